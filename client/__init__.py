@@ -1,0 +1,1 @@
+"""The device side: a session that catches up, trains by zeroth-order steps and reports scalars."""

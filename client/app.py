@@ -1,0 +1,130 @@
+"""The ClientApp: thin. It unpacks a message, asks the trainer, and packs the answer.
+
+What a client remembers between messages (its session) lies in Flower's context, in memory.
+"""
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.session import Session
+from client.trainer import Trainer, trainer_for
+from shared.config import RunConfig
+from shared.errors import CatchUpError, ConfigError, SamaraError
+from shared.frames import (
+    EvaluateInstruction,
+    Refusal,
+    TrainInstruction,
+    token_of,
+)
+from shared.wire import RECORD
+
+_SESSION = "session"
+
+app = ClientApp()
+
+
+@app.query()
+def hello(message: Message, context: Context) -> Message:
+    """Introduce this client: device index, layout, model, position."""
+    try:
+        trainer, device, clients = _place(context)
+        session = _session(context)
+        position = session.position.round if session else 0
+        frame = trainer.hello(device, clients, position).encode()
+    except SamaraError as error:
+        frame = Refusal(bytes(8), _device(context), 0, str(error)).encode()
+    return _reply(frame, message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Catch up, train, and report; a repeated instruction gets the stored report."""
+
+    def answer(frame: bytes, tail: bytes) -> bytes:
+        trainer, device, clients = _place(context)
+        instruction = TrainInstruction.decode(frame)
+        token = token_of(frame)
+        session = _session(context)
+        if session is None:
+            session = Session.begin(trainer.layout, instruction.run_id, instruction.track)
+        elif session.token == token:
+            return session.report
+        session = session.caught_up(tail, trainer.layout, instruction.start_digest)
+        _remember(session, context)
+        report = trainer.train(instruction, session, device, clients).encode()
+        _remember(session.answered(token, report), context)
+        return report
+
+    return _answered(answer, message, context)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Catch up, and evaluate on the split that is asked for."""
+
+    def answer(frame: bytes, tail: bytes) -> bytes:
+        trainer, device, clients = _place(context)
+        instruction = EvaluateInstruction.decode(frame)
+        session = _session(context) or Session.begin(
+            trainer.layout, instruction.run_id, instruction.track
+        )
+        session = session.caught_up(tail, trainer.layout, instruction.digest)
+        _remember(session, context)
+        return trainer.evaluate(instruction, session, device, clients).encode()
+
+    return _answered(answer, message, context)
+
+
+def _answered(
+    answer: Callable[[bytes, bytes], bytes], message: Message, context: Context
+) -> Message:
+    frame = b""
+    try:
+        frame, tail = _unpacked(message)
+        return _reply(answer(frame, tail), message)
+    except SamaraError as error:
+        session = _session(context)
+        position = session.position.round if session else 0
+        refusal = Refusal(token_of(frame), _device(context), position, str(error))
+        return _reply(refusal.encode(), message)
+
+
+def _unpacked(message: Message) -> tuple[bytes, bytes]:
+    record = message.content.config_records.get(RECORD, ConfigRecord())
+    frame, tail = record.get("frame", b""), record.get("tail", b"")
+    if not isinstance(frame, bytes) or not isinstance(tail, bytes):
+        raise CatchUpError("the message holds no frame; the server is not a Samara server")
+    return frame, tail
+
+
+def _reply(frame: bytes, message: Message) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
+
+
+def _device(context: Context) -> int:
+    return int(context.node_config.get("partition-id", 0))
+
+
+def _place(context: Context) -> tuple[Trainer, int, int]:
+    """The trainer, and which of how many clients this is."""
+    config = RunConfig.of(context.run_config, "run config")
+    missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
+    if missing:
+        raise ConfigError(
+            f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
+            '--node-config "partition-id=0 num-partitions=8"'
+        )
+    return trainer_for(config), _device(context), int(context.node_config["num-partitions"])
+
+
+def _session(context: Context) -> Session | None:
+    record = context.state.config_records.get(_SESSION)
+    if record is None:
+        return None
+    return Session.from_bytes({key: bytes(value) for key, value in record.items()})  # type: ignore[arg-type]
+
+
+def _remember(session: Session, context: Context) -> None:
+    context.state[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Estimators: points and rows out, losses in, projected gradients at the end."""

@@ -1,0 +1,1 @@
+"""Forward engines: rows in, scores out."""

@@ -1,0 +1,45 @@
+"""The resident forward engine: the whole model is in memory, all rows go through it in one pass."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.forward.body import Body
+from shared.model.lora_fa import LABEL_BIAS, Adapter, Points
+from shared.model.scorers import Prompt, Scorer
+
+
+class ResidentForward:
+    """Scores prompts at points.
+
+    Args:
+        adapter: the adapters in the model.
+        scorer: of the model's family.
+        body: of the same model.
+    """
+
+    def __init__(self, adapter: Adapter, scorer: Scorer, body: Body) -> None:
+        self._adapter, self._scorer, self._body = adapter, scorer, body
+
+    @torch.inference_mode()
+    def scores(self, points: Points, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Scores of every prompt at every point in one pass.
+
+        Args:
+            points: P perturbed adapters.
+            prompts: n examples.
+
+        Returns:
+            float32 [P, n, labels].
+        """
+        sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        with self._adapter.at(points):
+            hidden = self._body(sequences, points.count)
+        scores = self._scorer.scores(hidden, lengths, prompts)
+        if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
+            scores = scores + points.tensor(LABEL_BIAS)[:, None, :, 0]
+        result: NDArray[np.float32] = scores.float().cpu().numpy()
+        return result

@@ -1,0 +1,256 @@
+"""The trainer: a loaded model with its data, which trains and evaluates sessions on request."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.estimators.prge import Estimate, estimate
+from client.forward.body import Body
+from client.forward.resident import ResidentForward
+from client.session import Session
+from shared.config import RunConfig
+from shared.directions import batch_order, directions
+from shared.errors import CatchUpError, DataError, TrainingError
+from shared.frames import (
+    EvaluateInstruction,
+    Evaluation,
+    Hello,
+    Report,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.model.loading import load_base_model
+from shared.model.lora_fa import Points, inject
+from shared.model.scorers import Prompt, scorer_for
+from shared.replay import add, check_fits, quantize, to_float32
+from shared.tasks.catalog import load_task
+from shared.tasks.data import Example, load_examples
+from shared.tasks.metrics import Confusion
+from shared.tasks.objectives import cross_entropy
+from shared.tasks.partition import partition
+
+EVALUATION_BATCH = 64
+GROUPING = "both"
+"""All 2·q·B rows of a step in one pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """One split of a client's data as the model reads it.
+
+    Attributes:
+        prompts: n tokenized examples.
+        labels: int64 [n].
+    """
+
+    prompts: tuple[Prompt, ...]
+    labels: NDArray[np.int64]
+
+
+class Trainer:
+    """Holds the model once, for all clients of this process.
+
+    Attributes:
+        layout: of the adapter.
+        model_id: of the base model, 32 bytes.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Load model, task and data.
+
+        Raises:
+            SamaraError: if any of them cannot be used.
+        """
+        self._config = config
+        self.threads = config.threads or os.cpu_count() or 1
+        torch.set_num_threads(self.threads)
+        task = load_task(config.task)
+        self._examples = load_examples(config.data.path, task, config.data.seed, config.data.limit)
+        base = load_base_model(config.model.path, config.model.family, config.model.device)
+        self.model_id = base.model_id
+        with torch.inference_mode():
+            scorer = scorer_for(base, task, config.model.max_length, Body(base, 0, 0))
+        adapter = inject(base, config.adapter, len(task.words))
+        self.layout = adapter.layout
+        self._labels = len(task.words)
+        self._scorer = scorer
+        self._device = torch.device(config.model.device)
+        body = Body(base, adapter.first_block, config.trunk_cache)
+        self._forward = ResidentForward(adapter, scorer, body)
+        self._shares: dict[int, list[list[Example]]] = {}
+        self._splits: dict[tuple[int, int, Split], Examples] = {}
+
+    def share(self, device: int, clients: int, split: Split) -> Examples:
+        """What one of so many clients holds.
+
+        Raises:
+            DataError: if some client would be left without training examples.
+        """
+        key = (device, clients, split)
+        if key not in self._splits:
+            if clients not in self._shares:
+                data = self._config.data
+                self._shares[clients] = partition(
+                    self._examples, data.partition, clients, data.alpha, data.seed
+                )
+            if device >= clients:
+                raise DataError(f"client {device} does not exist: there are {clients}")
+            own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
+            self._splits[key] = Examples(
+                tuple(self._scorer.prompt(example.text) for example in own),
+                np.array([example.label for example in own], np.int64),
+            )
+        return self._splits[key]
+
+    def hello(self, device: int, clients: int, round_number: int) -> Hello:
+        """How a client of this trainer introduces itself."""
+        facts = {
+            "grouping": GROUPING,
+            "threads": self.threads,
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "device": str(self._device),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+        examples = len(self.share(device, clients, Split.TRAIN).labels)
+        layout = self.layout.to_json()
+        return Hello(
+            device, examples, round_number, self.model_id, layout, json.dumps(facts, sort_keys=True)
+        )
+
+    def train(
+        self, instruction: TrainInstruction, session: Session, device: int, clients: int
+    ) -> Report:
+        """K local steps from the session's state; the session itself is not moved by them.
+
+        Raises:
+            CatchUpError: if the instruction is for another layout.
+            TrainingError: if a loss is not finite.
+            ReplayError: if a local step does not fit the exact state.
+        """
+        self._check_layout(instruction.layout_hash)
+        data = self.share(device, clients, Split.TRAIN)
+        seeds = instruction.seeds(device)
+        state, estimates = session.state, []
+        for step in range(instruction.steps):
+            order = batch_order(instruction.root, device, step, len(data.labels))
+            z = directions(seeds[step], self.layout.size, self.layout.distribution)
+            result = self._estimate(
+                state, z, seeds[step], data, order[: instruction.batch], instruction.epsilon
+            )
+            if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
+                raise TrainingError(
+                    f"the loss is not finite at step {step + 1} of round {instruction.round}; "
+                    "lower learning-rate or epsilon, or check the model's weights"
+                )
+            estimates.append(result)
+            state = step_from(state, z, result.gradients, instruction)
+        return Report(
+            token_of(instruction.encode()),
+            device,
+            len(data.labels),
+            float(np.mean([result.mean_loss for result in estimates])),
+            np.stack([result.gradients for result in estimates]),
+        )
+
+    def evaluate(
+        self, instruction: EvaluateInstruction, session: Session, device: int, clients: int
+    ) -> Evaluation:
+        """Loss and confusion of the session's state on one of the client's splits.
+
+        Raises:
+            CatchUpError: if the instruction is for another layout.
+        """
+        self._check_layout(instruction.layout_hash)
+        data = self.share(device, clients, instruction.split)
+        token = token_of(instruction.encode())
+        if len(data.labels) == 0:
+            empty = np.zeros((self._labels, self._labels), np.int64)
+            return Evaluation(token, device, 0.0, empty)
+        scores = self._evaluation_scores(to_float32(session.state), data.prompts)
+        loss = float(cross_entropy(scores[None], data.labels)[0])
+        confusion = Confusion.of(data.labels, scores.argmax(axis=1), self._labels)
+        return Evaluation(token, device, loss, confusion.counts)
+
+    def _estimate(
+        self,
+        state: NDArray[np.int64],
+        z: NDArray[np.int16],
+        seeds: NDArray[np.uint64],
+        data: Examples,
+        batch: NDArray[np.int64],
+        epsilon: float,
+    ) -> Estimate:
+        estimator = estimate(seeds, batch, epsilon)
+        trial = next(estimator)
+        points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
+        prompts = [data.prompts[index] for index in trial.batch]
+        losses = cross_entropy(self._forward.scores(points, prompts), data.labels[trial.batch])
+        try:
+            estimator.send(losses)
+        except StopIteration as finished:
+            result: Estimate = finished.value
+            return result
+        raise AssertionError("a P-RGE step is a single trial")
+
+    def _evaluation_scores(
+        self, weights: NDArray[np.float32], prompts: Sequence[Prompt]
+    ) -> NDArray[np.float32]:
+        points = Points.at(self.layout, weights, device=self._device)
+        batches = [
+            prompts[start : start + EVALUATION_BATCH]
+            for start in range(0, len(prompts), EVALUATION_BATCH)
+        ]
+        return np.concatenate([self._forward.scores(points, batch)[0] for batch in batches])
+
+    def _check_layout(self, layout_hash: bytes) -> None:
+        if layout_hash != self.layout.hash:
+            raise CatchUpError(
+                f"the instruction is for layout {layout_hash.hex()[:12]} and this client has "
+                f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
+            )
+
+
+def step_from(
+    state: NDArray[np.int64],
+    z: NDArray[np.int16],
+    gradients: NDArray[np.float32],
+    instruction: TrainInstruction,
+) -> NDArray[np.int64]:
+    """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger.
+
+    Args:
+        state: int64 [d].
+        z: int16 [q, d].
+        gradients: float32 [q].
+        instruction: gives η and clip.
+
+    Raises:
+        ReplayError: if it does not fit; nothing is applied.
+    """
+    passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
+    check_fits(state, passes)
+    for one_pass in passes:
+        state = add(state, z, one_pass)
+    return state
+
+
+@lru_cache(maxsize=2)
+def trainer_for(config: RunConfig) -> Trainer:
+    """The trainer of a configuration, loaded once per process.
+
+    Raises:
+        SamaraError: if model, task or data cannot be used.
+    """
+    return Trainer(config)

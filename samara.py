@@ -1,0 +1,31 @@
+"""The command ``samara``: mounts the commands of each package and prints errors as one message."""
+
+import sys
+
+import typer
+
+import server.commands
+import simulations.commands
+from shared.errors import SamaraError
+
+app = typer.Typer(
+    help="Federated personalization of language models: devices send scalars, nothing else.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("simulate")(simulations.commands.simulate)
+app.add_typer(server.commands.app, name="server")
+
+
+def main() -> None:
+    """Run the command line; a Samara error becomes a message and exit status 1."""
+    try:
+        app()
+    except SamaraError as error:
+        print(f"samara: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

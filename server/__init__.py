@@ -1,0 +1,1 @@
+"""The server side: strategy, aggregation, sampling, store. Imports no torch."""

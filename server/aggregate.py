@@ -1,0 +1,122 @@
+"""Aggregation: reports in, one round delta out. Pure, and indifferent to the order of reports."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import ReportError
+from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
+from shared.replay import quantize
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+
+
+def check_report(report: Report, instruction: TrainInstruction) -> None:
+    """Refuse a report that does not answer the instruction.
+
+    Raises:
+        ReportError: saying what does not fit.
+    """
+    steps, queries = report.gradients.shape
+    if report.token != token_of(instruction.encode()):
+        raise ReportError(f"device {report.device} answers another instruction than this round's")
+    if report.seeds is not None:
+        raise ReportError(f"device {report.device} chose its own seeds; this run derives them")
+    if queries != instruction.queries or steps > instruction.steps:
+        raise ReportError(
+            f"device {report.device} reports {steps} steps of {queries} queries; "
+            f"{instruction.steps} of {instruction.queries} were asked for"
+        )
+    if report.examples < 1:
+        raise ReportError(f"device {report.device} reports without having examples")
+
+
+def aggregate(
+    instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int
+) -> RoundDelta:
+    """Fold the reports of a round into its delta.
+
+    A report weighs w = min(examples, cap) / Σ. A client that did k of K steps counts as FedNova
+    (Wang et al., 2020) has it: its steps are scaled by τ / k with τ = Σ w·k, so that doing fewer
+    steps does not bend the direction of the average. With equal steps that factor is 1, and
+    averaging coefficients is averaging the clients' models.
+
+    Args:
+        instruction: of the round; every report has passed `check_report`.
+        reports: at most one per device, in any order.
+        weight_cap: examples beyond which a report gains no weight.
+
+    Returns:
+        The delta: one group per client with independent seeds, one in all with shared seeds;
+        without reports a delta that changes nothing.
+
+    Raises:
+        ReportError: if a device reports twice.
+        ReplayError: if a coefficient cannot be applied.
+    """
+    reports = sorted(reports, key=lambda report: report.device)
+    devices = [report.device for report in reports]
+    if len(set(devices)) < len(devices):
+        raise ReportError(f"a device reports twice among {devices}")
+    examples = [min(report.examples, weight_cap) for report in reports]
+    blocks = _blocks(instruction, reports, examples) if reports else {}
+    groups = [
+        Group(
+            instruction.round,
+            DerivedSeeds(instruction.root, client, *block.shape),
+            one_pass,
+        )
+        for client, block in blocks.items()
+        for one_pass in quantize(block.ravel())
+    ]
+    contributors = tuple(
+        Contributor(report.device, report.examples, len(report.gradients)) for report in reports
+    )
+    return RoundDelta(
+        instruction.round,
+        instruction.track,
+        token_of(instruction.encode()),
+        contributors,
+        tuple(groups),
+    )
+
+
+def _blocks(
+    instruction: TrainInstruction, reports: Sequence[Report], examples: Sequence[int]
+) -> dict[int, NDArray[np.float64]]:
+    """Coefficients [steps, q] by what stands for the client in the derivation of seeds."""
+    weights, total = _weights(reports, examples), sum(examples)
+    clipped = [instruction.clipped(report.gradients) for report in reports]
+    if instruction.seed_policy is SeedPolicy.SHARED:
+        return {0: instruction.coefficients(_weighted_sums(weights, clipped) / total)}
+    return {
+        instruction.client(report.device): weight / total * instruction.coefficients(gradients)
+        for report, weight, gradients in zip(reports, weights, clipped, strict=True)
+    }
+
+
+def _weights(reports: Sequence[Report], examples: Sequence[int]) -> list[float]:
+    """examples·τ/k of each report; exactly its examples where all did the same steps."""
+    steps = [len(report.gradients) for report in reports]
+    mean_steps = sum(n * k for n, k in zip(examples, steps, strict=True)) / sum(examples)
+    return [n * (mean_steps / k) for n, k in zip(examples, steps, strict=True)]
+
+
+def _weighted_sums(
+    weights: Sequence[float], gradients: Sequence[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Σ weight·g per step and query, each rounded once.
+
+    `math.fsum` is exact before it rounds, so neither the order of the clients nor how examples
+    are spread over them can change a bit where the g's agree.
+    """
+    steps = max(len(own) for own in gradients)
+    sums = np.zeros((steps, gradients[0].shape[1]))
+    for step, query in np.ndindex(sums.shape):
+        sums[step, query] = math.fsum(
+            weight * own[step, query]
+            for weight, own in zip(weights, gradients, strict=True)
+            if step < len(own)
+        )
+    return sums

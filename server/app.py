@@ -1,0 +1,117 @@
+"""The ServerApp: greets the devices, opens the run's folder, and lets the strategy run."""
+
+import hashlib
+import json
+import logging
+import resource
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from server.roster import Roster
+from server.store import RunStore
+from server.strategy import ScalarStrategy
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.frames import GLOBAL_TRACK, Split
+from shared.layout import Layout
+from shared.ledger import LedgerHeader
+
+log = logging.getLogger("samara.server")
+
+app = ServerApp()
+_PACKAGES = ("samara", "flwr", "numpy", "torch", "transformers", "pydantic")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that the run config describes."""
+    serve(RunConfig.of(context.run_config, "run config"), grid)
+
+
+def serve(config: RunConfig, grid: Grid) -> Path:
+    """Train for the configured rounds and write the result; returns the run's folder.
+
+    Raises:
+        SamaraError: if no device can take part, or the folder cannot be used.
+    """
+    begun = time.monotonic()
+    roster = Roster()
+    roster.greet(grid, config.cohort.timeout)
+    if roster.layout is None:
+        raise SamaraError("no device can take part: " + ("; ".join(roster.reasons) or "none came"))
+    run_id = run_id_of(config, roster.layout, roster.model_id)
+    folder = Path(config.out) if config.out else Path("runs") / run_id.hex()
+    header = LedgerHeader(GLOBAL_TRACK, run_id, roster.layout.hash)
+    store = RunStore(folder, roster.layout, header)
+    try:
+        if store.ledger.recovered:
+            log.warning("%s", store.ledger.recovered)
+        strategy = ScalarStrategy(config, store, roster)
+        done = store.ledger.position.round
+        if done == 0:
+            strategy.evaluate(grid, Split.VALIDATION)
+            strategy.evaluate(grid, Split.TEST)
+        if done < config.rounds:
+            strategy.start(
+                grid,
+                ArrayRecord(),
+                num_rounds=config.rounds - done,
+                timeout=config.cohort.timeout,
+            )
+        strategy.evaluate(grid, Split.VALIDATION)
+        strategy.evaluate(grid, Split.TEST)
+        store.finish(_result(config, store, roster, time.monotonic() - begun))
+    finally:
+        store.close()
+    return folder
+
+
+def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
+    """8 bytes that name a run: what it is made of, not when or where it is run."""
+    settings = {key: value for key, value in config.flat().items() if key != "out"}
+    content = json.dumps(settings, sort_keys=True).encode() + layout.hash + model_id
+    return hashlib.sha256(content).digest()[:8]
+
+
+def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:
+    events = store.events
+    members = sorted(roster.members.values(), key=lambda member: member.device)
+    return {
+        "config": config.flat(),
+        "versions": _versions(),
+        "run_id": store.ledger.header.run_id.hex(),
+        "model_id": roster.model_id.hex(),
+        "layout_hash": store.layout.hash.hex(),
+        "elements": store.layout.size,
+        "devices": {str(m.device): {"examples": m.examples, **m.facts} for m in members},
+        "rounds": [event for event in events if event["event"] == "round"],
+        "evaluations": [event for event in events if event["event"] == "evaluation"],
+        "bytes_up": sum(event["bytes_up"] for event in events),
+        "bytes_down": sum(event["bytes_down"] for event in events),
+        "wall_seconds": seconds,
+        "peak_memory_bytes": _peak_memory_bytes(),
+        "final_round": store.ledger.position.round,
+        "final_digest": store.digest.hex(),
+    }
+
+
+def _peak_memory_bytes() -> int:
+    """Of this process; Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions

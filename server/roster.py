@@ -1,0 +1,143 @@
+"""Who is there: which Flower node is which device, and where it stands in the ledger."""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from shared.errors import FrameError, SamaraError
+from shared.frames import Hello, Refusal
+from shared.layout import Layout
+from shared.wire import RECORD, Kind, kind_of
+
+log = logging.getLogger("samara.server")
+
+
+@dataclass
+class Member:
+    """A device of the run.
+
+    Attributes:
+        node: Flower's id of it, which changes between runs.
+        device: its index, which does not.
+        examples: training examples it says it holds.
+        round: the last round that it is known to have.
+        facts: what it says about itself, for the record.
+    """
+
+    node: int
+    device: int
+    examples: int
+    round: int
+    facts: dict[str, Any]
+
+
+class Roster:
+    """The devices of a run, known by their introductions.
+
+    Attributes:
+        members: by Flower node id.
+        layout: that all of them have; None before the first introduction.
+        model_id: of the base model that all of them have.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+        self.layout: Layout | None = None
+        self.model_id = b""
+        self._refused: set[int] = set()
+        self.reasons: list[str] = []
+
+    def greet(self, grid: Grid, timeout: float) -> None:
+        """Ask every node that has not introduced itself to do so.
+
+        The first introduction, in order of device, fixes layout and model of the run; a device
+        with another one is refused and the reason kept in `reasons`.
+        """
+        unknown = [node for node in grid.get_node_ids() if node not in self.members]
+        unknown = [node for node in unknown if node not in self._refused]
+        if not unknown:
+            return
+        messages = [message_to(node, MessageType.QUERY, "hello", b"", b"") for node in unknown]
+        hellos = []
+        for reply in grid.send_and_receive(messages, timeout=timeout):
+            node = reply.metadata.src_node_id
+            try:
+                hellos.append((_hello(reply), node))
+            except SamaraError as error:
+                self._refuse(node, str(error))
+        for hello, node in sorted(hellos, key=lambda pair: pair[0].device):
+            try:
+                self._admit(hello, node)
+            except SamaraError as error:
+                self._refuse(node, f"device {hello.device}: {error}")
+
+    def present(self, nodes: Iterable[int]) -> dict[int, Member]:
+        """Members among these nodes, by device index."""
+        known = [self.members[node] for node in nodes if node in self.members]
+        return {member.device: member for member in sorted(known, key=lambda m: m.device)}
+
+    def _admit(self, hello: Hello, node: int) -> None:
+        layout = Layout.from_json(hello.layout)
+        if self.layout is None:
+            self.layout, self.model_id = layout, hello.model_id
+        if layout.hash != self.layout.hash:
+            raise SamaraError(
+                f"its layout {layout.hash.hex()[:12]} is not this run's "
+                f"{self.layout.hash.hex()[:12]}; give it the same model and adapter settings"
+            )
+        if hello.model_id != self.model_id:
+            raise SamaraError("its base model is not this run's; give it the same model files")
+        if any(member.device == hello.device for member in self.members.values()):
+            raise SamaraError("another node is already this device; give each its own index")
+        facts = _facts(hello.facts)
+        self.members[node] = Member(node, hello.device, hello.examples, hello.round, facts)
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._refused.add(node)
+        self.reasons.append(reason)
+        log.warning("refused: %s", reason)
+
+
+def message_to(node: int, message_type: str, group: str, frame: bytes, tail: bytes) -> Message:
+    """A Flower message that carries a frame and a ledger tail."""
+    content = RecordDict({RECORD: ConfigRecord({"frame": frame, "tail": tail})})
+    return Message(content, node, message_type, group_id=group)
+
+
+def frame_of(reply: Message) -> bytes:
+    """The frame in a reply.
+
+    Raises:
+        FrameError: if the client app failed or the message holds no frame.
+    """
+    if reply.has_error():
+        reason = (reply.error.reason or "").strip().splitlines()
+        raise FrameError(f"the client app failed: {reason[-1] if reason else 'no reason given'}")
+    record = reply.content.config_records.get(RECORD, ConfigRecord())
+    frame = record.get("frame")
+    if not isinstance(frame, bytes):
+        raise FrameError("the reply holds no frame")
+    return frame
+
+
+def _hello(reply: Message) -> Hello:
+    frame = frame_of(reply)
+    if kind_of(frame) is Kind.REFUSAL:
+        refusal = Refusal.decode(frame)
+        raise SamaraError(f"device {refusal.device}: {refusal.reason}")
+    return Hello.decode(frame)
+
+
+def _facts(text: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except ValueError as error:
+        raise FrameError(f"the facts in a hello are not JSON: {error}") from error
+    if not isinstance(facts, Mapping):
+        raise FrameError("the facts in a hello are not a JSON object")
+    return dict(facts)

@@ -1,0 +1,313 @@
+"""The strategy: what is asked of a cohort, and what is made of the answers.
+
+Flower's own aggregation averages every number it is sent, seeds included, so nothing of it is
+used: a message holds one frame, every frame is validated, and a bad one is dropped alone.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from server.aggregate import aggregate, check_report
+from server.roster import Member, Roster, frame_of, message_to
+from server.sampling import cohort
+from server.store import RunStore
+from shared.config import RunConfig
+from shared.directions import round_root
+from shared.errors import ReplayError, ReportError, SamaraError, TrainingError
+from shared.frames import (
+    GLOBAL_TRACK,
+    EvaluateInstruction,
+    Evaluation,
+    Refusal,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.round_delta import RoundDelta
+from shared.tasks.metrics import Confusion
+from shared.wire import Kind, kind_of
+
+log = logging.getLogger("samara.server")
+
+Answer = TypeVar("Answer", Report, Evaluation)
+
+
+class ScalarStrategy(Strategy):
+    """Federated zeroth-order training by exact replay of scalars."""
+
+    def __init__(self, config: RunConfig, store: RunStore, roster: Roster) -> None:
+        self._config, self._store, self._roster = config, store, roster
+        self._run_id = store.ledger.header.run_id
+        self._train: TrainInstruction | None = None
+        self._evaluation: EvaluateInstruction | None = None
+        self._sent: dict[int, int] = {}
+        self._begun = time.monotonic()
+
+    def summary(self) -> None:
+        """Log what the strategy will do."""
+        c = self._config
+        log.info(
+            "%s seeds, %d steps of %d queries on %d examples, epsilon %g, learning rate %g, d = %d",
+            c.seed_policy,
+            c.steps,
+            c.queries,
+            c.batch,
+            c.epsilon,
+            c.learning_rate,
+            self._store.layout.size,
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The round's instruction for every device of the cohort, each with its ledger tail."""
+        settings = self._config
+        self._roster.greet(grid, settings.cohort.timeout)
+        present = self._roster.present(grid.get_node_ids())
+        number = self._store.ledger.position.round + 1
+        chosen = cohort(
+            settings.seed, number, present, settings.cohort.fraction, settings.cohort.minimum
+        )
+        self._train = TrainInstruction(
+            run_id=self._run_id,
+            round=number,
+            track=GLOBAL_TRACK,
+            steps=settings.steps,
+            queries=settings.queries,
+            batch=settings.batch,
+            seed_policy=SeedPolicy[settings.seed_policy.upper()],
+            root=round_root(settings.seed, number, GLOBAL_TRACK),
+            epsilon=settings.epsilon,
+            learning_rate=settings.learning_rate,
+            clip=settings.clip,
+            deadline=0.0,
+            layout_hash=self._store.layout.hash,
+            start_digest=self._store.digest,
+        )
+        return self._messages(
+            self._train.encode(), MessageType.TRAIN, [present[device] for device in chosen]
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate the reports, fold them into a round delta, and put it in the ledger.
+
+        Raises:
+            TrainingError: if no device at all sent a report, with their reasons.
+            LedgerError: if the delta cannot be written.
+        """
+        instruction = self._train
+        assert instruction is not None, "a round is configured before it is aggregated"
+        reports, refused, received = self._answers(
+            replies, Report, instruction.encode(), instruction.round - 1
+        )
+        for report in list(reports.values()):
+            try:
+                check_report(report, instruction)
+            except ReportError as error:
+                del reports[report.device]
+                refused[report.device] = str(error)
+                log.warning("round %d: %s", instruction.round, error)
+        if not reports:
+            reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
+            raise TrainingError(
+                f"round {instruction.round}: no report came in. {reasons or 'Nobody answered.'}"
+            )
+        delta, problem = self._delta(instruction, list(reports.values()))
+        ledger_bytes = self._store.append(delta)
+        total = sum(report.examples for report in reports.values())
+        loss = sum(r.mean_loss * r.examples for r in reports.values()) / total
+        self._tell(
+            {
+                "event": "round",
+                "round": instruction.round,
+                "loss": loss,
+                "reports": len(delta.contributors),
+                "refused": {str(device): why for device, why in sorted(refused.items())},
+                "problem": problem,
+                "bytes_up": sum(received.values()),
+                "bytes_down": sum(self._sent.values()),
+                "ledger_bytes": ledger_bytes,
+                "digest": self._store.digest.hex(),
+                "seconds": time.monotonic() - self._begun,
+                "clients": {
+                    str(device): {
+                        "loss": report.mean_loss,
+                        "examples": report.examples,
+                        "bytes_up": received[device],
+                        "bytes_down": self._sent[device],
+                    }
+                    for device, report in sorted(reports.items())
+                },
+            }
+        )
+        return None, MetricRecord({"loss": loss, "reports": len(reports)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Every so many rounds, a validation by everybody who is there."""
+        every, number = self._config.evaluate.every, self._store.ledger.position.round
+        if not every or number % every or number == self._config.rounds:
+            self._evaluation = None
+            return []
+        return self._evaluation_messages(Split.VALIDATION, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Sum the clients' confusions into the figures of the whole split."""
+        instruction = self._evaluation
+        if instruction is None:
+            return None
+        answers, refused, received = self._answers(
+            replies, Evaluation, instruction.encode(), instruction.round
+        )
+        clients = {
+            device: (evaluation.mean_loss, Confusion(evaluation.counts))
+            for device, evaluation in sorted(answers.items())
+        }
+        clients = {device: pair for device, pair in clients.items() if pair[1].examples}
+        if not clients:
+            log.warning("round %d: nobody evaluated: %s", instruction.round, refused)
+            return None
+        whole = reduce(add, (confusion for _, confusion in clients.values()))
+        loss = sum(loss * c.examples for loss, c in clients.values()) / whole.examples
+        self._tell(
+            {
+                "event": "evaluation",
+                "round": instruction.round,
+                "split": instruction.split.name.lower(),
+                "loss": loss,
+                **_figures(whole),
+                "refused": {str(device): why for device, why in sorted(refused.items())},
+                "bytes_up": sum(received.values()),
+                "bytes_down": sum(self._sent.values()),
+                "seconds": time.monotonic() - self._begun,
+                "clients": {
+                    str(device): {"loss": loss, **_figures(confusion)}
+                    for device, (loss, confusion) in clients.items()
+                },
+            }
+        )
+        return MetricRecord({"loss": loss, "accuracy": whole.accuracy})
+
+    def evaluate(self, grid: Grid, split: Split) -> None:
+        """Have everybody who is there evaluate the present state on a split."""
+        messages = self._evaluation_messages(split, grid)
+        timeout = self._config.cohort.timeout
+        self.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
+
+    def _evaluation_messages(self, split: Split, grid: Grid) -> list[Message]:
+        self._evaluation = EvaluateInstruction(
+            self._run_id,
+            self._store.ledger.position.round,
+            GLOBAL_TRACK,
+            split,
+            self._store.layout.hash,
+            self._store.digest,
+        )
+        present = self._roster.present(grid.get_node_ids())
+        return self._messages(self._evaluation.encode(), MessageType.EVALUATE, present.values())
+
+    def _messages(
+        self, frame: bytes, message_type: str, members: Iterable[Member]
+    ) -> list[Message]:
+        """One message per device; what it costs is counted where it is made."""
+        messages, last = [], self._store.ledger.position.round
+        self._sent = {}
+        for member in members:
+            tail = self._store.ledger.tail(min(member.round, last))
+            self._sent[member.device] = len(frame) + len(tail)
+            messages.append(message_to(member.node, message_type, str(last + 1), frame, tail))
+        return messages
+
+    def _answers(
+        self, replies: Iterable[Message], kind: type[Answer], instruction: bytes, position: int
+    ) -> tuple[dict[int, Answer], dict[int, str], dict[int, int]]:
+        """The sound answers, the reasons of the others, and the bytes received, by device.
+
+        A device that answers stands at `position` from now on; one that refuses says where.
+        """
+        answers: dict[int, Answer] = {}
+        refused: dict[int, str] = {}
+        received: dict[int, int] = {}
+        for reply in replies:
+            member = self._roster.members.get(reply.metadata.src_node_id)
+            if member is None:
+                log.warning("dropped a reply of a node that nobody asked")
+                continue
+            try:
+                frame = frame_of(reply)
+                received[member.device] = received.get(member.device, 0) + len(frame)
+                if kind_of(frame) is Kind.REFUSAL:
+                    refusal = Refusal.decode(frame)
+                    member.round = refusal.round
+                    raise ReportError(refusal.reason)
+                answer = kind.decode(frame)
+                if answer.device != member.device:
+                    raise ReportError(f"it answers as device {answer.device}")
+                if answer.token != token_of(instruction):
+                    raise ReportError("it answers another instruction than it was sent")
+                if member.device in answers:
+                    raise ReportError("it answers twice")
+                answers[member.device], member.round = answer, position
+            except SamaraError as error:
+                refused[member.device] = str(error)
+                log.warning("device %d: %s", member.device, error)
+        return answers, refused, received
+
+    def _delta(
+        self, instruction: TrainInstruction, reports: list[Report]
+    ) -> tuple[RoundDelta, str]:
+        """The round's delta, or an empty one and why: a round always leaves a record."""
+        settings = self._config.cohort
+        nothing = aggregate(instruction, [], settings.weight_cap)
+        if len(reports) < settings.minimum:
+            return nothing, f"{len(reports)} reports, fewer than cohort.minimum"
+        try:
+            delta = aggregate(instruction, reports, settings.weight_cap)
+            self._store.check(delta)
+        except ReplayError as error:
+            log.warning("round %d changes nothing: %s", instruction.round, error)
+            return nothing, str(error)
+        return delta, ""
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._store.note(event)
+        log.info(describe(event), extra={"event": event})
+
+
+def describe(event: dict[str, Any]) -> str:
+    """An event in one line."""
+    if event["event"] == "round":
+        return (
+            f"round {event['round']}: loss {event['loss']:.4f}, {event['reports']} reports, "
+            f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
+            + (f", {event['problem']}" if event["problem"] else "")
+        )
+    return (
+        f"round {event['round']}: {event['split']} accuracy {event['accuracy']:.2%}, "
+        f"macro-F1 {event['macro_f1']:.2%}, loss {event['loss']:.4f}, "
+        f"{event['examples']} examples"
+    )
+
+
+def _figures(confusion: Confusion) -> dict[str, Any]:
+    return {
+        "examples": confusion.examples,
+        "accuracy": confusion.accuracy,
+        "macro_f1": confusion.macro_f1,
+        "confusion": confusion.counts.tolist(),
+    }

@@ -1,0 +1,1 @@
+"""What every side agrees on: errors, configuration, directions, replay, frames, ledger, tasks."""

@@ -1,0 +1,207 @@
+"""One frozen configuration for every way to run: scenario files, ``--set`` and Flower's run config.
+
+Keys are dotted and lower-case (``adapter.rank``, ``learning-rate``). All mistakes are reported at
+once. A test holds the keys of ``[tool.flwr.app.config]`` in pyproject.toml to these fields.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import ConfigError
+
+Scalar = bool | int | float | str
+
+
+def _hyphenated(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=False,
+        alias_generator=_hyphenated,
+        validate_by_alias=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )
+
+
+class ModelSettings(_Settings):
+    """The frozen base model."""
+
+    path: str = Field("", description="folder, or name on the Hugging Face hub")
+    family: Literal["auto", "causal", "masked", "encoder"] = "auto"
+    device: str = Field("cpu", description="torch device, e.g. cpu or cuda")
+    max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
+
+
+class AdapterSettings(_Settings):
+    """LoRA-FA: which linear layers, and how large."""
+
+    projections: str = Field("auto", description="comma-separated module names, or auto: q and v")
+    layers: str = Field("all", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
+    rank: int = Field(4, ge=1, le=1024)
+    alpha: float = Field(4.0, gt=0)
+    seed: int = Field(0, ge=0, lt=2**63)
+    distribution: Literal["gaussian", "rademacher"] = "gaussian"
+    label_bias: bool = False
+
+
+class DataSettings(_Settings):
+    """Where the examples come from and how they are dealt to clients."""
+
+    path: str = Field("", description="file, folder, or data set name on the Hugging Face hub")
+    partition: Literal["iid", "dirichlet", "user"] = "iid"
+    clients: int = Field(8, ge=1, le=100_000)
+    alpha: float = Field(0.5, gt=0, description="of the Dirichlet partition")
+    limit: int = Field(0, ge=0, description="most training examples in all; 0 is all")
+    seed: int = Field(0, ge=0, lt=2**63, description="of splits, limit and partition")
+
+
+class CohortSettings(_Settings):
+    """Who takes part in a round, and how much a report weighs."""
+
+    fraction: float = Field(1.0, gt=0, le=1)
+    minimum: int = Field(1, ge=1, description="reports below which a round changes nothing")
+    weight_cap: int = Field(
+        10_000, ge=1, description="examples beyond which a client gains no weight"
+    )
+    timeout: float = Field(3600.0, gt=0, description="seconds the server waits for reports")
+
+
+class EvaluateSettings(_Settings):
+    """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
+
+    every: int = Field(5, ge=0, description="rounds between validations; 0 is never")
+
+
+class RunConfig(_Settings):
+    """Everything that decides what a run does."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: int = Field(10, ge=1, le=1_000_000)
+    steps: int = Field(4, ge=1, le=65_535, description="local steps K of a round")
+    queries: int = Field(4, ge=1, le=65_535, description="directions q per step")
+    batch: int = Field(16, ge=1, description="examples B per step")
+    epsilon: float = Field(0.01, gt=0, le=1)
+    learning_rate: float = Field(0.1, ge=0)
+    clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
+    seed_policy: Literal["shared", "independent"] = "independent"
+    task: str = Field("sst2", min_length=1, description="shipped task, or path of a task file")
+    threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
+    trunk_cache: int = Field(
+        256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
+    )
+    out: str = Field("", description="folder of the run; empty is runs/<run id>")
+    model: ModelSettings = ModelSettings()
+    adapter: AdapterSettings = AdapterSettings()
+    data: DataSettings = DataSettings()
+    cohort: CohortSettings = CohortSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+
+    @model_validator(mode="after")
+    def _scalars_fit_a_frame(self) -> Self:
+        if self.steps * self.queries > 2**20:
+            raise ValueError("steps × queries must be at most 1,048,576")
+        return self
+
+    def flat(self) -> dict[str, Scalar]:
+        """All settings by dotted key, as Flower's run config holds them."""
+        return _flatten(self.model_dump(by_alias=True))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings, nested or dotted.
+
+        Args:
+            settings: from a TOML file, ``--set`` or Flower.
+            source: named in the error.
+
+        Raises:
+            ConfigError: listing every mistake.
+        """
+        try:
+            return cls.model_validate(_nest(_flatten(settings)))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, source)) from error
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {}) if isinstance(place, dict) else {}
+        if isinstance(place, dict):
+            place[last] = value
+    return nested
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    mistakes = error.errors()
+    lines = [f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"]
+    for mistake in mistakes:
+        key = ".".join(str(part) for part in mistake["loc"]) or "settings"
+        if mistake["type"] == "extra_forbidden":
+            lines.append(f"  {key}: there is no such setting{_nearest(key)}")
+        elif key == "settings":
+            lines.append(f"  {mistake['msg'].removeprefix('Value error, ')}")
+        else:
+            lines.append(f"  {key}: {mistake['msg']} (got {mistake['input']!r})")
+    return "\n".join(lines)
+
+
+def _nearest(key: str) -> str:
+    from difflib import get_close_matches
+
+    matches = get_close_matches(key, list(RunConfig().flat()), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def parse_assignment(assignment: str) -> tuple[str, Scalar]:
+    """Read ``key=value`` as given to ``--set``; the value is TOML, or else a plain string.
+
+    Raises:
+        ConfigError: if there is no ``=`` or no key.
+    """
+    key, separator, text = assignment.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {assignment}: write it as key=value, e.g. --set rounds=20")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    return key.strip(), value if isinstance(value, bool | int | float | str) else text
+
+
+def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
+    """Read a scenario file and the settings that override it.
+
+    Raises:
+        ConfigError: if it cannot be read, or listing every mistake.
+    """
+    try:
+        settings = _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: the scenario cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    settings |= dict(parse_assignment(assignment) for assignment in assignments)
+    return RunConfig.of(settings, str(path))

@@ -1,0 +1,203 @@
+"""Directions, seeds and batches as pure functions of 64-bit seeds, by Philox4x32-10.
+
+Philox is the counter-based generator of Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3" (SC 2011). Its key is a 64-bit seed (low word first). Word 2 of the counter is a domain
+tag, so no two uses of one seed ever share a counter. This module is the readable specification:
+every other backend must agree with it bit for bit.
+"""
+
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.normal_table import NORMAL_TABLE
+
+Distribution = Literal["gaussian", "rademacher"]
+
+DIRECTION_BITS = 11
+"""A direction's integers are multiples of 2⁻¹¹."""
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
+
+
+class Domain(IntEnum):
+    """What a counter is used for; word 2 of the counter."""
+
+    DIRECTION = 1
+    LORA_A = 2
+    BATCH_ORDER = 3
+    QUERY_SEED = 4
+    ROUND_ROOT = 5
+    COHORT = 6
+
+
+def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Ten rounds of Philox4x32.
+
+    Args:
+        counter: uint32 [..., 4].
+        key: uint32 [..., 2], broadcast against the counter's leading axes.
+
+    Returns:
+        uint32 [..., 4], the random words of each counter.
+    """
+    c0, c1, c2, c3 = (counter[..., word].astype(np.uint64) for word in range(4))
+    k0, k1 = (key[..., word].astype(np.uint64) for word in range(2))
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product1 >> _WORD_BITS) ^ c1 ^ k0,
+            product1 & _LOW_WORD,
+            (product0 >> _WORD_BITS) ^ c3 ^ k1,
+            product0 & _LOW_WORD,
+        )
+        k0 = (k0 + np.uint64(_KEY_INCREMENTS[0])) & _LOW_WORD
+        k1 = (k1 + np.uint64(_KEY_INCREMENTS[1])) & _LOW_WORD
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def _keys(seeds: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    return np.stack([seeds & _LOW_WORD, seeds >> _WORD_BITS], axis=-1).astype(np.uint32)
+
+
+def _counters(count: int, domain: Domain) -> NDArray[np.uint32]:
+    counter = np.zeros((count, 4), np.uint32)
+    counter[:, 0] = np.arange(count, dtype=np.uint32)
+    counter[:, 2] = domain
+    return counter
+
+
+def normals(
+    seeds: NDArray[np.uint64], count: int, domain: Domain = Domain.DIRECTION
+) -> NDArray[np.int16]:
+    """Standard normal numbers with scale 2⁻¹¹, in the element order of the format.
+
+    Counters go in blocks of 256; block b covers elements 2048·b onward. The low (h = 0) or high
+    (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
+
+    Args:
+        seeds: uint64 [n].
+        count: numbers per seed.
+        domain: what they are used for.
+
+    Returns:
+        int16 [n, count].
+    """
+    blocks = -(-count // 2048)
+    words = philox4x32(_counters(256 * blocks, domain), _keys(seeds)[:, None, :])
+    by_block = words.reshape(len(seeds), blocks, 256, 4).transpose(0, 1, 3, 2)
+    halves = np.stack([by_block & np.uint32(0xFFFF), by_block >> np.uint32(16)], axis=3)
+    return NORMAL_TABLE[halves.reshape(len(seeds), 2048 * blocks)[:, :count]]
+
+
+def rademacher(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
+    """Random signs ±1 with scale 2⁻¹¹: ±2048; a set bit is +1.
+
+    Counters go in blocks of 64; bit t of word w of counter 64·b + j is element
+    8192·b + 256·t + 64·w + j.
+
+    Args:
+        seeds: uint64 [n].
+        count: signs per seed.
+
+    Returns:
+        int16 [n, count].
+    """
+    blocks = -(-count // 8192)
+    words = philox4x32(_counters(64 * blocks, Domain.DIRECTION), _keys(seeds)[:, None, :])
+    by_block = words.reshape(len(seeds), blocks, 1, 64, 4).transpose(0, 1, 2, 4, 3)
+    bits = (by_block >> np.arange(32, dtype=np.uint32)[:, None, None]) & np.uint32(1)
+    signs = bits.reshape(len(seeds), 8192 * blocks)[:, :count].astype(np.int16)
+    return (signs << np.int16(12)) - np.int16(2048)
+
+
+def directions(
+    seeds: NDArray[np.uint64], count: int, distribution: Distribution
+) -> NDArray[np.int16]:
+    """Directions z of n seeds.
+
+    Args:
+        seeds: uint64 [n].
+        count: d, the elements of the adapter.
+        distribution: ``gaussian`` or ``rademacher``.
+
+    Returns:
+        int16 [n, d]; multiply by 2⁻¹¹.
+    """
+    return normals(seeds, count) if distribution == "gaussian" else rademacher(seeds, count)
+
+
+def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    low, high = words[..., 0].astype(np.uint64), words[..., 1].astype(np.uint64)
+    return low | (high << _WORD_BITS)
+
+
+def query_seeds(root: int, client: int, steps: int, queries: int) -> NDArray[np.uint64]:
+    """Seeds of all queries of a client in a round.
+
+    Args:
+        root: the round's root seed.
+        client: 0 where the whole cohort shares its directions, otherwise device index + 1.
+        steps: local steps K.
+        queries: queries per step q.
+
+    Returns:
+        uint64 [K, q].
+    """
+    counter = np.zeros((steps, queries, 4), np.uint32)
+    counter[..., 0] = np.arange(queries, dtype=np.uint32)
+    counter[..., 1] = np.arange(steps, dtype=np.uint32)[:, None]
+    counter[..., 2] = Domain.QUERY_SEED
+    counter[..., 3] = client
+    return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
+
+
+def round_root(run_seed: int, round_number: int, track: int) -> int:
+    """The root seed of a round: a function of the run's seed, the round and the track."""
+    counter = np.array([round_number, track, Domain.ROUND_ROOT, 0], np.uint32)
+    return int(_seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
+
+
+def batch_order(root: int, device: int, step: int, examples: int) -> NDArray[np.int64]:
+    """A random order of a device's examples; a step trains on the first ones.
+
+    Args:
+        root: the round's root seed, so that run, round and track are in it.
+        device: device index.
+        step: local step within the round.
+        examples: how many examples the device holds.
+
+    Returns:
+        int64 [examples], a permutation.
+    """
+    counter = _counters(-(-examples // 2), Domain.BATCH_ORDER)
+    counter[:, 1] = step
+    counter[:, 3] = device
+    words = philox4x32(counter, _keys(np.array(root, np.uint64)))
+    sort_keys = _seed_of(words.reshape(-1, 2))[:examples]
+    return np.argsort(sort_keys, kind="stable").astype(np.int64)
+
+
+def cohort_keys(
+    run_seed: int, round_number: int, devices: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    """One random number per device for a round; the smallest ones form the cohort.
+
+    Args:
+        run_seed: the run's seed.
+        round_number: the round.
+        devices: uint32 [n], device indices.
+
+    Returns:
+        uint64 [n]; a device's number does not depend on which other devices there are.
+    """
+    counter = np.zeros((len(devices), 4), np.uint32)
+    counter[:, 0] = round_number
+    counter[:, 2] = Domain.COHORT
+    counter[:, 3] = devices
+    return _seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64))))

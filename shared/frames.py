@@ -1,0 +1,372 @@
+"""What server and clients say to each other, as frames; nothing is believed unchecked.
+
+The bytes of each frame are described in docs/wire.md; golden files in tests/golden hold them still.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.directions import query_seeds
+from shared.errors import FrameError
+from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
+
+MAX_GRADIENT = 1e6
+"""A projected gradient beyond this is refused with its report."""
+MAX_LABELS = 1024
+GLOBAL_TRACK = 0
+
+
+class SeedPolicy(IntEnum):
+    """Whether the cohort of a round tries the same directions."""
+
+    SHARED = 0
+    INDEPENDENT = 1
+
+
+class Split(IntEnum):
+    """Which of a client's examples an evaluation reads."""
+
+    TRAIN = 0
+    VALIDATION = 1
+    TEST = 2
+
+
+def token_of(instruction: bytes) -> bytes:
+    """The 8 bytes that tie an answer to the instruction frame it answers."""
+    return hashlib.sha256(instruction).digest()[:8]
+
+
+_E = TypeVar("_E", bound=IntEnum)
+
+
+def _member(kind: type[_E], value: int) -> _E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise FrameError(f"{value} is no {kind.__name__}") from None
+
+
+@dataclass(frozen=True)
+class TrainInstruction:
+    """What the server asks of a cohort for a round; the same bytes for every client.
+
+    Attributes:
+        run_id: 8 bytes that name the run.
+        round: counted from 1.
+        track: which list of scalars is trained; 0 is the global one.
+        steps: local steps K.
+        queries: directions q tried per step.
+        batch: examples B per step.
+        seed_policy: shared or independent directions.
+        root: root seed of the round.
+        epsilon: ε, the size of a perturbation.
+        learning_rate: η.
+        clip: g's are clipped to ±clip; 0 is no clipping.
+        deadline: Unix seconds after which a report is late; 0 is none.
+        layout_hash: 32 bytes.
+        start_digest: 32 bytes, of the state that the round starts from.
+    """
+
+    run_id: bytes
+    round: int
+    track: int
+    steps: int
+    queries: int
+    batch: int
+    seed_policy: SeedPolicy
+    root: int
+    epsilon: float
+    learning_rate: float
+    clip: float
+    deadline: float
+    layout_hash: bytes
+    start_digest: bytes
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHIBQdddd32s32s")
+
+    def encode(self) -> bytes:
+        """The instruction as a frame."""
+        return pack(
+            Kind.TRAIN,
+            self._FIELDS.pack(
+                self.run_id,
+                self.round,
+                self.track,
+                self.steps,
+                self.queries,
+                self.batch,
+                self.seed_policy,
+                self.root,
+                self.epsilon,
+                self.learning_rate,
+                self.clip,
+                self.deadline,
+                self.layout_hash,
+                self.start_digest,
+            ),
+        )
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an instruction.
+
+        Raises:
+            FrameError: if the frame is not a sound train instruction.
+        """
+        reader = Reader(unpack(frame, Kind.TRAIN))
+        values = list(reader.fields(cls._FIELDS))
+        reader.end()
+        values[6] = _member(SeedPolicy, values[6])
+        instruction = cls(*values)
+        if not (
+            min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
+            and instruction.steps * instruction.queries <= MAX_SCALARS
+            and 0 < instruction.epsilon < np.inf
+            and 0 <= instruction.learning_rate < np.inf
+            and 0 <= instruction.clip < np.inf
+            and 0 <= instruction.deadline < np.inf
+        ):
+            raise FrameError("the train instruction holds a number out of its range")
+        return instruction
+
+    def seeds(self, device: int) -> NDArray[np.uint64]:
+        """Seeds of a device's queries, uint64 [K, q]."""
+        return query_seeds(self.root, self.client(device), self.steps, self.queries)
+
+    def clipped(self, gradients: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The projected gradients within ±clip, same shape."""
+        wide = gradients.astype(np.float64)
+        return np.clip(wide, -self.clip, self.clip) if self.clip else wide
+
+    def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
+        """−η·g/q: what a client of weight 1 multiplies its directions by, same shape."""
+        return -self.learning_rate * gradients / self.queries
+
+    def client(self, device: int) -> int:
+        """What stands for the client in the derivation of seeds: 0 if they are shared."""
+        return 0 if self.seed_policy is SeedPolicy.SHARED else device + 1
+
+
+@dataclass(frozen=True)
+class EvaluateInstruction:
+    """Asks a client to evaluate a state on one of its splits.
+
+    Attributes as in `TrainInstruction`; ``round`` is the last one that is in the state.
+    """
+
+    run_id: bytes
+    round: int
+    track: int
+    split: Split
+    layout_hash: bytes
+    digest: bytes
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIB32s32s")
+
+    def encode(self) -> bytes:
+        """The instruction as a frame."""
+        values = (
+            self.run_id,
+            self.round,
+            self.track,
+            self.split,
+            self.layout_hash,
+            self.digest,
+        )
+        return pack(Kind.EVALUATE, self._FIELDS.pack(*values))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an instruction.
+
+        Raises:
+            FrameError: if the frame is not a sound evaluate instruction.
+        """
+        reader = Reader(unpack(frame, Kind.EVALUATE))
+        values = list(reader.fields(cls._FIELDS))
+        reader.end()
+        values[3] = _member(Split, values[3])
+        return cls(*values)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a client introduces itself.
+
+    Attributes:
+        device: device index.
+        examples: training examples it holds.
+        round: the last round in its state.
+        model_id: 32 bytes.
+        layout: the layout's canonical JSON.
+        facts: JSON object with versions, threads and the like, for the record only.
+    """
+
+    device: int
+    examples: int
+    round: int
+    model_id: bytes
+    layout: str
+    facts: str
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<III32s")
+
+    def encode(self) -> bytes:
+        """The introduction as a frame."""
+        fields = self._FIELDS.pack(self.device, self.examples, self.round, self.model_id)
+        return pack(Kind.HELLO, fields + text_bytes(self.layout) + text_bytes(self.facts))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an introduction.
+
+        Raises:
+            FrameError: if the frame is not a sound hello.
+        """
+        reader = Reader(unpack(frame, Kind.HELLO))
+        device, examples, last_round, model_id = reader.fields(cls._FIELDS)
+        hello = cls(device, examples, last_round, model_id, reader.text(), reader.text())
+        reader.end()
+        return hello
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a client uploads after a round: 32 bytes and 4 per projected gradient.
+
+    Attributes:
+        token: of the instruction it answers, 8 bytes.
+        device: device index.
+        examples: training examples the device holds.
+        mean_loss: over all rows of the round.
+        gradients: float32 [K, q].
+        seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).
+    """
+
+    token: bytes
+    device: int
+    examples: int
+    mean_loss: float
+    gradients: NDArray[np.float32]
+    seeds: NDArray[np.uint64] | None = None
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHf")
+
+    def encode(self) -> bytes:
+        """The report as a frame."""
+        steps, queries = self.gradients.shape
+        fields = self._FIELDS.pack(
+            self.token, self.device, self.examples, steps, queries, self.mean_loss
+        )
+        gradients = self.gradients.astype("<f4").tobytes()
+        if self.seeds is None:
+            return pack(Kind.REPORT, fields + gradients)
+        return pack(Kind.REPORT_WITH_SEEDS, fields + self.seeds.astype("<u8").tobytes() + gradients)
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a report.
+
+        Raises:
+            FrameError: if the frame is not a sound report, or a number in it is not finite or
+                over `MAX_GRADIENT`.
+        """
+        body = unpack(frame, Kind.REPORT, Kind.REPORT_WITH_SEEDS)
+        reader = Reader(body)
+        token, device, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
+        count = steps * queries
+        if not 1 <= count <= MAX_SCALARS:
+            raise FrameError(f"a report of {steps} steps of {queries} queries is out of range")
+        seeds = None
+        if frame[3] == Kind.REPORT_WITH_SEEDS:
+            seeds = reader.array("<u8", count).reshape(steps, queries)
+        gradients = reader.array("<f4", count).reshape(steps, queries)
+        reader.end()
+        if not (np.isfinite(mean_loss) and np.all(np.abs(gradients) <= MAX_GRADIENT)):
+            raise FrameError(
+                f"a projected gradient or the loss of device {device} is not finite or "
+                f"over {MAX_GRADIENT:g}"
+            )
+        return cls(token, device, examples, mean_loss, gradients, seeds)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A client's answer to an evaluate instruction.
+
+    Attributes:
+        token: of the instruction it answers, 8 bytes.
+        device: device index.
+        mean_loss: over the split's examples; 0 where there are none.
+        counts: confusion matrix, int64 [labels, labels], rows true, columns predicted.
+    """
+
+    token: bytes
+    device: int
+    mean_loss: float
+    counts: NDArray[np.int64]
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIdH")
+
+    def encode(self) -> bytes:
+        """The evaluation as a frame."""
+        fields = self._FIELDS.pack(self.token, self.device, self.mean_loss, len(self.counts))
+        return pack(Kind.EVALUATION, fields + self.counts.astype("<u4").tobytes())
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an evaluation.
+
+        Raises:
+            FrameError: if the frame is not a sound evaluation.
+        """
+        reader = Reader(unpack(frame, Kind.EVALUATION))
+        token, device, mean_loss, labels = reader.fields(cls._FIELDS)
+        if not (1 <= labels <= MAX_LABELS and np.isfinite(mean_loss)):
+            raise FrameError(f"the evaluation of device {device} is out of range")
+        counts = reader.array("<u4", labels * labels).astype(np.int64).reshape(labels, labels)
+        reader.end()
+        return cls(token, device, mean_loss, counts)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a client does not do what it was asked.
+
+    Attributes:
+        token: of the instruction it answers, 8 bytes.
+        device: device index.
+        round: the last round in the client's state, so that the server can send what is missing.
+        reason: for the operator.
+    """
+
+    token: bytes
+    device: int
+    round: int
+    reason: str
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sII")
+
+    def encode(self) -> bytes:
+        """The refusal as a frame."""
+        fields = self._FIELDS.pack(self.token, self.device, self.round)
+        return pack(Kind.REFUSAL, fields + text_bytes(self.reason))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a refusal.
+
+        Raises:
+            FrameError: if the frame is not a sound refusal.
+        """
+        reader = Reader(unpack(frame, Kind.REFUSAL))
+        token, device, last_round = reader.fields(cls._FIELDS)
+        refusal = cls(token, device, last_round, reader.text())
+        reader.end()
+        return refusal

@@ -1,0 +1,123 @@
+"""The layout: which tensors the d trained numbers are, and everything that gives them meaning."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shared.directions import Distribution
+from shared.errors import SamaraError
+from shared.normal_table import TABLE_SHA256
+
+FORMAT_VERSION = 1
+ADAPTER_GROUP = "adapter"
+LABEL_BIAS_GROUP = "label bias"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One trained tensor: a LoRA-FA matrix B [out, rank], or the label bias [labels, 1]."""
+
+    name: str
+    rows: int
+    columns: int
+    group: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ordered tensors of an adapter with what is needed to rebuild the frozen rest.
+
+    Two sides whose layouts hash alike mean the same thing by the same list of scalars.
+
+    Attributes:
+        tensors: in the order in which they are flattened.
+        rank: r of LoRA-FA.
+        alpha: the product B·A·x is multiplied by alpha / r.
+        a_seed: seed of the frozen matrices A.
+        distribution: of the directions.
+    """
+
+    tensors: tuple[Tensor, ...]
+    rank: int
+    alpha: float
+    a_seed: int
+    distribution: Distribution
+
+    @cached_property
+    def size(self) -> int:
+        """d, the number of trained elements."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    def place(self, name: str) -> tuple[slice, int]:
+        """Where a tensor lies in the flat vector, and how many rows it has."""
+        return self._places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[slice, int]]:
+        places, start = {}, 0
+        for tensor in self.tensors:
+            places[tensor.name] = (slice(start, start + tensor.size), tensor.rows)
+            start += tensor.size
+        return places
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces; equal layouts give equal text."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "tensors": [
+                {"name": t.name, "rows": t.rows, "columns": t.columns, "group": t.group}
+                for t in self.tensors
+            ],
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "a_seed": self.a_seed,
+            "a_scale": "1/sqrt(in_features)",
+            "distribution": self.distribution,
+            "normal_table_sha256": TABLE_SHA256,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical JSON, 32 bytes."""
+        return hashlib.sha256(self.to_json().encode()).digest()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        """Read a layout written by `to_json`.
+
+        Raises:
+            SamaraError: if it is not one, or was written for another format.
+        """
+        try:
+            content: dict[str, Any] = json.loads(text)
+            layout = cls(
+                tensors=tuple(
+                    Tensor(str(t["name"]), int(t["rows"]), int(t["columns"]), str(t["group"]))
+                    for t in content["tensors"]
+                ),
+                rank=int(content["rank"]),
+                alpha=float(content["alpha"]),
+                a_seed=int(content["a_seed"]),
+                distribution=content["distribution"],
+            )
+            faithful = json.loads(layout.to_json()) == content
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SamaraError(
+                f"not a layout: {error!r}; it should come from layout.json"
+            ) from error
+        if not faithful or not layout.tensors or any(t.size < 1 for t in layout.tensors):
+            raise SamaraError(
+                "the layout is of another format version or normal table; "
+                "use the Samara version that wrote it"
+            )
+        if layout.distribution not in ("gaussian", "rademacher"):
+            raise SamaraError(f"the layout names an unknown distribution {layout.distribution!r}")
+        return layout

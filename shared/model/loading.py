@@ -1,0 +1,171 @@
+"""Load a frozen base model from a folder or the Hugging Face hub, and say what it is."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from shared.errors import ModelError
+
+Family = Literal["causal", "masked", "encoder"]
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A frozen model with its tokenizer.
+
+    Attributes:
+        folder: where it was read from.
+        model_id: 32 bytes, the hash of config, weight files and tokenizer as they lie on disk.
+        family: how it is asked for a label.
+        network: the transformers model, in evaluation mode, on its device.
+        tokenizer: its fast tokenizer.
+        pooling: of a sentence encoder: mean or cls.
+    """
+
+    folder: Path
+    model_id: bytes
+    family: Family
+    network: Any
+    tokenizer: Any
+    pooling: Literal["mean", "cls"]
+
+    @property
+    def body(self) -> nn.Module:
+        """The network without its head."""
+        body: nn.Module = self.network.base_model
+        return body
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, lowest first.
+
+        Raises:
+            ModelError: if the body has no list of equal blocks.
+        """
+        lists = [
+            module
+            for module in self.body.modules()
+            if isinstance(module, nn.ModuleList)
+            and len(module) > 0
+            and all(type(block) is type(module[0]) for block in module)
+        ]
+        if not lists:
+            raise ModelError(f"{self.folder}: no list of transformer blocks found in the model")
+        return max(lists, key=len)
+
+
+def load_base_model(
+    path: str, family: Family | Literal["auto"] = "auto", device: str = "cpu"
+) -> BaseModel:
+    """Load a model in float32 with all parameters frozen.
+
+    Args:
+        path: a folder as `save_pretrained` writes it, or a name on the Hugging Face hub.
+        family: causal, masked, encoder, or auto to read it off the folder.
+        device: torch device.
+
+    Raises:
+        ModelError: if the folder is missing or incomplete, or is not what it should be.
+    """
+    folder = _resolve(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder}: no config.json; model.path must be a Hugging Face model folder"
+        )
+    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
+    known_family = _family(folder) if family == "auto" else family
+    try:
+        network, tokenizer = _load(folder, known_family)
+        network.to(torch.device(device))
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{folder}: cannot be loaded as a {known_family} model: {error}"
+        ) from error
+    network.eval().requires_grad_(False)
+    return BaseModel(folder, model_id(folder), known_family, network, tokenizer, _pooling(folder))
+
+
+def model_id(folder: Path) -> bytes:
+    """Hash of a model folder's config, weight and tokenizer files: 32 bytes."""
+    whole = hashlib.sha256()
+    files = {file for pattern in _IDENTITY for file in folder.glob(pattern) if file.is_file()}
+    for file in sorted(files):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").digest()
+        whole.update(file.name.encode() + b"\0" + content)
+    return whole.digest()
+
+
+def _resolve(path: str) -> Path:
+    if not path:
+        raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        raise ModelError(f"{path}: there is no such model folder; check model.path")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ModelError(
+            f"{path}: neither a folder nor a model that the Hugging Face hub could deliver; "
+            "check model.path, or download the model and give its folder"
+        ) from error
+
+
+def _family(folder: Path) -> Family:
+    if (folder / "modules.json").is_file():
+        return "encoder"
+    try:
+        names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+        architecture = str(names[0])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"{folder / 'config.json'}: does not name an architecture; set model.family"
+        ) from error
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return "causal"
+    return "masked" if architecture.endswith("ForMaskedLM") else "encoder"
+
+
+def _pooling(folder: Path) -> Literal["mean", "cls"]:
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return "mean"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file}: not valid JSON; download the model again") from error
+    if settings.get("pooling_mode_cls_token"):
+        return "cls"
+    if settings.get("pooling_mode_mean_tokens", True):
+        return "mean"
+    raise ModelError(f"{file}: only mean and cls pooling are supported")
+
+
+def _load(folder: Path, family: Family) -> tuple[Any, Any]:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    loader = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "encoder": transformers.AutoModel,
+    }[family]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not tokenizer.is_fast:
+        raise ValueError("its tokenizer has no tokenizer.json; save it once as a fast tokenizer")
+    network = loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return network, tokenizer

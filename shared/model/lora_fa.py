@@ -1,0 +1,231 @@
+"""LoRA-FA: y = W·x + (alpha / r)·B·A·x with A frozen and only B trained.
+
+LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
+(section 3.3). A pass carries the rows of P points at once: W·x and A·x are shared, and only the
+last small product is per point, one batched matmul with B ± ε·z made on the fly.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as TorchTensor
+from torch import nn
+
+from shared.config import AdapterSettings
+from shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
+from shared.errors import ModelError
+from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from shared.model.loading import BaseModel
+
+LABEL_BIAS = "label bias"
+_QUERY_AND_VALUE = (
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("q_lin", "v_lin"),
+    ("q", "v"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("c_attn",),
+    ("Wqkv",),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The perturbed adapters of a pass: B + ε·z of every query, then B − ε·z of every query.
+
+    Attributes:
+        layout: names and shapes of the tensors.
+        center: float32 [d], the unperturbed adapter.
+        directions: int16 [q, d], or None for the single point at the center.
+        epsilon: ε.
+    """
+
+    layout: Layout
+    center: TorchTensor
+    directions: TorchTensor | None = None
+    epsilon: float = 0.0
+
+    @classmethod
+    def at(
+        cls,
+        layout: Layout,
+        center: NDArray[np.float32],
+        directions: NDArray[np.int16] | None = None,
+        epsilon: float = 0.0,
+        device: torch.device | None = None,
+    ) -> "Points":
+        """Points from numpy arrays, moved to a device."""
+        z = None if directions is None else torch.from_numpy(directions).to(device)
+        return cls(layout, torch.from_numpy(center).to(device), z, epsilon)
+
+    @property
+    def count(self) -> int:
+        """P: 2·q, or 1 without directions."""
+        return 1 if self.directions is None else 2 * len(self.directions)
+
+    def tensor(self, name: str) -> TorchTensor:
+        """One tensor of all points, float32 [P, rows, columns], made anew at every call."""
+        place, rows = self.layout.place(name)
+        center = self.center[place]
+        if self.directions is None:
+            flat = center[None]
+        else:
+            step = self.directions[:, place].to(torch.float32)
+            step *= self.epsilon * 2.0**-DIRECTION_BITS
+            flat = torch.cat([center + step, center - step])
+        return flat.view(len(flat), rows, -1)
+
+
+class LoRAFALinear(nn.Module):
+    """A frozen linear layer with the adapters of the points of a pass.
+
+    Shapes: x [P·n, S, in] with the rows of a point side by side → [P·n, S, out];
+    A [r, in]; B [P, out, r].
+    """
+
+    def __init__(self, base: nn.Module, a: TorchTensor, name: str, adapter: "Adapter") -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("a", a, persistent=False)
+        self.name = name
+        self._adapter = [
+            adapter
+        ]  # in a list, so that it is not registered as a part of this module
+
+    def forward(self, x: TorchTensor) -> TorchTensor:
+        """W·x + scale·B·(A·x), with B of the row's point."""
+        output: TorchTensor = self.base(x)
+        points = self._adapter[0].points
+        if points is None:
+            return output
+        b = points.tensor(self.name)
+        projected = nn.functional.linear(x, self.a).view(points.count, -1, b.shape[2])  # type: ignore[arg-type]
+        by_point = output.view(points.count, -1, b.shape[1])
+        scale = self._adapter[0].scale
+        return torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=scale).view_as(output)
+
+
+class Adapter:
+    """LoRA-FA on chosen layers of a base model; without points the base speaks unchanged.
+
+    Attributes:
+        layout: of the trained tensors.
+        first_block: index of the lowest block that is adapted; those below are the trunk.
+        points: what the pass under way is evaluated at.
+    """
+
+    def __init__(self, layout: Layout, first_block: int) -> None:
+        self.layout, self.first_block = layout, first_block
+        self.scale = layout.alpha / layout.rank
+        self.points: Points | None = None
+
+    @contextmanager
+    def at(self, points: Points) -> Iterator[None]:
+        """Evaluate passes inside the block at these points."""
+        self.points = points
+        try:
+            yield
+        finally:
+            self.points = None
+
+
+def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
+    """Put LoRA-FA layers into a base model, in place.
+
+    Args:
+        base: the model; its linear layers that match are wrapped.
+        settings: which projections of which blocks, rank, alpha, A's seed.
+        labels: number of labels, for the optional label bias.
+
+    Raises:
+        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+    """
+    chosen = _chosen_blocks(settings.layers, len(base.blocks))
+    prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
+    found = _matching(base.body, prefixes, settings.projections, str(base.folder))
+    tensors = [
+        Tensor(name, _features(module)[1], settings.rank, ADAPTER_GROUP)
+        for name, module in found.items()
+    ]
+    if settings.label_bias:
+        tensors.append(Tensor(LABEL_BIAS, labels, 1, LABEL_BIAS_GROUP))
+    layout = Layout(
+        tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
+    )
+    adapter = Adapter(layout, min(chosen))
+    seeds = query_seeds(settings.seed, 0, 1, len(found))[0]
+    for seed, (name, module) in zip(seeds, found.items(), strict=True):
+        a = frozen_a(int(seed), settings.rank, _features(module)[0])
+        parent, _, child = name.rpartition(".")
+        device = next(module.parameters()).device
+        wrapped = LoRAFALinear(module, torch.from_numpy(a).to(device), name, adapter)
+        setattr(base.body.get_submodule(parent), child, wrapped)
+    return adapter
+
+
+def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
+    """The frozen matrix A of a layer, float32 [rank, in], entries N(0, 1/in)."""
+    numbers = normals(np.array([seed], np.uint64), rank * features, Domain.LORA_A)
+    scale = np.float32(2.0**-DIRECTION_BITS / math.sqrt(features))
+    return (numbers.astype(np.float32) * scale).reshape(rank, features)
+
+
+def _chosen_blocks(layers: str, count: int) -> list[int]:
+    if layers == "all":
+        return list(range(count))
+    if layers.startswith("top:"):
+        wanted = int(layers.removeprefix("top:"))
+        chosen = list(range(count - wanted, count))
+    else:
+        chosen = sorted({int(index) for index in layers.split(",")})
+    if chosen[0] < 0 or chosen[-1] >= count:
+        raise ModelError(
+            f"adapter.layers = {layers}: the model has {count} blocks, 0 to {count - 1}"
+        )
+    return chosen
+
+
+def _name_of(body: nn.Module, wanted: nn.Module) -> str:
+    names: dict[int, str] = {id(module): name for name, module in body.named_modules()}
+    return names[id(wanted)]
+
+
+def _features(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
+    weight = module.weight
+    assert isinstance(weight, TorchTensor)
+    first, second = weight.shape
+    return (second, first) if isinstance(module, nn.Linear) else (first, second)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _matching(
+    body: nn.Module, prefixes: dict[str, int], projections: str, folder: str
+) -> dict[str, nn.Module]:
+    linear = {
+        name: module
+        for prefix in prefixes
+        for name, module in body.named_modules()
+        if name.startswith(prefix + ".") and _is_linear(module)
+    }
+    endings = {name.rpartition(".")[2] for name in linear}
+    if projections == "auto":
+        wanted = next((set(names) for names in _QUERY_AND_VALUE if endings >= set(names)), set())
+    else:
+        wanted = {name.strip() for name in projections.split(",")}
+    if not wanted or wanted - endings:
+        missing = ", ".join(sorted(wanted - endings)) or "query and value projections"
+        raise ModelError(
+            f"{folder}: no linear layer called {missing}; "
+            f"set adapter.projections to some of: {', '.join(sorted(endings))}"
+        )
+    return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted}

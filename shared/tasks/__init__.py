@@ -1,0 +1,1 @@
+"""Tasks as data: catalog, reading, partition, objectives, metrics."""

@@ -1,0 +1,340 @@
+"""Examples of a task: from JSON lines, CSV, a folder of either, or a Hugging Face data set.
+
+A row has the fields that the task's text reads, a ``label`` and optionally a ``user``. Sources
+differ only in which splits they come with; what is missing is cut from the training rows, inside
+each user, by a hash of what the row says. So a row stays in its split when the file is sorted or
+saved in the other format, or when the wording of the prompt changes.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shared.errors import DataError, TaskError
+from shared.tasks.catalog import Task
+
+SPLITS = ("train", "validation", "test")
+CUT_PERCENT = {"test": 20, "validation": 10}
+SUFFIXES = (".jsonl", ".csv")
+SHOWN_PROBLEMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example, ready for any model.
+
+    Attributes:
+        text: what is read, already rendered by the task.
+        label: index of the label's word in the task.
+        user: who it belongs to; empty if the data does not say.
+        split: "train", "validation" or "test".
+    """
+
+    text: str
+    label: int
+    user: str
+    split: str
+
+
+class _Row(NamedTuple):
+    text: str
+    label: int
+    user: str
+    fields: tuple[str, ...]
+
+    def draw(self, purpose: str, seed: int) -> tuple[bytes, int]:
+        """Draw this row's place in a random order, the same on every machine.
+
+        Rows that say the same stand side by side, and so seldom in different splits.
+        """
+        content = json.dumps([purpose, seed, self.user, *self.fields])
+        return hashlib.sha256(content.encode()).digest(), self.label
+
+
+_Complain = Callable[[int, str], None]
+_Records = Iterator[tuple[int, Mapping[str, object]]]
+
+
+def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Example]:
+    """Load the examples of all splits, in the order of SPLITS and then of the source.
+
+    Args:
+        path: one of
+
+            - a ``.jsonl`` or ``.csv`` file, split 70/10/20 into training, validation and test;
+            - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
+              of the training rows stand in for a file that is missing;
+            - a folder with one file per user, named after the user, each split 70/10/20;
+            - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
+              with the same splits; rows labelled −1 or not at all are left out.
+
+            Rows with users are cut inside each user, who has every split from three rows on.
+        task: says which fields are read and what labels mean.
+        seed: chooses the rows that are cut from the training rows, and those that ``limit`` keeps.
+        limit: how many training examples to keep at most; 0 keeps all.
+
+    Raises:
+        DataError: there is no such source, or rows of it are wrong; it names the first few.
+    """
+    problems: list[str] = []
+    try:
+        splits = _read(path, task, problems)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    if problems:
+        hidden = len(problems) - SHOWN_PROBLEMS
+        shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
+        needs = ", ".join(_required(task))
+        shown.append(f"Task {task.name!r} needs rows with {needs}; correct the data or the task.")
+        raise DataError("\n".join(shown))
+
+    missing = [split for split in CUT_PERCENT if split not in splits]
+    splits |= _cut(splits["train"], missing, seed)
+    if 0 < limit < len(splits["train"]):
+        train = splits["train"]
+        drawn = sorted(range(len(train)), key=lambda index: train[index].draw("limit", seed))
+        splits["train"] = [train[index] for index in sorted(drawn[:limit])]
+    return [
+        Example(row.text, row.label, row.user, split) for split in SPLITS for row in splits[split]
+    ]
+
+
+def _cut(rows: Sequence[_Row], missing: Sequence[str], seed: int) -> dict[str, list[_Row]]:
+    """Cut the missing splits from training rows, inside each user; at least one row trains."""
+    users: defaultdict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        users[row.user].append(index)
+    split_of = ["train"] * len(rows)
+    for indices in users.values():
+        rest = sorted(indices, key=lambda index: rows[index].draw("split", seed))
+        for split in missing:
+            wanted = max(1, (len(indices) * CUT_PERCENT[split] + 50) // 100)
+            count = min(wanted, len(rest) - 1)
+            for index in rest[:count]:
+                split_of[index] = split
+            rest = rest[count:]
+    return {
+        split: [row for row, its in zip(rows, split_of, strict=True) if its == split]
+        for split in ("train", *missing)
+    }
+
+
+def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+    """Read the splits that a source comes with; what is wrong in them is added to the problems."""
+    if os.path.isfile(path):
+        return {"train": _read_file(Path(path), task, problems)}
+    if os.path.isdir(path):
+        return _read_folder(Path(path), task, problems)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", path) and not path.endswith(SUFFIXES):
+        return _read_hub(path, task, problems)
+    raise DataError(
+        f"{path!r}: no such file or folder, nor the name of a Hugging Face data set, which is "
+        "owner/name or owner/name:config; correct the path"
+    )
+
+
+def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            if path.stem in files:
+                raise DataError(f"{path}: {files[path.stem].name} lies beside it; keep one of both")
+            files[path.stem] = path
+    if not files:
+        raise DataError(f"{folder}: holds no file ending in {' or '.join(SUFFIXES)}")
+    present = [split for split in SPLITS if split in files]
+    if not present:
+        rows: list[_Row] = []
+        for user, path in files.items():
+            rows += _read_file(path, task, problems, user)
+        return {"train": rows}
+    if "train" not in present:
+        raise DataError(
+            f"{folder}: has {files[present[0]].name} and no training file; "
+            f"add train{files[present[0]].suffix}"
+        )
+    return {split: _read_file(files[split], task, problems) for split in present}
+
+
+def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> list[_Row]:
+    """Read a file's rows, all of them the owner's if one is named."""
+
+    def complain(line: int, what: str) -> None:
+        problems.append(f"{path}:{line}: {what}")
+
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
+    read = _csv_records if suffix == ".csv" else _json_records
+    before = len(problems)
+    rows = []
+    for line, record in read(_decode(path, complain), _required(task), complain):
+        try:
+            row = _parse(record, task)
+        except DataError as error:
+            complain(line, str(error))
+            continue
+        if owner and row.user not in ("", owner):
+            complain(
+                line,
+                f"belongs to user {row.user!r}, not to {owner!r} after whom the file is named; "
+                "to use the users in its rows, give the path of the file",
+            )
+        rows.append(row._replace(user=owner) if owner else row)
+    if not rows and len(problems) == before:
+        complain(1, "the file holds no row")
+    return rows
+
+
+def _decode(path: Path, complain: _Complain) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        for number, line in enumerate(content.split(b"\n"), 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                complain(number, "is not UTF-8; save the file in UTF-8")
+        return content.decode("utf-8-sig", errors="replace")
+
+
+def _json_records(text: str, required: Collection[str], complain: _Complain) -> _Records:
+    # Not splitlines: JSON strings may hold other line separators than the newline.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            complain(number, f"is not JSON: {error.msg} at column {error.colno}")
+            continue
+        except (ValueError, RecursionError) as error:
+            complain(number, f"is not JSON that can be read: {error}")
+            continue
+        if not isinstance(record, dict):
+            complain(number, 'is not a JSON object such as {"text": "…", "label": 0}')
+        elif lack := _lack(required, record):
+            complain(number, lack)
+        else:
+            yield number, record
+
+
+def _csv_records(text: str, required: Collection[str], complain: _Complain) -> _Records:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+        if repeated:
+            complain(1, f"the header names {', '.join(map(repr, repeated))} more than once")
+            return
+        if lack := _lack(required, header):
+            complain(1, lack)
+            return
+        line = reader.line_num + 1
+        for cells in reader:
+            if len(cells) == len(header):
+                yield line, dict(zip(header, cells, strict=True))
+            elif cells:
+                complain(line, f"has {len(cells)} cells under {len(header)} column names")
+            line = reader.line_num + 1
+    except csv.Error as error:
+        complain(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
+
+
+def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+    # Imported here because it takes seconds.
+    import datasets
+
+    repository, _, configuration = name.partition(":")
+    try:
+        found = datasets.load_dataset(repository, configuration or None)
+    # Anything may come out of the network, the cache and the data set's own files.
+    except Exception as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise DataError(
+            f"{name!r}: no file or folder of this name, and it cannot be loaded as a Hugging Face "
+            f"data set ({reason}); check the name and the connection, or where there is none save "
+            "the rows as train.jsonl in a folder and give its path"
+        ) from error
+    if "train" not in found:
+        raise DataError(
+            f"{name!r}: the data set has no split 'train', only {', '.join(found)}; "
+            "save its rows as train.jsonl in a folder and give its path"
+        )
+    splits = {}
+    for split in SPLITS:
+        rows = _hub_rows(found[split], f"{name}[{split}]", task, problems) if split in found else []
+        if rows:
+            splits[split] = rows
+    if "train" not in splits and not problems:
+        raise DataError(f"{name!r}: no row of its split 'train' has a label; use other data")
+    return splits
+
+
+def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[_Row]:
+    if lack := _lack(_required(task), split.column_names):
+        problems.append(f"{place}: {lack}")
+        return []
+    columns = [name for name in (*_required(task), "user") if name in split.column_names]
+    unlabelled = [None] if any("-1" in values for values in task.labels) else [None, -1]
+    rows = []
+    for number, record in enumerate(split.select_columns(columns).to_list()):
+        if record["label"] in unlabelled:
+            continue
+        try:
+            rows.append(_parse(record, task))
+        except DataError as error:
+            problems.append(f"{place} row {number}: {error}")
+    return rows
+
+
+def _required(task: Task) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*task.fields, "label")))
+
+
+def _lack(required: Collection[str], present: Collection[str]) -> str:
+    """Say which required fields are not present; empty if none."""
+    missing = [name for name in required if name not in present]
+    if not missing:
+        return ""
+    has = ", ".join(map(repr, present)) or "nothing"
+    return f"lacks {', '.join(map(repr, missing))}; it has {has}"
+
+
+def _parse(record: Mapping[str, object], task: Task) -> _Row:
+    """Make a row of a record that has all required fields; a DataError tells all its mistakes."""
+    mistakes: list[str] = []
+
+    def as_text(name: str, value: object) -> str:
+        if not isinstance(value, str | int | float):
+            kind = "null" if value is None else f"a {type(value).__name__}"
+            mistakes.append(f"{name!r} is {kind}, not text or a number")
+            return ""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            mistakes.append(f"{name!r} holds half of a UTF-16 surrogate pair")
+        return text
+
+    fields = {name: as_text(name, record[name]) for name in task.fields}
+    user = "" if record.get("user") is None else as_text("user", record["user"])
+    label = -1
+    try:
+        label = task.label_index(record["label"])
+    except TaskError as error:
+        mistakes.append(str(error))
+    if not mistakes and not any(value.strip() for value in fields.values()):
+        mistakes.append("the text is empty")
+    if mistakes:
+        raise DataError("; ".join(mistakes))
+    return _Row(task.render(fields), label, user, tuple(fields.values()))

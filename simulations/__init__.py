@@ -1,0 +1,1 @@
+"""Federations on one machine."""

@@ -1,0 +1,42 @@
+"""The commands that run federations on this machine."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
+    ] = None,
+    out: Annotated[
+        str, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+    ] = "",
+) -> None:
+    """Run a federation of emulated clients in this process.
+
+    Example: samara simulate sst2 --set data.path=DATA --set model.path=MODEL --out runs/first
+    """
+    from server.store import read_result
+    from shared.config import load_scenario
+    from simulations.progress import watched
+    from simulations.report import print_result
+
+    assignments = [*(settings or []), *([f"out={out}"] if out else [])]
+    config = load_scenario(_scenario_file(scenario), assignments)
+    with watched(config) as on_message:
+        from simulations.simulate import simulate as run
+
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        folder = run(config, on_message)
+    print_result(folder, read_result(folder))
+
+
+def _scenario_file(scenario: Path) -> Path:
+    from importlib import resources
+
+    shipped: Any = resources.files("simulations") / "scenarios" / f"{scenario}.toml"
+    return Path(str(shipped)) if not scenario.exists() and shipped.is_file() else scenario

@@ -1,0 +1,113 @@
+"""The in-process engine: one Flower `Grid` that runs the unmodified ClientApp by calling it.
+
+No sockets, no serialization, no polling: what is left is the training itself. Message and context
+objects are Flower's own, so the same ServerApp and ClientApp run under Flower's engines unchanged.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+log = logging.getLogger("samara.engine")
+
+RUN_ID = 1
+_SERVER_NODE = 1
+_FIRST_CLIENT_NODE = 1000
+_CLIENT_APP_RAISED = 2
+
+
+class InProcessGrid(Grid):
+    """Delivers every message by a function call, one after the other.
+
+    Args:
+        client_app: the app that every node runs.
+        clients: how many nodes there are; node i holds partition i.
+        run_config: handed to every client.
+        on_message: called with the message type and partition after each message was answered.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        run_config: UserConfig,
+        on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+    ) -> None:
+        self._client_app, self._on_message = client_app, on_message
+        self._run = Run.create_empty(RUN_ID)
+        self._contexts = {
+            _FIRST_CLIENT_NODE + partition: Context(
+                run_id=RUN_ID,
+                node_id=_FIRST_CLIENT_NODE + partition,
+                node_config={"partition-id": partition, "num-partitions": clients},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for partition in range(clients)
+        }
+        self._replies: dict[str, Message] = {}
+        TaskIdentity.run_id = RUN_ID
+        TaskIdentity.node_id = _SERVER_NODE
+        TaskIdentity.task_id = RUN_ID
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid belongs to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run this grid belongs to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; in process, everybody is always there."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Deliver messages and keep the replies."""
+        identifiers = []
+        for message in messages:
+            identifier = str(uuid4())
+            message.metadata.__dict__["_message_id"] = identifier
+            self._replies[identifier] = self._deliver(message)
+            identifiers.append(identifier)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out the replies to these messages, each once."""
+        return [self._replies.pop(m) for m in list(message_ids) if m in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Deliver messages and return all replies; nothing ever times out."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _deliver(self, message: Message) -> Message:
+        context = self._contexts[message.metadata.dst_node_id]
+        try:
+            reply = self._client_app(message, context)
+        except Exception as error:
+            log.exception("the client app failed")
+            reply = Message(Error(_CLIENT_APP_RAISED, repr(error)), reply_to=message)
+        partition = int(context.node_config["partition-id"])
+        self._on_message(message.metadata.message_type, partition)
+        return reply

@@ -1,0 +1,62 @@
+"""What a simulation shows while it runs: a live bar on a terminal, plain lines elsewhere."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from shared.config import RunConfig
+
+
+class _Lines(logging.Handler):
+    """Prints what the server says, and turns the bar's label with every round."""
+
+    def __init__(self, console: Console, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._console, self._say = console, say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", {})
+        if event.get("event") == "round":
+            self._say(record.getMessage())
+            if self._console.is_terminal:
+                return
+        style = "yellow" if record.levelno >= logging.WARNING else None
+        self._console.print(record.getMessage(), style=style, highlight=False, markup=False)
+
+
+@contextmanager
+def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
+    """Show the progress of a run; yields the callback that the engine calls per message."""
+    console = Console(stderr=False)
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    logger = logging.getLogger("samara.server")
+    with progress:
+        task = progress.add_task("loading model and data", total=None)
+        handler = _Lines(console, lambda text: progress.update(task, description=text))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        if not console.is_terminal:
+            console.print("loading model and data")
+        cohort = max(1, round(config.cohort.fraction * config.data.clients))
+
+        def on_message(message_type: str, partition: int) -> None:
+            if message_type == "train":
+                progress.update(task, advance=1, total=config.rounds * cohort)
+            else:
+                progress.update(task, description=f"{message_type}: client {partition}")
+
+        try:
+            yield on_message
+        finally:
+            logger.removeHandler(handler)

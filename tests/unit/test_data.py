@@ -1,0 +1,370 @@
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.errors import DataError
+from shared.tasks.catalog import Task, load_task
+from shared.tasks.data import Example, load_examples
+
+TASK = load_task("sst2")
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def rows_of(count: int, word: str = "row", **fields: object) -> list[dict[str, object]]:
+    return [{"text": f"{word} {i}", "label": i % 2, **fields} for i in range(count)]
+
+
+def sizes(examples: Sequence[Example]) -> dict[str, int]:
+    return dict(Counter(example.split for example in examples))
+
+
+def messages(path: str, task: Task = TASK) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        load_examples(path, task, 0)
+    return str(caught.value).splitlines()
+
+
+def test_file_is_split_70_10_20(tmp_path: Path) -> None:
+    examples = load_examples(write_jsonl(tmp_path / "all.jsonl", rows_of(100)), TASK, 0)
+    assert sizes(examples) == {"train": 70, "validation": 10, "test": 20}
+    assert sorted(example.text for example in examples) == sorted(f"row {i}" for i in range(100))
+    assert all(example.label == int(example.text[-1]) % 2 for example in examples)
+    assert {example.user for example in examples} == {""}
+
+
+def test_every_split_keeps_the_order_of_the_file(tmp_path: Path) -> None:
+    examples = load_examples(write_jsonl(tmp_path / "all.jsonl", rows_of(50)), TASK, 0)
+    keys = [
+        (["train", "validation", "test"].index(example.split), int(example.text.split()[1]))
+        for example in examples
+    ]
+    assert keys == sorted(keys)
+
+
+def test_split_depends_on_the_seed_and_not_on_order_format_or_wording(tmp_path: Path) -> None:
+    rows = rows_of(60, user="ann")
+    jsonl = write_jsonl(tmp_path / "a.jsonl", rows)
+    first = load_examples(jsonl, TASK, 1)
+    assert load_examples(jsonl, TASK, 1) == first
+    assert set(load_examples(jsonl, TASK, 2)) != set(first)
+    assert set(load_examples(write_jsonl(tmp_path / "b.jsonl", rows[::-1]), TASK, 1)) == set(first)
+    assert load_examples(write_csv(tmp_path / "c.csv", rows), TASK, 1) == first
+    worded = TASK.model_copy(update={"text": "Review: {text}"})
+    assert [e.text.removeprefix("Review: ") for e in load_examples(jsonl, worded, 1)] == [
+        e.text for e in first
+    ]
+
+
+def test_rows_that_differ_only_in_label_are_split_in_any_order_alike(tmp_path: Path) -> None:
+    rows = [{"text": "same", "label": int(i < 5)} for i in range(10)]
+    one = load_examples(write_jsonl(tmp_path / "a.jsonl", rows), TASK, 0)
+    other = load_examples(write_jsonl(tmp_path / "b.jsonl", rows[::-1]), TASK, 0)
+    assert Counter(one) == Counter(other)
+
+
+def test_split_is_the_same_on_every_machine(tmp_path: Path) -> None:
+    examples = load_examples(write_jsonl(tmp_path / "all.jsonl", rows_of(10)), TASK, 0)
+    assert [e.text for e in examples if e.split == "validation"] == ["row 9"]
+    assert [e.text for e in examples if e.split == "test"] == ["row 2", "row 4"]
+
+
+@given(st.lists(st.sampled_from(["ann", "bob", "cy"]), min_size=1, max_size=60), st.integers())
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30
+)
+def test_each_user_has_every_split_from_three_rows_on(
+    tmp_path: Path, users: list[str], seed: int
+) -> None:
+    rows = [{"text": f"{i}", "label": 1, "user": user} for i, user in enumerate(users)]
+    examples = load_examples(write_jsonl(tmp_path / "all.jsonl", rows), TASK, seed)
+    assert sorted(int(example.text) for example in examples) == list(range(len(users)))
+    for user, count in Counter(users).items():
+        found = sizes([example for example in examples if example.user == user])
+        wanted = {
+            "test": max(1, (count * 20 + 50) // 100) if count > 1 else 0,
+            "validation": max(1, (count * 10 + 50) // 100) if count > 2 else 0,
+        }
+        wanted["train"] = count - sum(wanted.values())
+        assert found == {split: size for split, size in wanted.items() if size}
+        assert wanted["train"] > 0
+
+
+def test_folder_of_splits_is_used_as_it_is(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(5, "a"))
+    write_csv(tmp_path / "validation.csv", rows_of(3, "b"))
+    write_jsonl(tmp_path / "test.jsonl", rows_of(2, "c"))
+    (tmp_path / "README.md").write_text("not data")
+    (tmp_path / ".hidden.csv").write_text("not data")
+    write_jsonl(tmp_path / "unlabelled.jsonl", [{"text": "not read"}])
+    examples = load_examples(str(tmp_path), TASK, 0)
+    assert [(e.text[0], e.split) for e in examples] == [
+        *[("a", "train")] * 5,
+        *[("b", "validation")] * 3,
+        *[("c", "test")] * 2,
+    ]
+
+
+def test_missing_splits_are_cut_from_training_rows(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(100))
+    whole = load_examples(str(tmp_path), TASK, 3)
+    assert sizes(whole) == {"train": 70, "validation": 10, "test": 20}
+    write_jsonl(tmp_path / "validation.jsonl", rows_of(4))
+    assert sizes(load_examples(str(tmp_path), TASK, 3)) == {
+        "train": 80,
+        "validation": 4,
+        "test": 20,
+    }
+
+
+def test_folder_with_a_file_per_user(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "ann.jsonl", rows_of(10, "a"))
+    write_csv(tmp_path / "bob.csv", rows_of(20, "b"))
+    examples = load_examples(str(tmp_path), TASK, 0)
+    assert {(example.user, example.text[0]) for example in examples} == {("ann", "a"), ("bob", "b")}
+    assert sizes([e for e in examples if e.user == "ann"]) == {
+        "train": 7,
+        "validation": 1,
+        "test": 2,
+    }
+    assert sizes(examples) == {"train": 21, "validation": 3, "test": 6}
+
+
+def test_file_of_a_user_with_other_users_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows_of(3, user="ann"))
+    assert messages(str(tmp_path))[0].startswith(f"{path}:1: belongs to user 'ann', not to 'all'")
+
+
+def test_limit_keeps_some_training_examples_chosen_by_seed(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", rows_of(100))
+    whole = load_examples(path, TASK, 0)
+    few = load_examples(path, TASK, 0, limit=12)
+    assert sizes(few) == {"train": 12, "validation": 10, "test": 20}
+    train = [example for example in whole if example.split == "train"]
+    assert [e for e in whole if e in few] == few
+    assert few[:12] != train[:12]
+    assert load_examples(path, TASK, 0, limit=70) == whole
+
+
+def test_fields_may_be_numbers_and_users_absent(tmp_path: Path) -> None:
+    task = TASK.model_copy(update={"text": "{a}-{b}"})
+    rows = [{"a": 1, "b": 2.5, "label": "1", "user": 7}, {"a": "x", "b": "", "label": 0}]
+    examples = load_examples(write_jsonl(tmp_path / "all.jsonl", rows), task, 0)
+    assert {(e.text, e.label, e.user) for e in examples} == {("1-2.5", 1, "7"), ("x-", 0, "")}
+
+
+def test_csv_cells_may_hold_commas_quotes_and_line_breaks(tmp_path: Path) -> None:
+    text = 'He said: "one,\ntwo"\r\n{text}'
+    path = write_csv(tmp_path / "all.csv", [{"text": text, "label": 0}])
+    assert [example.text for example in load_examples(path, TASK, 0)] == [text]
+
+
+def test_json_strings_may_hold_line_separators(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text('{"text": "one\u2028two", "label": 0}\r\n\r\n', encoding="utf-8", newline="")
+    assert [e.text for e in load_examples(str(path), TASK, 0)] == ["one\u2028two"]
+
+
+def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    lines = [
+        b'{"text": "good", "label": 1}',
+        b'{"text": "a", "label": 2}',
+        b"{text}",
+        b"[1]",
+        b'{"sentence": "a", "label": 0}',
+        b'{"text": " ", "label": 0}',
+    ]
+    path.write_bytes(b"\n".join(lines))
+    assert messages(str(path)) == [
+        f"{path}:2: label 2 is unknown; task 'sst2' knows 0, 1",
+        f"{path}:3: is not JSON: Expecting property name enclosed in double quotes at column 2",
+        f'{path}:4: is not a JSON object such as {{"text": "…", "label": 0}}',
+        f"{path}:5: lacks 'text'; it has 'sentence', 'label'",
+        f"{path}:6: the text is empty",
+        "Task 'sst2' needs rows with text, label; correct the data or the task.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "caf\xe9", "label": 0}', "is not UTF-8"),
+        (b'{"text": "\\ud800", "label": 0}', "'text' holds half of a UTF-16 surrogate pair"),
+        (b'{"text": null, "label": 0}', "'text' is null, not text or a number"),
+        (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
+        (b'{"text": "a", "label": 0, "user": {}}', "'user' is a dict, not text or a number"),
+        (b'{"text": "a", "label": [0]}', "label [0] is unknown"),
+        (b"[" * 100_000, "is not JSON that can be read"),
+        (b'{"text": ' + b"1" * 5000 + b', "label": 0}', "is not JSON that can be read"),
+        (b"", "the file holds no row"),
+    ],
+)
+def test_bad_json_row(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_bytes(line)
+    first, *rest = messages(str(path))
+    assert first.startswith(f"{path}:1: {message}")
+    assert len(rest) == 1
+
+
+def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "ann.jsonl", [{"text": "a", "label": 9}] * 4)
+    write_jsonl(tmp_path / "bob.jsonl", [{"text": "a", "label": 9}] * 4)
+    lines = messages(str(tmp_path))
+    assert [line.split(": ")[0] for line in lines[:5]] == [
+        *[f"{tmp_path}/ann.jsonl:{i}" for i in range(1, 5)],
+        f"{tmp_path}/bob.jsonl:1",
+    ]
+    assert lines[5] == "and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
+        (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
+        (b"text,label\n", 1, "the file holds no row"),
+        (b"", 1, "lacks 'text', 'label'; it has nothing"),
+        (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
+        (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
+        (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
+        (b'text,label\n"a"b,0\n', 2, "is not CSV, and nothing after it was read"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, content: bytes, line: int, message: str) -> None:
+    path = tmp_path / "all.csv"
+    path.write_bytes(content)
+    lines = messages(str(path))
+    assert lines[0].startswith(f"{path}:{line}: {message}")
+    assert len(lines) == 2
+
+
+@given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv"]))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_content_surfaces_as_another_error(tmp_path: Path, content: bytes, suffix: str) -> None:
+    path = tmp_path / f"all.{suffix}"
+    path.write_bytes(b"text,label\n" * (suffix == "csv") + content)
+    try:
+        load_examples(str(path), TASK, 0)
+    except DataError as error:
+        message = str(error)
+    else:
+        return
+    assert message.startswith(str(path))
+
+
+@pytest.mark.parametrize("path", ["nowhere", "", "a/b.jsonl", "a/b/c", "/x/y", "nul\0", "a/b:c:d"])
+def test_path_that_is_nothing(path: str) -> None:
+    assert "no such file or folder" in messages(path)[0]
+
+
+def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
+    assert "holds no file ending in .jsonl or .csv" in messages(str(tmp_path))[0]
+    (tmp_path / "notes.txt").write_text("a")
+    assert "give a file that ends in .jsonl or .csv" in messages(str(tmp_path / "notes.txt"))[0]
+    write_jsonl(tmp_path / "test.jsonl", rows_of(3))
+    assert "has test.jsonl and no training file; add train.jsonl" in messages(str(tmp_path))[0]
+    (tmp_path / "train.csv").mkdir()
+    assert "train.csv: cannot be read" in messages(str(tmp_path))[0]
+    write_jsonl(tmp_path / "train.jsonl", rows_of(3))
+    assert "keep one of both" in messages(str(tmp_path))[0]
+
+
+def hub_data_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **splits: list[dict[str, object]]
+) -> str:
+    """Lay out a data set as on the hub where `datasets` finds it by its name and configuration."""
+    datasets = pytest.importorskip("datasets")
+    home = folder / "owner" / "name"
+    home.mkdir(parents=True)
+    files = ""
+    for split, rows in splits.items():
+        write_jsonl(home / f"{split}.jsonl", rows)
+        files += f"  - split: {split}\n    path: {split}.jsonl\n"
+    (home / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: small\n  data_files:\n{files}---\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    return "owner/name:small"
+
+
+def test_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = hub_data_set(
+        tmp_path,
+        monkeypatch,
+        train=[*rows_of(10, user="ann"), {"text": "unlabelled", "label": -1, "user": "ann"}],
+        validation=rows_of(4),
+        test=[{"text": "a", "label": -1}],
+    )
+    examples = load_examples(name, TASK, 0)
+    assert sizes(examples) == {"train": 8, "validation": 4, "test": 2}
+    assert {(e.user, e.text[:3]) for e in examples} == {("ann", "row"), ("", "row")}
+
+
+def test_label_minus_one_counts_where_the_task_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = hub_data_set(tmp_path, monkeypatch, train=[{"text": "a", "label": -1}] * 5)
+    task = TASK.model_copy(update={"labels": (("-1",), ("1",))})
+    assert len(load_examples(name, task, 0)) == 5
+    assert "no row of its split 'train' has a label" in messages(name)[0]
+
+
+def test_hub_data_set_with_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = hub_data_set(
+        tmp_path,
+        monkeypatch,
+        train=[*rows_of(2), {"text": "a", "label": 2}],
+        test=[{"text": "", "label": 1}],
+    )
+    assert messages(name)[:2] == [
+        f"{name}[train] row 2: label 2 is unknown; task 'sst2' knows 0, 1",
+        f"{name}[test] row 0: the text is empty",
+    ]
+
+
+def test_hub_data_set_with_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = hub_data_set(tmp_path, monkeypatch, train=[{"sentence": "a", "label": 0}])
+    assert messages(name)[0] == f"{name}[train]: lacks 'text'; it has 'sentence', 'label'"
+
+
+def test_hub_data_set_that_does_not_hold_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = hub_data_set(tmp_path, monkeypatch, train=rows_of(2), test=[{"other": 1}])
+    assert "column names don't match" in messages(name)[0]
+
+
+def test_hub_data_set_without_training_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = hub_data_set(tmp_path, monkeypatch, test=rows_of(2))
+    assert "has no split 'train', only test" in messages(name)[0]
+
+
+def test_hub_data_set_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    assert "save the rows as train.jsonl in a folder" in messages("owner/name")[0]
+    name = hub_data_set(tmp_path, monkeypatch, train=rows_of(2)).replace("small", "large")
+    assert "'large' not found" in messages(name)[0]

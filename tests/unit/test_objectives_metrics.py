@@ -1,0 +1,116 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.tasks.metrics import Confusion
+from shared.tasks.objectives import cross_entropy
+
+SCORES = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=3, max_dims=3, min_side=1, max_side=5),
+    elements=st.floats(-100, 100, width=32),
+)
+COUNTS = hnp.arrays(np.int64, (3, 3), elements=st.integers(0, 50))
+
+
+def test_cross_entropy_of_known_scores() -> None:
+    scores = np.log(np.array([[[0.5, 0.5], [0.2, 0.8]], [[0.9, 0.1], [0.4, 0.6]]], np.float32))
+    labels = np.array([0, 1])
+    expected = [-(math.log(0.5) + math.log(0.8)) / 2, -(math.log(0.9) + math.log(0.6)) / 2]
+    losses = cross_entropy(scores, labels)
+    assert losses.dtype == np.float64
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+@given(SCORES, st.integers(0, 4), st.floats(-1000, 1000, width=16))
+def test_cross_entropy_ignores_what_all_labels_share(
+    scores: np.ndarray, label: int, shift: float
+) -> None:
+    labels = np.full(scores.shape[1], label % scores.shape[2])
+    exact = scores.astype(np.float64)
+    shifted = cross_entropy(exact + shift, labels)  # type: ignore[arg-type]
+    np.testing.assert_allclose(shifted, cross_entropy(scores, labels), atol=1e-9)
+
+
+@given(SCORES)
+def test_probabilities_of_all_labels_sum_to_one(scores: np.ndarray) -> None:
+    one_row = scores[:, :1]
+    losses = [cross_entropy(one_row, np.array([label])) for label in range(scores.shape[2])]
+    np.testing.assert_allclose(np.exp(-np.stack(losses)).sum(axis=0), 1, rtol=1e-12)
+
+
+def test_cross_entropy_of_extreme_scores_stays_finite_and_exact() -> None:
+    scores = np.array([[[3e38, -3e38]], [[1e4, 0.0]]], np.float32)
+    np.testing.assert_allclose(cross_entropy(scores, np.array([1])), [6e38, 1e4], rtol=1e-6)
+    np.testing.assert_array_equal(cross_entropy(scores, np.array([0])), [0, 0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_not_finite_give_such_a_loss_for_their_point_only(bad: float) -> None:
+    scores = np.zeros((2, 3, 2), np.float32)
+    scores[1, 2, 0] = bad
+    losses = cross_entropy(scores, np.zeros(3, np.int64))
+    assert losses[0] == pytest.approx(math.log(2))
+    assert not np.isfinite(losses[1])
+
+
+def test_confusion_counts_true_labels_in_rows() -> None:
+    confusion = Confusion.of(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 2, 0]), 3)
+    np.testing.assert_array_equal(confusion.counts, [[1, 1, 0], [0, 1, 0], [1, 0, 1]])
+    assert confusion.counts.dtype == np.int64
+    assert confusion.examples == 5
+    assert confusion.accuracy == pytest.approx(3 / 5)
+    assert confusion.macro_f1 == pytest.approx((2 / 4 + 2 / 3 + 2 / 3) / 3)
+
+
+def test_macro_f1_leaves_out_labels_that_never_occur() -> None:
+    confusion = Confusion.of(np.array([0, 1, 1]), np.array([0, 1, 1]), 5)
+    assert confusion.macro_f1 == 1.0
+
+
+def test_macro_f1_of_a_label_without_hit_is_zero() -> None:
+    confusion = Confusion.of(np.array([0, 0, 0]), np.array([0, 0, 1]), 3)
+    assert confusion.macro_f1 == pytest.approx((4 / 5 + 0) / 2)
+
+
+def test_nothing_counted_is_not_a_number() -> None:
+    nothing = np.array([], np.int64)
+    empty = Confusion.of(nothing, nothing, 2)
+    assert empty.examples == 0
+    assert math.isnan(empty.accuracy)
+    assert math.isnan(empty.macro_f1)
+    assert (empty + Confusion.of(np.array([1]), np.array([1]), 2)).accuracy == 1.0
+
+
+@given(hnp.arrays(np.int64, (2, 20), elements=st.integers(0, 3)), st.integers(0, 20))
+def test_confusions_of_parts_add_up_to_that_of_the_whole(values: np.ndarray, cut: int) -> None:
+    labels, predictions = values
+    parts = Confusion.of(labels[:cut], predictions[:cut], 4) + Confusion.of(
+        labels[cut:], predictions[cut:], 4
+    )
+    np.testing.assert_array_equal(parts.counts, Confusion.of(labels, predictions, 4).counts)
+    assert parts.accuracy == np.mean(labels == predictions)
+
+
+@given(COUNTS, st.permutations(range(3)))
+def test_metrics_do_not_depend_on_the_order_of_labels(counts: np.ndarray, order: list[int]) -> None:
+    counts[0, 0] += 1
+    before, after = Confusion(counts), Confusion(counts[np.ix_(order, order)])
+    assert 0 <= before.macro_f1 <= 1
+    assert after.macro_f1 == pytest.approx(before.macro_f1)
+    assert after.accuracy == before.accuracy
+
+
+def test_counts_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 labels for 2 predictions"):
+        Confusion.of(np.array([0]), np.array([0, 1]), 2)
+    with pytest.raises(ValueError, match="a label lies outside 0 to 1"):
+        Confusion.of(np.array([2]), np.array([0]), 2)
+    with pytest.raises(ValueError, match="a prediction lies outside 0 to 1"):
+        Confusion.of(np.array([0]), np.array([-1]), 2)
+    with pytest.raises(ValueError, match="different numbers of labels"):
+        Confusion(np.zeros((2, 2), np.int64)) + Confusion(np.zeros((3, 3), np.int64))

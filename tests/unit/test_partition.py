@@ -1,0 +1,142 @@
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import DataError
+from shared.tasks.data import Example
+from shared.tasks.partition import partition
+
+
+def sorted_examples(train: int, test: int, labels: int = 2) -> list[Example]:
+    """Examples as sorted files have them: by split, in it by label."""
+    return [
+        Example(f"{split} {i}", i * labels // count, "", split)
+        for split, count in (("train", train), ("test", test))
+        for i in range(count)
+    ]
+
+
+def share_of_label(examples: Sequence[Example], split: str) -> float:
+    labels = [example.label for example in examples if example.split == split]
+    return labels.count(0) / len(labels)
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet"])
+def test_every_example_goes_to_one_client(how: Any) -> None:
+    examples = sorted_examples(400, 100)
+    clients = partition(examples, how, 4, 1.0, 0)
+    assert len(clients) == 4
+    assert Counter(example for share in clients for example in share) == Counter(examples)
+    for share in clients:
+        assert share == sorted(share, key=examples.index)
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet"])
+def test_division_follows_the_seed(how: Any) -> None:
+    examples = sorted_examples(400, 100)
+    assert partition(examples, how, 4, 1.0, 5) == partition(examples, how, 4, 1.0, 5)
+    assert partition(examples, how, 4, 1.0, 5) != partition(examples, how, 4, 1.0, 6)
+
+
+def test_iid_shares_of_sorted_data_are_equal_and_mixed() -> None:
+    for share in partition(sorted_examples(800, 200), "iid", 5, 1.0, 0):
+        splits = Counter(example.split for example in share)
+        assert len(share) == 200
+        assert abs(splits["train"] - 160) <= 1
+        assert 0.35 < share_of_label(share, "train") < 0.65
+
+
+def test_dirichlet_skews_all_splits_of_a_client_alike() -> None:
+    clients = partition(sorted_examples(4000, 1000), "dirichlet", 5, 0.5, 1)
+    skews = [share_of_label(share, "train") for share in clients]
+    assert max(skews) - min(skews) > 0.3
+    for share, skew in zip(clients, skews, strict=True):
+        test = sum(example.split == "test" for example in share)
+        assert abs(share_of_label(share, "test") - skew) < 2 / test + 0.01
+        assert abs(test / len(share) - 0.2) < 2 / len(share) + 0.01
+
+
+def test_a_large_alpha_skews_less() -> None:
+    def spread(alpha: float) -> float:
+        clients = partition(sorted_examples(2000, 500), "dirichlet", 5, alpha, 0)
+        skews = [share_of_label(share, "train") for share in clients]
+        return max(skews) - min(skews)
+
+    assert spread(1000.0) < 0.1 < spread(0.3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    train=st.integers(1, 60),
+    test=st.integers(0, 20),
+    clients=st.integers(1, 8),
+    alpha=st.floats(1e-6, 1e6),
+    how=st.sampled_from(["iid", "dirichlet"]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_everyone_trains_or_the_division_is_refused(
+    train: int, test: int, clients: int, alpha: float, how: Any, seed: int
+) -> None:
+    examples = sorted_examples(train, test)
+    try:
+        shares = partition(examples, how, clients, alpha, seed)
+    except DataError:
+        return
+    assert Counter(example for share in shares for example in share) == Counter(examples)
+    assert all(any(example.split == "train" for example in share) for share in shares)
+
+
+def of_user(user: str, train: int, test: int = 1) -> list[Example]:
+    return [Example(f"{user} {i}", 0, user, "train") for i in range(train)] + [
+        Example(f"{user} test {i}", 0, user, "test") for i in range(test)
+    ]
+
+
+def test_users_become_clients_in_order_of_their_names() -> None:
+    examples = [*of_user("cy", 3), *of_user("ann", 2), *of_user("bob", 5)]
+    assert partition(examples, "user", 3, 1.0, 0) == [
+        of_user("ann", 2),
+        of_user("bob", 5),
+        of_user("cy", 3),
+    ]
+
+
+def test_users_with_most_training_examples_are_kept() -> None:
+    examples = [*of_user("dee", 2), *of_user("ann", 1, 9), *of_user("cy", 4), *of_user("bob", 2)]
+    clients = partition(examples, "user", 2, 1.0, 0)
+    assert [share[0].user for share in clients] == ["bob", "cy"]
+
+
+def test_more_clients_than_users_are_refused() -> None:
+    with pytest.raises(DataError, match="3 clients for 2 users; use at most 2"):
+        partition([*of_user("ann", 1), *of_user("bob", 1)], "user", 3, 1.0, 0)
+
+
+def test_division_by_user_needs_users() -> None:
+    with pytest.raises(DataError, match="2 of 4 examples have no user; add a 'user' field"):
+        partition([*of_user("ann", 1), *of_user("", 1)], "user", 1, 1.0, 0)
+
+
+def test_client_without_training_example_is_named() -> None:
+    with pytest.raises(DataError, match=r"client 1 \(user 'bob'\) has no training example; use"):
+        partition([*of_user("ann", 1), *of_user("bob", 0)], "user", 2, 1.0, 0)
+    with pytest.raises(DataError, match="client 3 has no training example: there are 3 for 4"):
+        partition(sorted_examples(3, 9), "iid", 4, 1.0, 0)
+
+
+def test_hopeless_alpha_is_refused_in_words() -> None:
+    with pytest.raises(DataError, match="use fewer clients, a larger alpha"):
+        partition(sorted_examples(400, 100), "dirichlet", 8, 1e-5, 0)
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "seed"),
+    [(0, 1.0, 0), (2, 0.0, 0), (2, float("nan"), 0), (2, float("inf"), 0), (2, 1.0, -1)],
+)
+def test_arguments_out_of_range_are_refused(clients: int, alpha: float, seed: int) -> None:
+    with pytest.raises(DataError, match="clients must be at least 1, alpha above 0"):
+        partition(sorted_examples(9, 9), "dirichlet", clients, alpha, seed)
