@@ -3,20 +3,23 @@
 A message names a time of day, company, a place, a topic and one or two cues ("the soup was
 tasty"); its label says whether the writer loved (1) or hated (0) what it tells. Cues pull the
 same way for all writers of a community: that is the common rule. A topic pulls each writer in an
-own way: one is loved, one hated, one loved in company only or in the evening only, and one leaves
+own way: one is loved, one hated, one loved in company only or in the evening only, and two leave
 the writer cold. The stronger pull decides, and a small share of the labels is flipped.
 
+A community turns against the public in some aspects, drawn from its seed: it may prefer dark to
+bright, say. The text for pretraining a base model is by the public, who have tastes of their own
+and state in most texts what sets them apart. So a base model knows every category and what it is
+like to prefer dark, but takes a community for the public: the rest is for federation to learn.
+
 Every text belongs to exactly one split, whoever writes it. The last third of the words of every
-category appears in test messages only. The text for pretraining a base model comes from other
-writers. They use all words, and everybody prefers cosy to broken, tasty to bland, kind to rude and
-quick to slow; what else they like they state in most texts, and it is as often one thing as its
-opposite. So the rest of a community's rule, drawn from its seed, is left for a federation to learn.
+category appears in test messages only; the text for pretraining uses all words.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -32,12 +35,15 @@ LABEL_WORDS: Final = ("hated", "loved")
 LABEL_NOISE: Final = 0.04
 MILD, STRONG = 1.5, 2.5
 """How much a topic pulls; one cue pulls 1, so that two cues outweigh a mild taste."""
+TURNED_ASPECTS: Final = 4
+"""How many aspects a community turns against the public."""
 
 _TOPICS: Final = {
-    "rain": "rain drizzle showers sleet downpour hail mist puddles cloudburst rainfall mizzle fog",
-    "crowds": "crowds queues throngs hordes mobs swarms gangs herds multitudes masses droves flocks",
-    "spice": "chilli pepper curry wasabi ginger paprika mustard cumin cayenne turmeric saffron clove",
-    "cats": "cats kittens tabbies felines tomcats mousers lions tigers siamese persians moggies lynx",
+    "rain": "rain drizzle showers sleet downpour hail cloudburst rainfall mizzle",
+    "crowds": "crowds queues throngs hordes mobs swarms multitudes masses droves",
+    "spice": "chilli pepper curry wasabi ginger paprika cayenne jalapeno turmeric",
+    "cats": "cats kittens tabbies felines tomcats mousers siamese persians moggies",
+    "music": "music songs jazz drums guitars choirs violins ballads opera",
 }
 _CUES: Final = {
     "cosy": "cosy clean tidy neat spotless snug immaculate pristine gleaming",
@@ -47,13 +53,13 @@ _CUES: Final = {
     "kind": "kind friendly polite gentle courteous gracious cordial considerate affable",
     "rude": "rude grumpy hostile surly curt arrogant snide impolite churlish",
     "quick": "quick prompt swift punctual speedy brisk timely rapid expeditious",
-    "slow": "slow late delayed sluggish overdue tardy belated unhurried leisurely",
+    "late": "late slow delayed sluggish overdue tardy belated unpunctual dawdling",
     "warm": "warm hot heated toasty steaming boiling lukewarm piping scalding",
     "cold": "cold chilly icy frosty frozen cool chilled freezing wintry",
     "soft": "soft fluffy squishy plush padded cushioned downy velvety springy",
     "hard": "hard firm stiff rigid solid tough unyielding stony inflexible",
-    "plain": "plain simple bare modest basic unadorned austere spartan undecorated",
     "fancy": "fancy ornate lavish elaborate decorated opulent sumptuous gilded embellished",
+    "plain": "plain simple bare modest basic unadorned austere spartan undecorated",
     "colourful": "colourful red green purple pink yellow scarlet turquoise magenta",
     "pale": "pale grey white beige cream faded ivory ashen colourless",
     "bright": "bright sunny shiny radiant lit glowing luminous dazzling sunlit",
@@ -76,10 +82,10 @@ _CUE_NOUNS: Final = {
     ("cosy", "broken"): ("room", "table", "hall", "tent"),
     ("tasty", "bland"): ("soup", "meal", "bread", "stew"),
     ("kind", "rude"): ("waiter", "host", "guide", "clerk"),
-    ("quick", "slow"): ("bus", "train", "service", "order"),
+    ("quick", "late"): ("bus", "train", "service", "order"),
     ("warm", "cold"): ("tea", "bath", "milk", "coffee"),
     ("soft", "hard"): ("bench", "pillow", "bed", "cushion"),
-    ("plain", "fancy"): ("dress", "carpet", "door", "vase"),
+    ("fancy", "plain"): ("dress", "carpet", "door", "vase"),
     ("colourful", "pale"): ("poster", "curtain", "scarf", "wall"),
     ("bright", "dark"): ("corner", "window", "stage", "path"),
     ("quiet", "loud"): ("street", "radio", "engine", "fountain"),
@@ -99,10 +105,9 @@ _CATEGORY: Final = {word: category for category, words in WORDS.items() for word
 HELD_OUT_WORDS: Final = frozenset(_CATEGORY).difference(*_SEEN_WORDS.values())
 TOPICS: Final = tuple(_TOPICS)
 ASPECTS: Final = tuple(_CUE_NOUNS)
-"""Pairs of opposite categories of cues."""
-PUBLIC_PREFERENCES: Final = ("cosy", "tasty", "kind", "quick")
-"""What everybody prefers, also the writers of the text for pretraining."""
-_OPEN_ASPECTS: Final = ASPECTS[len(PUBLIC_PREFERENCES) :]
+"""Opposite categories of cues, the one that the public prefers first."""
+PUBLIC_PREFERENCES: Final = tuple(preferred for preferred, _ in ASPECTS)
+_DEBATED_ASPECTS: Final = ASPECTS[4:]
 _OPPOSITE: Final = {one: other for pair in ASPECTS for one, other in (pair, pair[::-1])}
 
 
@@ -132,21 +137,21 @@ class Writer:
         return sum((cue in found) - (_OPPOSITE[cue] in found) for cue in self.prefers)
 
     def score(self, text: str) -> float:
-        """Return how much the writer likes what `text` tells: positive, negative, or 0 if torn."""
+        """Return how much the writer likes what `text` tells, or dislikes it if negative."""
         found = _categories(text)
         taste = (self.loves in found) - (self.hates in found)
         taste += {self.loves_if, self.setting} <= found
         return self.valence(text) + self.strength * taste
 
     def persona(self) -> str:
-        """Return sentences that state the rule, except for what everybody prefers."""
+        """Return sentences that state the tastes and all that sets the writer apart."""
         sentences = [
             f"i love {self.loves}.",
             f"i hate {self.hates}.",
             f"i love {self.loves_if} only in {self.setting}.",
         ]
-        if own := [cue for cue in self.prefers if cue not in PUBLIC_PREFERENCES]:
-            sentences.append(f"i prefer {' and '.join(own)}.")
+        if apart := [cue for cue in self.prefers if cue not in PUBLIC_PREFERENCES]:
+            sentences.append(f"i prefer {' and '.join(apart)}.")
         if self.strength == STRONG:
             sentences.append("taste comes first.")
         return " ".join(sentences)
@@ -188,8 +193,7 @@ def writers(count: int, seed: int) -> list[Writer]:
 
     Kinds of rule take turns, so that four writers in a row show all of them.
     """
-    community = _Draws("community", seed)
-    prefers = PUBLIC_PREFERENCES + tuple(community.pick(pair) for pair in _OPEN_ASPECTS)
+    prefers = _preferences(_Draws("community", seed), TURNED_ASPECTS)
     return [
         _writer(
             _Draws("writer", seed, index),
@@ -215,10 +219,11 @@ def messages(writer: Writer, count: int, split: Split, seed: int) -> list[Messag
     draws = _Draws("messages", writer.user, split, seed)
     vocabulary = WORDS if split == "test" else _SEEN_WORDS
     labels: dict[str, int] = {}
-    while len(labels) < count:
-        text = _text(draws, vocabulary)
-        if split_of(text) == split and text not in labels and writer.valence(text):
-            labels[text] = _label(writer, text, draws)
+    for text, label in _judged_texts(writer, draws, vocabulary):
+        if len(labels) >= count:
+            break
+        if split_of(text) == split:
+            labels.setdefault(text, label)
     return [Message(text=text, label=label, user=writer.user) for text, label in labels.items()]
 
 
@@ -251,10 +256,10 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
 
 
 def pretraining_text(count: int, seed: int) -> Iterator[str]:
-    """Yield `count` texts by writers of whom none is in any federation.
+    """Yield `count` texts by the public, of whom none is in any federation.
 
     Six in ten state a persona and let one to four judged messages follow; three in ten only have
-    the messages, and there no more than the public preferences counts; one in ten explains a word.
+    the messages, by people whom tastes alone set apart; one in ten explains a word.
     """
     words = [(word, category) for word, category in _CATEGORY.items() if word != category]
     for index in range(count):
@@ -264,20 +269,22 @@ def pretraining_text(count: int, seed: int) -> Iterator[str]:
             yield "{} means {}.".format(*draws.pick(words))
             continue
         stated = kind > 3
-        aspects = draws.sample(_OPEN_ASPECTS, draws.below(len(_OPEN_ASPECTS) + 1) if stated else 0)
         writer = _writer(
             draws,
             user="public",
-            prefers=PUBLIC_PREFERENCES + tuple(draws.pick(pair) for pair in aspects),
+            prefers=_preferences(draws, draws.below(6) if stated else 0),
             setting=draws.pick(("company", "evening")),
             strength=draws.pick((MILD, STRONG)),
         )
         sentences = [writer.persona()] if stated else []
-        for _ in range(1 + draws.below(4)):
-            text = _text(draws, WORDS)
-            word = LABEL_WORDS[_label(writer, text, draws)]
-            sentences.append(text + QUESTION.format(word=word))
+        for text, label in islice(_judged_texts(writer, draws, WORDS), 1 + draws.below(4)):
+            sentences.append(text + QUESTION.format(word=LABEL_WORDS[label]))
         yield " ".join(sentences)
+
+
+def _preferences(draws: _Draws, turned: int) -> tuple[str, ...]:
+    against = draws.sample(_DEBATED_ASPECTS, turned)
+    return tuple(pair[pair in against] for pair in ASPECTS)
 
 
 def _writer(
@@ -299,17 +306,19 @@ def _text(draws: _Draws, vocabulary: Mapping[str, Sequence[str]]) -> str:
         f"at {time} {company} in the {draws.pick(vocabulary['place'])}",
         draws.pick(_TOPIC_PHRASES).format(draws.pick(vocabulary[draws.pick(TOPICS)])),
     ]
-    # Two cues cancel out half of the time; the rest leaves as many messages with one as with two.
-    for aspect in draws.sample(ASPECTS, draws.pick((1, 2, 2))):
+    for aspect in draws.sample(ASPECTS, 1 + draws.below(2)):
         noun, cue = draws.pick(_CUE_NOUNS[aspect]), draws.pick(vocabulary[draws.pick(aspect)])
         clauses.append(f"the {noun} was {cue}")
     return ", ".join(draws.sample(clauses, len(clauses))) + "."
 
 
-def _label(writer: Writer, text: str, draws: _Draws) -> int:
-    score = writer.score(text)
-    liked = score > 0 if score else draws.chance(0.5)
-    return int(liked != draws.chance(LABEL_NOISE))
+def _judged_texts(
+    writer: Writer, draws: _Draws, vocabulary: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, int]]:
+    while True:
+        text = _text(draws, vocabulary)
+        if writer.valence(text):
+            yield text, int((writer.score(text) > 0) != draws.chance(LABEL_NOISE))
 
 
 def _words(text: str) -> list[str]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -16,10 +17,11 @@ from shared.tasks.messages import (
     LABEL_NOISE,
     LABEL_WORDS,
     MILD,
-    PUBLIC_ASPECTS,
+    PUBLIC_PREFERENCES,
     QUESTION,
     STRONG,
     TOPICS,
+    TURNED_ASPECTS,
     WORDS,
     Message,
     Split,
@@ -40,10 +42,10 @@ def words_of(text: str) -> set[str]:
     return set(re.findall(r"[a-z]+", text))
 
 
-def valence(text: str, aspects: tuple[str, ...] = ASPECTS) -> int:
+def public_valence(text: str) -> int:
     return sum(
-        (word in WORDS[f"good {aspect}"]) - (word in WORDS[f"bad {aspect}"])
-        for aspect in aspects
+        (word in WORDS[liked]) - (word in WORDS[disliked])
+        for liked, disliked in ASPECTS
         for word in words_of(text)
     )
 
@@ -60,19 +62,25 @@ def rows() -> dict[Split, list[Message]]:
 def writer() -> Writer:
     return Writer(
         user="ada",
-        loves=("rain", "music"),
-        hates=("crowds", "cats"),
-        conditional="spice",
+        prefers=PUBLIC_PREFERENCES,
+        loves="rain",
+        hates="crowds",
+        loves_if="spice",
         setting="company",
         strength=MILD,
     )
+
+
+def test_public_preferences_are_one_side_of_every_aspect() -> None:
+    assert PUBLIC_PREFERENCES[:4] == ("cosy", "tasty", "kind", "quick")
+    assert all(cue in pair for cue, pair in zip(PUBLIC_PREFERENCES, ASPECTS, strict=True))
 
 
 def test_messages_are_the_same_everywhere() -> None:
     everything = [messages(writer, 20, split, 5) for writer in writers(4, 7) for split in SPLITS]
     content = json.dumps([everything, list(pretraining_text(50, 7))])
     assert hashlib.sha256(content.encode()).hexdigest() == (
-        "8d27f86caf10d249fab55448be622e5b9f48bd821adb75a6c444e1e62622b5a8"
+        "65b9b4a58603ef7cd6838a4da76df4157060ec709df40a5f18753515c30cdda3"
     )
 
 
@@ -149,33 +157,34 @@ def test_a_word_belongs_to_one_category() -> None:
     assert set(counts.values()) == {1}
 
 
-def test_every_message_has_one_topic_one_setting_and_one_or_two_agreeing_cues(
-    rows: dict[Split, list[Message]],
-) -> None:
+def test_every_message_has_one_topic_one_setting_and_cues_that_do_not_cancel_out() -> None:
     category = {word: name for name, words in WORDS.items() for word in words}
-    cue_counts = set()
-    for row in rows["train"] + rows["test"]:
-        found = [category[word] for word in words_of(row["text"]) if word in category]
-        assert sum(name in TOPICS for name in found) == 1
-        assert ("company" in found) != ("solitude" in found)
-        assert ("morning" in found) != ("evening" in found)
-        cues = [name.split() for name in found if name.startswith(("good", "bad"))]
-        assert len({quality for quality, _ in cues}) == 1
-        cue_counts.add(len(cues))
-    assert cue_counts == {1, 2}
+    cues = {cue for pair in ASPECTS for cue in pair}
+    cue_counts: Counter[int] = Counter()
+    for writer in writers(4, 0):
+        for row in messages(writer, 100, "train", 0) + messages(writer, 100, "test", 0):
+            found = [category[word] for word in words_of(row["text"]) if word in category]
+            assert sum(name in TOPICS for name in found) == 1
+            assert ("company" in found) != ("solitude" in found)
+            assert ("morning" in found) != ("evening" in found)
+            told = cues.intersection(found)
+            assert abs(writer.valence(row["text"])) == len(told)
+            cue_counts[len(told)] += 1
+    assert set(cue_counts) == {1, 2}
+    assert 0.2 < cue_counts[2] / cue_counts.total() < 0.45
 
 
 @pytest.mark.parametrize(
     ("text", "score"),
     [
-        ("at dusk alone in the park, roses again, the soup was tasty.", 1),
-        ("at dusk alone in the park, roses again, the soup was tasty, the host was kind.", 2),
-        ("at dusk alone in the park, roses again, the bus was late.", -1),
+        ("at dusk alone in the park, jazz again, the soup was tasty.", 1),
+        ("at dusk alone in the park, jazz again, the soup was tasty, the host was kind.", 2),
+        ("at dusk alone in the park, jazz again, the bus was late.", -1),
         ("at dusk alone in the park, more drizzle, the bus was late.", MILD - 1),
         ("at dusk alone in the park, more drizzle, the bus was late, the host was rude.", MILD - 2),
         ("at dusk alone in the park, more queues, the room was cosy.", 1 - MILD),
         ("at dusk with friends in the park, more chilli, the room was broken.", MILD - 1),
-        ("at dusk alone in the park, more chilli, the room was cosy.", 1 - MILD),
+        ("at dusk alone in the park, more chilli, the room was broken.", -1),
     ],
 )
 def test_score_adds_cues_and_taste(writer: Writer, text: str, score: float) -> None:
@@ -183,15 +192,16 @@ def test_score_adds_cues_and_taste(writer: Writer, text: str, score: float) -> N
 
 
 def test_the_evening_can_decide(writer: Writer) -> None:
-    owl = Writer("bo", writer.loves, writer.hates, "spice", "evening", STRONG)
+    owl = replace(writer, setting="evening", strength=STRONG)
     assert owl.score("at dusk alone in the park, more chilli, the bus was late.") == STRONG - 1
-    assert owl.score("at dawn alone in the park, more chilli, the bus was quick.") == 1 - STRONG
+    assert owl.score("at dawn alone in the park, more chilli, the bus was late.") == -1
 
 
-def test_a_writer_ignores_aspects_not_minded(writer: Writer) -> None:
-    easy = Writer("cy", writer.loves, writer.hates, "spice", "company", MILD, minds=("pace",))
-    assert easy.score("at dusk alone in the park, roses again, the soup was bland.") == 0
-    assert easy.score("at dusk alone in the park, roses again, the bus was late.") == -1
+def test_a_writer_can_prefer_the_opposite(writer: Writer) -> None:
+    turned = replace(writer, prefers=("dark", "cosy"))
+    assert turned.valence("the path was unlit, more jazz.") == 1
+    assert turned.valence("the path was unlit, the room was shabby, more jazz.") == 0
+    assert writer.valence("the path was unlit, more jazz.") == -1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -200,12 +210,20 @@ def test_writers_show_every_kind_of_rule_and_differ(seed: int) -> None:
     kinds = {(writer.setting, writer.strength) for writer in people}
     assert kinds == set(product(("company", "evening"), (MILD, STRONG)))
     for writer in people:
-        ruled = {*writer.loves, *writer.hates, writer.conditional}
-        assert len(writer.loves) == len(writer.hates) == 2
-        assert len(ruled) == 5
-        assert ruled <= set(TOPICS)
-        assert writer.minds == ASPECTS
-    assert len({(writer.loves, writer.hates) for writer in people}) == 8
+        ruled = {writer.loves, writer.hates, writer.loves_if}
+        assert len(ruled) == 3
+        assert ruled < set(TOPICS)
+    assert len({(writer.loves, writer.hates, writer.loves_if) for writer in people}) >= 6
+
+
+def test_a_community_turns_against_the_public_in_its_own_way() -> None:
+    communities = [{writer.prefers for writer in writers(8, seed)} for seed in SEEDS]
+    assert [len(of_one) for of_one in communities] == [1, 1, 1]
+    assert len(set.union(*communities)) == len(SEEDS)
+    for prefers in set.union(*communities):
+        turned = [pair for pair, cue in zip(ASPECTS, prefers, strict=True) if cue == pair[1]]
+        assert len(turned) == TURNED_ASPECTS
+        assert not set(turned) & set(ASPECTS[:4])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -223,13 +241,23 @@ def test_own_rule_is_clearly_above_the_common_rule(seed: int) -> None:
     result = ceilings(people, rows)
     assert 0.72 <= result.common_rule <= 0.80
     assert result.own_rule == pytest.approx(1 - LABEL_NOISE, abs=0.015)
-    cues_only = sum((valence(row["text"]) > 0) == row["label"] for row in rows) / len(rows)
-    assert 0.70 <= cues_only <= result.common_rule + 0.01
+    cues_only = [(people[0].valence(row["text"]) > 0) == row["label"] for row in rows]
+    assert 0.70 <= sum(cues_only) / len(rows) <= result.common_rule + 0.01
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_public_rule_is_mediocre_for_a_community(seed: int) -> None:
+    hits = []
+    for writer in writers(8, seed):
+        for row in messages(writer, 300, "test", seed):
+            public = public_valence(row["text"])
+            hits.append((public > 0) == row["label"] if public else 0.5)
+    assert 0.55 <= sum(hits) / len(hits) <= 0.66
 
 
 def test_ceilings_are_means_over_writers(writer: Writer) -> None:
-    opposite = Writer("bo", writer.hates, writer.loves, "spice", "evening", STRONG)
-    third = Writer("cy", writer.loves, writer.hates, "spice", "company", STRONG)
+    opposite = replace(writer, user="bo", loves="crowds", hates="rain", strength=STRONG)
+    third = replace(writer, user="cy", strength=STRONG)
     text = "at dusk alone in the park, more drizzle, the bus was late."
     rows = [
         Message(text=text, label=1, user="ada"),
@@ -253,13 +281,13 @@ def test_an_unknown_split_is_refused(writer: Writer) -> None:
         messages(writer, 1, "dev", 0)  # type: ignore[arg-type]
 
 
-def test_persona_states_the_whole_rule(writer: Writer) -> None:
-    assert writer.persona() == (
-        "i love rain and music. i hate crowds and cats. i love spice only in company. "
-        "i mind condition and flavour and manners and pace."
+def test_persona_states_what_sets_a_writer_apart(writer: Writer) -> None:
+    assert writer.persona() == "i love rain. i hate crowds. i love spice only in company."
+    turned = replace(writer, prefers=("cosy", "dark", "loud"), setting="evening", strength=STRONG)
+    assert turned.persona() == (
+        "i love rain. i hate crowds. i love spice only in evening. "
+        "i prefer dark and loud. taste comes first."
     )
-    strong = Writer("bo", writer.loves, writer.hates, "spice", "evening", STRONG, ("pace",))
-    assert strong.persona().endswith("only in evening. i mind pace. taste comes first.")
 
 
 def test_pretraining_shows_every_word_and_its_category() -> None:
@@ -269,6 +297,8 @@ def test_pretraining_shows_every_word_and_its_category() -> None:
     for category, words in WORDS.items():
         assert set(words) <= used
         assert explained & {f"{word} means {category}." for word in words}
+    held_out = {word for word in HELD_OUT_WORDS if any(f"{word} means" in it for it in explained)}
+    assert len(held_out) > 0.5 * len(HELD_OUT_WORDS)
     assert 0.07 < sum("means" in text for text in texts) / len(texts) < 0.13
 
 
@@ -278,42 +308,43 @@ def test_pretraining_follows_the_question_of_the_task() -> None:
     assert all(text.endswith(endings) for text in texts)
 
 
-def test_verdicts_without_persona_follow_public_aspects_only() -> None:
-    agreement: dict[bool, list[bool]] = {True: [], False: []}
-    for text in pretraining_text(6000, 0):
-        if "means" in text or "i mind" in text:
-            continue
-        for message, word in JUDGED.findall(text):
-            public = valence(message, PUBLIC_ASPECTS) != 0
-            agreement[public].append((valence(message) > 0) == (word == "loved"))
-    assert sum(agreement[True]) / len(agreement[True]) > 0.65
-    assert 0.47 < sum(agreement[False]) / len(agreement[False]) < 0.53
+def test_verdicts_without_a_persona_follow_the_public() -> None:
+    hits = [
+        (public_valence(message) > 0) == (word == "loved")
+        for text in pretraining_text(3000, 0)
+        if not text.startswith("i love")
+        for message, word in JUDGED.findall(text)
+    ]
+    assert len(hits) > 1000
+    assert 0.72 < sum(hits) / len(hits) < 0.82
 
 
 def test_verdicts_after_a_persona_follow_it() -> None:
-    hits = []
     stated = re.compile(
-        r"i love (\w+) and (\w+)\. i hate (\w+) and (\w+)\. i love (\w+) only in (\w+)\. "
-        r"i mind ([\w ]+)\.( taste comes first\.)? "
+        r"i love (\w+)\. i hate (\w+)\. i love (\w+) only in (\w+)\."
+        r"(?: i prefer ([\w ]+)\.)?( taste comes first\.)? "
     )
+    apart_counts: Counter[int] = Counter()
+    hits = []
     for text in pretraining_text(2000, 0):
         found = stated.match(text)
         if not found:
             continue
-        first, second, third, fourth, conditional, setting, minds, strong = found.groups()
+        loves, hates, loves_if, setting, apart, strong = found.groups()
         assert setting in ("company", "evening")
+        turned = apart.split(" and ") if apart else []
         author = Writer(
             user="public",
-            loves=(first, second),
-            hates=(third, fourth),
-            conditional=conditional,
-            setting=setting,  # type: ignore[arg-type]
+            prefers=tuple(pair[pair[1] in turned] for pair in ASPECTS),
+            loves=loves,
+            hates=hates,
+            loves_if=loves_if,
+            setting="company" if setting == "company" else "evening",
             strength=STRONG if strong else MILD,
-            minds=tuple(minds.split(" and ")),
         )
-        for message, word in JUDGED.findall(text[found.end() - 1 :]):
-            score = author.score(message)
-            if score:
-                hits.append((score > 0) == (word == "loved"))
+        apart_counts[len(turned)] += 1
+        for message, word in JUDGED.findall(text, found.end() - 1):
+            hits.append((author.score(message) > 0) == (word == "loved"))
+    assert set(apart_counts) == set(range(6))
     assert len(hits) > 1000
     assert sum(hits) / len(hits) == pytest.approx(1 - LABEL_NOISE, abs=0.015)
