@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -38,9 +37,9 @@ from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
 
-EVALUATION_BATCH = 64
+EVALUATION_MICRO_BATCH = 16
 GROUPING = "both"
-"""All 2·q·B rows of a step in one pass."""
+"""+ε and −ε of all queries go through the model together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +177,8 @@ class Trainer:
         if len(data.labels) == 0:
             empty = np.zeros((self._labels, self._labels), np.int64)
             return Evaluation(token, device, 0.0, empty)
-        scores = self._evaluation_scores(to_float32(session.state), data.prompts)
+        points = Points.at(self.layout, to_float32(session.state), device=self._device)
+        scores = self._forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)[0]
         loss = float(cross_entropy(scores[None], data.labels)[0])
         confusion = Confusion.of(data.labels, scores.argmax(axis=1), self._labels)
         return Evaluation(token, device, loss, confusion.counts)
@@ -196,23 +196,14 @@ class Trainer:
         trial = next(estimator)
         points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
         prompts = [data.prompts[index] for index in trial.batch]
-        losses = cross_entropy(self._forward.scores(points, prompts), data.labels[trial.batch])
+        scores = self._forward.scores(points, prompts, self._config.micro_batch)
+        losses = cross_entropy(scores, data.labels[trial.batch])
         try:
             estimator.send(losses)
         except StopIteration as finished:
             result: Estimate = finished.value
             return result
         raise AssertionError("a P-RGE step is a single trial")
-
-    def _evaluation_scores(
-        self, weights: NDArray[np.float32], prompts: Sequence[Prompt]
-    ) -> NDArray[np.float32]:
-        points = Points.at(self.layout, weights, device=self._device)
-        batches = [
-            prompts[start : start + EVALUATION_BATCH]
-            for start in range(0, len(prompts), EVALUATION_BATCH)
-        ]
-        return np.concatenate([self._forward.scores(points, batch)[0] for batch in batches])
 
     def _check_layout(self, layout_hash: bytes) -> None:
         if layout_hash != self.layout.hash:

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from server.roster import Roster
-from server.store import RunStore
+from server.store import RESULT_FILE, RunStore
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -52,9 +52,14 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     try:
         if store.ledger.recovered:
             log.warning("%s", store.ledger.recovered)
+        if (folder / RESULT_FILE).exists():
+            log.info("%s holds this very run, finished", folder)
+            return folder
         strategy = ScalarStrategy(config, store, roster)
         done = store.ledger.position.round
-        if done == 0:
+        if done:
+            log.info("continuing %s after round %d", folder, done)
+        else:
             strategy.evaluate(grid, Split.VALIDATION)
             strategy.evaluate(grid, Split.TEST)
         if done < config.rounds:

@@ -89,6 +89,7 @@ class RunConfig(_Settings):
     steps: int = Field(4, ge=1, le=65_535, description="local steps K of a round")
     queries: int = Field(4, ge=1, le=65_535, description="directions q per step")
     batch: int = Field(16, ge=1, description="examples B per step")
+    micro_batch: int = Field(0, ge=0, description="examples in one pass; 0 is the whole batch")
     epsilon: float = Field(0.01, gt=0, le=1)
     learning_rate: float = Field(0.1, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")

@@ -6,9 +6,7 @@ from pathlib import Path
 from client.app import app as client_app
 from client.trainer import trainer_for
 from server.app import serve
-from server.store import LEDGER_FILE
 from shared.config import RunConfig
-from shared.errors import ConfigError
 from shared.frames import Split
 from simulations.engine import InProcessGrid
 
@@ -20,17 +18,15 @@ def simulate(
     """Train with the in-process engine; returns the run's folder.
 
     Model, task and data are loaded first, so that a mistake in them is found before anything is
-    written.
+    written. A folder that holds the beginning of the same run is continued.
 
     Args:
-        config: of the run; ``out`` must not hold a run already.
+        config: of the run.
         on_message: see `InProcessGrid`.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
-    if config.out and (Path(config.out) / LEDGER_FILE).exists():
-        raise ConfigError(f"{config.out}: already holds a run; choose another --out or delete it")
     trainer = trainer_for(config)
     for device in range(config.data.clients):
         trainer.share(device, config.data.clients, Split.TRAIN)

@@ -1,0 +1,116 @@
+"""Small real models, data and settings for tests: built once per test run, never downloaded."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+GOOD = ["good", "great", "fine", "kind", "warm"]
+BAD = ["bad", "terrible", "awful", "cold", "rude"]
+THINGS = ["film", "day", "meal", "walk"]
+WORDS = [*GOOD, *BAD, *THINGS, "it", "was", "the", "a", "very", "not", ".", "!"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>"]
+
+
+def _save_tokenizer(folder: Path, family: str) -> int:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(SPECIAL)
+    names: dict[str, Any] = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    if family == "causal":
+        names |= {"bos_token": "<s>"}
+    else:
+        names |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return len(vocabulary)
+
+
+def _save_model(folder: Path, family: str) -> Path:
+    import torch
+    import transformers
+
+    vocabulary = _save_tokenizer(folder, family)
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+    }
+    network: Any
+    if family == "causal":
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    elif family == "masked":
+        network = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+    else:
+        network = transformers.BertModel(transformers.BertConfig(**sizes))
+        (folder / "modules.json").write_text("[]")
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny model of a family: causal, masked or encoder."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in folders:
+            folders[family] = _save_model(tmp_path_factory.mktemp(family), family)
+        return folders[family]
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """240 labelled sentences of three users in one JSONL file."""
+    file = tmp_path_factory.mktemp("data") / "sentences.jsonl"
+    rows = [
+        {
+            "text": f"the {THINGS[i % 4]} was {(GOOD if i % 2 else BAD)[i % 5]} "
+            f"{['.', '!'][i // 7 % 2]} a {THINGS[i // 3 % 4]} {['not', 'very'][i // 11 % 2]}",
+            "label": i % 2,
+            "user": f"user{i % 3}",
+        }
+        for i in range(240)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def settings(
+    model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
+) -> dict[str, Any]:
+    """Flat settings of a small run on the causal model; change what a test is about."""
+    return {
+        "model.path": str(model_folder("causal")),
+        "data.path": str(data_file),
+        "data.clients": 3,
+        "adapter.layers": "top:2",
+        "rounds": 3,
+        "steps": 2,
+        "queries": 2,
+        "batch": 4,
+        "threads": 1,
+        "out": str(tmp_path / "run"),
+    }

@@ -1,0 +1,338 @@
+"""Whole federations on a tiny model: the unmodified apps on the in-process engine."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType
+
+from client.app import app as client_app
+from client.trainer import trainer_for
+from server.aggregate import aggregate
+from server.app import serve
+from server.store import read_layout, read_result, replayed
+from shared.config import RunConfig
+from shared.errors import DataError, LedgerError, SamaraError, TrainingError
+from shared.frames import Report, SeedPolicy, Split, TrainInstruction, token_of
+from shared.ledger import read_records
+from shared.replay import replay, zero_state
+from shared.round_delta import RoundDelta
+from simulations.engine import InProcessGrid
+from simulations.simulate import simulate
+
+Settings = dict[str, Any]
+
+
+def config_of(settings: Settings, **changes: Any) -> RunConfig:
+    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return RunConfig.of(settings | dotted, "test")
+
+
+def ledger_of(folder: Path) -> bytes:
+    return (folder / "ledger").read_bytes()
+
+
+def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) -> None:
+    folder = simulate(config_of(settings))
+    result = read_result(folder)
+    records = list(replayed(folder))
+    assert len(records) == 3
+    last, state = records[-1]
+    assert last.end_digest.hex() == result["final_digest"]
+    assert np.any(state)
+    assert [event["round"] for event in result["rounds"]] == [1, 2, 3]
+    assert [(e["round"], e["split"]) for e in result["evaluations"]] == [
+        (0, "validation"),
+        (0, "test"),
+        (3, "validation"),
+        (3, "test"),
+    ]
+    assert sum(c["examples"] for c in result["evaluations"][1]["clients"].values()) == 48
+    assert result["config"] == config_of(settings).flat()
+    assert result["rounds"][0]["bytes_up"] == 3 * (32 + 2 * 2 * 4)
+    assert read_layout(folder).hash.hex() == result["layout_hash"]
+
+
+@pytest.mark.parametrize("policy", ["shared", "independent"])
+def test_the_same_settings_give_the_same_ledger(
+    policy: str, settings: Settings, tmp_path: Path
+) -> None:
+    first = simulate(config_of(settings, seed_policy=policy))
+    second = simulate(config_of(settings, seed_policy=policy, out=str(tmp_path / "second")))
+    other = simulate(config_of(settings, seed_policy=policy, seed=1, out=str(tmp_path / "other")))
+    assert ledger_of(first) == ledger_of(second) != ledger_of(other)
+
+
+def test_shared_seeds_make_one_group_and_independent_seeds_one_per_client(
+    settings: Settings, tmp_path: Path
+) -> None:
+    shared = simulate(config_of(settings, seed_policy="shared"))
+    independent = simulate(config_of(settings, out=str(tmp_path / "independent")))
+    assert [len(r.delta.groups) for r in read_records(shared / "ledger")] == [1, 1, 1]
+    assert [len(r.delta.groups) for r in read_records(independent / "ledger")] == [3, 3, 3]
+
+
+def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
+    settings: Settings,
+) -> None:
+    config = config_of(settings, cohort__fraction=0.3, rounds=6)
+    folder = simulate(config)
+    cohorts = [[c.device for c in r.delta.contributors] for r in read_records(folder / "ledger")]
+    assert all(len(cohort) == 1 for cohort in cohorts)
+    assert len({cohort[0] for cohort in cohorts}) > 1
+    final = read_result(folder)["evaluations"][-1]
+    assert set(final["clients"]) == {"0", "1", "2"}
+    assert final["refused"] == {}
+
+
+class Tampering(InProcessGrid):
+    """Delivers what `tamper` makes of each reply."""
+
+    tamper: Callable[[Message], Message] = staticmethod(lambda reply: reply)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return [self.tamper(reply) for reply in super().send_and_receive(messages)]
+
+
+def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
+    return kind(client_app, config.data.clients, config.flat())
+
+
+def test_a_bad_report_is_dropped_alone(settings: Settings) -> None:
+    config = config_of(settings)
+    grid = grid_of(config, Tampering)
+
+    def tamper(reply: Message) -> Message:
+        record = reply.content.config_records["samara"]
+        if reply.metadata.message_type == MessageType.TRAIN and reply.metadata.src_node_id == 1001:
+            record["frame"] = bytes(record["frame"])[:-1]  # type: ignore[arg-type]
+        return reply
+
+    grid.tamper = tamper  # type: ignore[attr-defined]
+    folder = serve(config, grid)
+    for record in read_records(folder / "ledger"):
+        assert [c.device for c in record.delta.contributors] == [0, 2]
+    refused = read_result(folder)["rounds"][0]["refused"]
+    assert list(refused) == ["1"]
+    assert "checksum" in refused["1"]
+
+
+def test_a_report_in_another_devices_name_is_dropped(settings: Settings) -> None:
+    config = config_of(settings, rounds=1)
+    grid = grid_of(config, Tampering)
+
+    def tamper(reply: Message) -> Message:
+        if reply.metadata.message_type == MessageType.TRAIN and reply.metadata.src_node_id == 1002:
+            record = reply.content.config_records["samara"]
+            report = Report.decode(bytes(record["frame"]))  # type: ignore[arg-type]
+            forged = Report(report.token, 0, 9999, report.mean_loss, report.gradients)
+            record["frame"] = forged.encode()
+        return reply
+
+    grid.tamper = tamper  # type: ignore[attr-defined]
+    folder = serve(config, grid)
+    (first, *_) = read_records(folder / "ledger")
+    assert [c.device for c in first.delta.contributors] == [0, 1]
+
+
+def test_a_repeated_instruction_gets_the_stored_report(settings: Settings) -> None:
+    config = config_of(settings, rounds=1)
+    grid = grid_of(config)
+    asked: list[Message] = []
+    plain = grid._deliver
+
+    def deliver(message: Message) -> Message:
+        reply = plain(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            asked.append(message)
+            again = plain(message)
+            frames = [r.content.config_records["samara"]["frame"] for r in (reply, again)]
+            assert frames[0] == frames[1]
+        return reply
+
+    grid._deliver = deliver  # type: ignore[method-assign]
+    trainer = trainer_for(config)
+    calls: list[int] = []
+    train = trainer.train
+
+    def counted(*arguments: Any) -> Report:
+        calls.append(1)
+        return train(*arguments)
+
+    trainer.train = counted  # type: ignore[method-assign]
+    try:
+        serve(config, grid)
+    finally:
+        trainer.train = train  # type: ignore[method-assign]
+    assert len(asked) == len(calls) == 3
+
+
+def test_an_interrupted_run_goes_on_to_the_same_ledger(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
+    config = config_of(settings)
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == 5:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
+    assert len(list(read_records(Path(config.out) / "ledger"))) == 1
+    resumed = simulate(config)
+    assert ledger_of(resumed) == ledger_of(whole)
+    before = read_result(resumed)
+    assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
+    assert read_result(simulate(config)) == before
+
+
+def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
+    simulate(config_of(settings))
+    with pytest.raises(LedgerError, match="another run"):
+        simulate(config_of(settings, learning_rate=0.2))
+
+
+def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Equal shards, all of each in the batch: the mean of the g's is the g of the union."""
+    rows = [
+        {"text": f"the film was {word} {mark}", "label": int(word in ("good", "great"))}
+        for word in ("good", "great", "bad", "awful")
+        for mark in (". a", "! a", ". the", "! the", "a day .", "a walk .")
+    ]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text)
+    common = {"data__path": str(folder), "seed_policy": "shared", "steps": 1, "rounds": 2}
+    many = config_of(settings, **common, data__clients=4, batch=6, out=str(tmp_path / "many"))
+    one = config_of(settings, **common, data__clients=1, batch=24, out=str(tmp_path / "one"))
+    assert {len(trainer_for(many).share(device, 4, Split.TRAIN).labels) for device in range(4)} == {
+        6
+    }
+    states = []
+    for config in (many, one):
+        *_, (_, state) = replayed(simulate(config))
+        states.append(state.astype(np.float64))
+    difference = np.linalg.norm(states[0] - states[1]) / np.linalg.norm(states[1])
+    assert difference < 1e-3
+
+
+def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(
+    settings: Settings,
+) -> None:
+    layout = trainer_for(config_of(settings)).layout
+    instruction = TrainInstruction(
+        run_id=bytes(8),
+        round=1,
+        track=0,
+        steps=2,
+        queries=2,
+        batch=4,
+        seed_policy=SeedPolicy.SHARED,
+        root=3,
+        epsilon=0.01,
+        learning_rate=0.3,
+        clip=0.0,
+        deadline=0.0,
+        layout_hash=layout.hash,
+        start_digest=bytes(32),
+    )
+    gradients = np.array([[0.1, -2.5], [3e-4, 1.7]], np.float32)
+    token = token_of(instruction.encode())
+
+    def delta_of(devices: int) -> RoundDelta:
+        reports = [Report(token, d, 7, 0.5, gradients) for d in range(devices)]
+        return aggregate(instruction, reports, 10_000)
+
+    one, many = delta_of(1), delta_of(7)
+    assert [g.encode() for g in one.groups] == [g.encode() for g in many.groups]
+    ends = [
+        replay(zero_state(layout.size), d.scalar_groups(), layout.distribution) for d in (one, many)
+    ]
+    np.testing.assert_array_equal(*ends)
+
+
+def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Settings) -> None:
+    config = config_of(settings, rounds=2)
+    grid = grid_of(config)
+    plain = grid._deliver
+
+    def loses_the_tail(message: Message) -> Message:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            message.content.config_records["samara"]["tail"] = b""
+        return plain(message)
+
+    grid._deliver = loses_the_tail  # type: ignore[method-assign]
+    folder = serve(config, grid)
+    first, second = read_result(folder)["rounds"]
+    assert first["refused"] == {}
+    assert "digest" in second["refused"]["1"]
+    assert [c.device for c in list(read_records(folder / "ledger"))[1].delta.contributors] == [0, 2]
+
+
+def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
+    config = config_of(settings)
+    grid = grid_of(config)
+    grid._contexts[1002].run_config = config_of(settings, adapter__rank=2).flat()
+    folder = serve(config, grid)
+    assert set(read_result(folder)["devices"]) == {"0", "1"}
+
+
+def test_losses_that_are_not_finite_end_the_run_with_a_message(
+    settings: Settings, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model_folder("causal").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    name = next(name for name in weights if name.endswith("down_proj.weight"))
+    weights[name] = np.full_like(weights[name], np.nan)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    config = config_of(settings, model__path=str(broken))
+    with pytest.raises(TrainingError, match=r"round 1: no report.*loss is not finite at step 1"):
+        simulate(config)
+    assert list(replayed(Path(config.out))) == []
+    assert not (Path(config.out) / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"model__path": "/nowhere/model"}, SamaraError, "no such model folder"),
+        ({"data__path": "/nowhere/data.jsonl"}, DataError, "/nowhere/data.jsonl"),
+        ({"data__clients": 200}, DataError, "no training example"),
+        ({"data__partition": "user", "data__clients": 9}, DataError, "3"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_written(
+    change: dict[str, Any], kind: type[SamaraError], message: str, settings: Settings
+) -> None:
+    config = config_of(settings, **change)
+    with pytest.raises(kind, match=message):
+        simulate(config)
+    assert not Path(config.out).exists()
+
+
+def test_unknown_labels_are_reported_by_file_and_line(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "good", "label": 1}\n{"text": "odd", "label": "maybe"}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl:2.*maybe"):
+        simulate(config_of(settings, data__path=str(file)))

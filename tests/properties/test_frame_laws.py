@@ -1,0 +1,141 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_same
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.errors import FrameError
+from shared.frames import (
+    MAX_GRADIENT,
+    EvaluateInstruction,
+    Evaluation,
+    Hello,
+    Refusal,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
+from shared.replay import Pass
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.wire import Kind, pack
+
+U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+FROM_ONE = st.integers(1, 2**16 - 1)
+TEXT = st.text(max_size=20)
+NUMBER = st.floats(0, allow_infinity=False)
+NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=32)
+
+HELLOS = st.builds(Hello, U32, U32, U32, HASH, TEXT, TEXT)
+REFUSALS = st.builds(Refusal, NAME, U32, U32, TEXT)
+EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
+
+
+@st.composite
+def trains(draw: st.DrawFn) -> TrainInstruction:
+    steps = draw(FROM_ONE)
+    return TrainInstruction(
+        *(draw(NAME), draw(U32.filter(bool)), draw(U32)),
+        *(steps, draw(st.integers(1, min(2**16 - 1, 2**20 // steps))), draw(U32.filter(bool))),
+        *(draw(st.sampled_from(SeedPolicy)), draw(U64)),
+        *(draw(NUMBER.filter(bool)), draw(NUMBER), draw(NUMBER), draw(NUMBER)),
+        *(draw(HASH), draw(HASH)),
+    )
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    shape = draw(hnp.array_shapes(min_dims=2, max_dims=2, max_side=4))
+    gradient = st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32)
+    seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
+    loss = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    gradients = hnp.arrays(np.float32, shape, elements=gradient)
+    return Report(draw(NAME), draw(U32), draw(U32), draw(loss), draw(gradients), draw(seeds))
+
+
+@st.composite
+def evaluations(draw: st.DrawFn) -> Evaluation:
+    labels = draw(st.integers(1, 4))
+    counts = hnp.arrays(np.int64, (labels, labels), elements=U32)
+    loss = st.floats(allow_nan=False, allow_infinity=False)
+    return Evaluation(draw(NAME), draw(U32), draw(loss), draw(counts))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    steps, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    count, whole = steps * queries, st.integers(-(2**31), 2**31 - 1)
+    derived = st.builds(DerivedSeeds, U64, U32, st.just(steps), st.just(queries))
+    source = derived | hnp.arrays(np.uint64, count, elements=U64)
+    scalars = Pass(draw(st.integers(0, 10)), draw(hnp.arrays(np.int32, count, elements=whole)))
+    return Group(draw(U32), draw(source), scalars)
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> RoundDelta:
+    contributors = tuple(
+        Contributor(device, draw(U32), draw(U16))
+        for device in sorted(draw(st.sets(U32, max_size=3)))
+    )
+    some = tuple(draw(st.lists(groups(), max_size=3)))
+    return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)
+
+
+FRAMES = (
+    HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
+)
+DECODED_BY = {
+    Kind.HELLO: Hello,
+    Kind.TRAIN: TrainInstruction,
+    Kind.EVALUATE: EvaluateInstruction,
+    Kind.REPORT: Report,
+    Kind.REPORT_WITH_SEEDS: Report,
+    Kind.EVALUATION: Evaluation,
+    Kind.REFUSAL: Refusal,
+    Kind.ROUND_DELTA: RoundDelta,
+}
+
+
+@given(FRAMES)
+def test_decoding_undoes_encoding(frame: Any) -> None:
+    assert_same(type(frame).decode(frame.encode()), frame)
+
+
+def assert_refused_or_canonical(kind: Kind, body: bytes) -> None:
+    """A body is refused, or nothing in it was lost on reading: no two bodies mean the same."""
+    sealed = pack(kind, body)
+    try:
+        frame = DECODED_BY[kind].decode(sealed)
+    except FrameError:
+        return
+    assert frame.encode() == sealed
+
+
+@given(st.sampled_from(Kind), st.binary(max_size=200))
+def test_any_bytes_are_refused_or_mean_one_thing(kind: Kind, body: bytes) -> None:
+    assert_refused_or_canonical(kind, body)
+
+
+@given(FRAMES, st.data())
+def test_any_forged_field_is_refused_or_means_one_thing(frame: Any, data: st.DataObject) -> None:
+    sealed = frame.encode()
+    kind, body = Kind(sealed[3]), bytearray(sealed[8:])
+    at = data.draw(st.integers(0, len(body) - 1))
+    forged = data.draw(st.binary(min_size=1, max_size=8))
+    body[at : at + len(forged)] = forged
+    assert_refused_or_canonical(kind, bytes(body))
+
+
+@given(FRAMES, st.data())
+def test_a_damaged_frame_is_refused(frame: Any, data: st.DataObject) -> None:
+    sealed = bytearray(frame.encode())
+    start = data.draw(st.integers(0, len(sealed) - 1))
+    noise = data.draw(st.binary(min_size=1, max_size=4).filter(any))
+    for offset, byte in enumerate(noise[: len(sealed) - start]):
+        sealed[start + offset] ^= byte
+    if bytes(sealed) != frame.encode():
+        with pytest.raises(FrameError):
+            type(frame).decode(bytes(sealed))

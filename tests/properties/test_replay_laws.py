@@ -1,0 +1,111 @@
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from shared.directions import Distribution, directions
+from shared.replay import (
+    COEFFICIENT_BITS,
+    MAX_SHIFT,
+    STATE_BITS,
+    Pass,
+    add,
+    quantize,
+    replay,
+    to_float32,
+)
+
+WIDEST = 2**31 - 1
+SIZE = 9
+DISTRIBUTIONS = st.sampled_from(["gaussian", "rademacher"])
+STATES = hnp.arrays(np.int64, SIZE, elements=st.integers(-(2**60), 2**60))
+COEFFICIENTS = hnp.arrays(
+    np.float64,
+    st.integers(1, 6),
+    elements=st.floats(-1024, 1024) | st.floats(-1, 1) | st.floats(-1e-9, 1e-9),
+)
+
+ScalarGroup = tuple[NDArray[np.uint64], Pass]
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> ScalarGroup:
+    count = draw(st.integers(0, 5))
+    seeds = hnp.arrays(np.uint64, count, elements=st.integers(0, 2**64 - 1))
+    coefficients = hnp.arrays(np.int32, count, elements=st.integers(-WIDEST, WIDEST))
+    return draw(seeds), Pass(draw(st.integers(0, MAX_SHIFT)), draw(coefficients))
+
+
+@given(STATES, st.lists(groups(), max_size=4), st.randoms(use_true_random=False), DISTRIBUTIONS)
+def test_the_order_of_groups_does_not_matter(
+    state: NDArray[np.int64], some: list[ScalarGroup], random: object, how: Distribution
+) -> None:
+    shuffled = list(some)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(replay(state, some, how), replay(state, shuffled, how))
+
+
+@given(STATES, groups(), st.integers(0, 5), DISTRIBUTIONS)
+def test_a_group_may_be_split_and_reordered(
+    state: NDArray[np.int64], group: ScalarGroup, cut: int, how: Distribution
+) -> None:
+    seeds, whole = group
+    head = (seeds[:cut], Pass(whole.shift, whole.coefficients[:cut]))
+    tail = (seeds[cut:][::-1], Pass(whole.shift, whole.coefficients[cut:][::-1]))
+    np.testing.assert_array_equal(replay(state, [group], how), replay(state, [tail, head], how))
+
+
+@given(STATES, groups(), st.integers(0, SIZE), DISTRIBUTIONS)
+def test_a_range_of_elements_may_be_replayed_alone(
+    state: NDArray[np.int64], group: ScalarGroup, cut: int, how: Distribution
+) -> None:
+    seeds, scalars = group
+    whole = replay(state, [group], how)
+    np.testing.assert_array_equal(replay(state[:cut], [group], how), whole[:cut])
+    z = directions(seeds, SIZE, how)
+    np.testing.assert_array_equal(add(state[cut:], z[:, cut:], scalars), whole[cut:])
+
+
+@given(STATES, st.lists(groups(), max_size=4), st.integers(0, 4), DISTRIBUTIONS)
+def test_replaying_head_and_then_tail_is_replaying_all(
+    state: NDArray[np.int64], some: list[ScalarGroup], cut: int, how: Distribution
+) -> None:
+    in_two = replay(replay(state, some[:cut], how), some[cut:], how)
+    np.testing.assert_array_equal(in_two, replay(state, some, how))
+
+
+@given(STATES, groups(), DISTRIBUTIONS)
+def test_opposite_coefficients_lead_back(
+    state: NDArray[np.int64], group: ScalarGroup, how: Distribution
+) -> None:
+    seeds, scalars = group
+    back = (seeds, Pass(scalars.shift, -scalars.coefficients))
+    np.testing.assert_array_equal(replay(replay(state, [group], how), [back], how), state)
+
+
+@given(COEFFICIENTS)
+def test_quantized_coefficients_are_the_nearest_under_the_smallest_shift(
+    coefficients: NDArray[np.float64],
+) -> None:
+    passes = quantize(coefficients)
+    shift = passes[0].shift
+    exact = [Fraction(c) * 2**COEFFICIENT_BITS for c in coefficients.tolist()]
+    total = sum(p.coefficients.astype(object) for p in passes)
+    assert {p.shift for p in passes} == {shift}
+    assert all(np.abs(p.coefficients.astype(np.int64)).max() <= WIDEST for p in passes)
+    assert total.tolist() == [round(c / 2**shift) for c in exact]
+    assert shift == 0 or max(abs(round(c / 2 ** (shift - 1))) for c in exact) > WIDEST
+    assert len(passes) == 1 or shift == MAX_SHIFT
+
+
+@given(hnp.arrays(np.int64, 20, elements=st.integers(-(2**62), 2**62)))
+def test_weights_are_the_nearest_float32_of_the_state(state: NDArray[np.int64]) -> None:
+    def nearest(number: int) -> Fraction:
+        lost = 2 ** max(number.bit_length() - 24, 0)
+        return Fraction(round(Fraction(number, lost)) * lost, 2**STATE_BITS)
+
+    expected = [nearest(number) for number in state.tolist()]
+    assert [Fraction(weight) for weight in to_float32(state).tolist()] == expected

@@ -1,0 +1,222 @@
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+import shared.directions as directions_module
+from shared.directions import (
+    Distribution,
+    Domain,
+    batch_order,
+    cohort_keys,
+    directions,
+    normals,
+    philox4x32,
+    query_seeds,
+    rademacher,
+    round_root,
+)
+from shared.normal_table import NORMAL_TABLE, TABLE_SHA256
+
+SEEDS = [0, 1, 2**32, 2**64 - 1, 0x243F6A8885A308D3]
+
+
+@lru_cache(maxsize=None)
+def plain_philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
+    """Philox4x32-10 as the paper writes it, in Python's integers."""
+    (c0, c1, c2, c3), k0, k1 = counter, seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * c0, 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
+
+
+def plain_normal(seed: int, element: int) -> int:
+    block, rest = divmod(element, 2048)
+    word, rest = divmod(rest, 512)
+    half, j = divmod(rest, 256)
+    words = plain_philox((256 * block + j, 0, 1, 0), seed)
+    return round(2048 * ndtri(((words[word] >> 16 * half & 0xFFFF) + 0.5) / 65536))
+
+
+def plain_sign(seed: int, element: int) -> int:
+    block, rest = divmod(element, 8192)
+    bit, rest = divmod(rest, 256)
+    word, j = divmod(rest, 64)
+    words = plain_philox((64 * block + j, 0, 1, 0), seed)
+    return 2048 if words[word] >> bit & 1 else -2048
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_known_answers_of_random123(counter: str, key: str, words: str) -> None:
+    def read(text: str) -> NDArray[np.uint32]:
+        return np.array([int(word, 16) for word in text.split()], np.uint32)
+
+    np.testing.assert_array_equal(philox4x32(read(counter), read(key)), read(words))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("distribution", "plain", "count"),
+    [("gaussian", plain_normal, 2048 + 1234), ("rademacher", plain_sign, 8192 + 567)],
+)
+def test_directions_agree_with_the_written_rule(
+    distribution: Distribution, plain: Callable[[int, int], int], count: int, seed: int
+) -> None:
+    z = directions(np.array([5, seed], np.uint64), count, distribution)
+    assert z.shape == (2, count)
+    assert z.dtype == np.int16
+    np.testing.assert_array_equal(z[1], [plain(seed, element) for element in range(count)])
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_a_shorter_direction_begins_a_longer_one(distribution: Distribution) -> None:
+    seeds = np.array(SEEDS, np.uint64)
+    longest = directions(seeds, 17_000, distribution)
+    for count in (0, 1, 2047, 2048, 2049, 8191, 8192, 8193):
+        np.testing.assert_array_equal(
+            directions(seeds, count, distribution), longest[:, :count]
+        )
+    assert directions(seeds[:0], 100, distribution).shape == (0, 100)
+
+
+def test_table_is_the_normal_quantiles() -> None:
+    assert NORMAL_TABLE.shape == (65_536,)
+    assert hashlib.sha256(NORMAL_TABLE.astype("<i2").tobytes()).hexdigest() == TABLE_SHA256
+    np.testing.assert_array_equal(NORMAL_TABLE, -NORMAL_TABLE[::-1])
+    quantiles = ndtri((np.arange(65_536) + 0.5) / 65_536)
+    np.testing.assert_array_equal(NORMAL_TABLE, np.rint(2048 * quantiles))
+    assert not NORMAL_TABLE.flags.writeable
+
+
+@pytest.fixture(scope="module")
+def sample() -> NDArray[np.float64]:
+    """64 neighbouring seeds, half of them differing in the high word only."""
+    seeds = np.arange(32, dtype=np.uint64)
+    return normals(np.concatenate([seeds, seeds << np.uint64(32) | np.uint64(7)]), 2**15) / 2048
+
+
+# The seeds are fixed, so nothing below is left to chance; the bounds are five standard errors,
+# which a sound generator misses less than once in a million choices of seeds.
+
+
+def test_moments_are_those_of_the_normal_distribution(sample: NDArray[np.float64]) -> None:
+    error = 1 / np.sqrt(sample.size)
+    assert abs(sample.mean()) < 5 * error
+    assert abs((sample**2).mean() - 1) < 5 * np.sqrt(2) * error
+    assert abs((sample**3).mean()) < 5 * np.sqrt(15) * error
+    assert abs((sample**4).mean() - 3) < 5 * np.sqrt(96) * error
+
+
+def test_distribution_function_is_the_normal_one(sample: NDArray[np.float64]) -> None:
+    edges = np.arange(-4 * 2048, 4 * 2048) / 2048
+    share = np.searchsorted(np.sort(sample, axis=None), edges, side="right") / sample.size
+    assert np.abs(share - ndtr(edges + 0.5 / 2048)).max() < 2 / np.sqrt(sample.size) + 2**-16
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_directions_of_different_seeds_are_uncorrelated(distribution: Distribution) -> None:
+    seeds = np.array([*range(32), *(seed << 32 for seed in range(1, 32))], np.uint64)
+    z = directions(seeds, 2**14, distribution) / 2048
+    correlation = np.triu(z @ z.T, k=1) / np.sqrt(z.shape[1])
+    assert np.abs(correlation).max() < 5
+
+
+@pytest.mark.parametrize("distance", [1, 2, 64, 256, 512, 1024, 2048, 8192])
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_elements_of_a_direction_are_uncorrelated(
+    distribution: Distribution, distance: int
+) -> None:
+    z = directions(np.arange(32, dtype=np.uint64), 2**14, distribution) / 2048
+    products = z[:, :-distance] * z[:, distance:]
+    assert abs(products.sum()) < 5 * np.sqrt(products.size)
+
+
+def test_signs_are_even() -> None:
+    signs = rademacher(np.arange(64, dtype=np.uint64), 2**14)
+    assert set(np.unique(signs)) == {-2048, 2048}
+    assert abs((signs / 2048).sum()) < 5 * np.sqrt(signs.size)
+
+
+def test_no_two_uses_of_a_seed_share_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, set[tuple[int, ...]]] = {}
+
+    def recording(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        used[use] = {tuple(words) for words in counter.reshape(-1, 4).tolist()}
+        return philox4x32(counter, key)
+
+    monkeypatch.setattr(directions_module, "philox4x32", recording)
+    seeds = np.array([3], np.uint64)
+    uses: dict[str, Callable[[], object]] = {
+        "direction": lambda: normals(seeds, 5000),
+        "frozen A": lambda: normals(seeds, 5000, Domain.LORA_A),
+        "batches, device 0": lambda: batch_order(3, 0, 0, 300),
+        "batches, device 1": lambda: batch_order(3, 1, 0, 300),
+        "batches, next step": lambda: batch_order(3, 0, 1, 300),
+        "shared queries": lambda: query_seeds(3, 0, 5, 7),
+        "queries of a client": lambda: query_seeds(3, 1, 5, 7),
+        "queries of another": lambda: query_seeds(3, 2, 5, 7),
+        "root": lambda: round_root(3, 1, 0),
+        "root of the next round": lambda: round_root(3, 2, 0),
+        "root of another track": lambda: round_root(3, 1, 1),
+        "cohort": lambda: cohort_keys(3, 1, np.arange(9, dtype=np.uint32)),
+        "cohort of the next round": lambda: cohort_keys(3, 2, np.arange(9, dtype=np.uint32)),
+    }
+    for use, call in uses.items():  # noqa: B007  (read by `recording`)
+        call()
+    assert set(used) == set(uses)
+    for one, other in combinations(uses, 2):
+        assert not used[one] & used[other], f"{one} and {other}"
+
+
+def test_query_seeds_differ_and_depend_on_their_place_alone() -> None:
+    seeds = np.concatenate([query_seeds(9, client, 6, 5).ravel() for client in range(4)])
+    assert len(set(seeds.tolist())) == 4 * 6 * 5
+    np.testing.assert_array_equal(query_seeds(9, 2, 6, 5)[:3, :2], query_seeds(9, 2, 3, 2))
+
+
+def test_derived_seeds_are_the_first_two_words_low_word_first() -> None:
+    low, high, *_ = plain_philox((4, 2, 4, 11), 2**63 + 5)
+    assert int(query_seeds(2**63 + 5, 11, 3, 5)[2, 4]) == low | high << 32
+    low, high, *_ = plain_philox((12, 34, 5, 0), 8)
+    assert round_root(8, 12, 34) == low | high << 32
+    low, high, *_ = plain_philox((12, 0, 6, 34), 8)
+    assert int(cohort_keys(8, 12, np.array([34], np.uint32))[0]) == low | high << 32
+
+
+@pytest.mark.parametrize("examples", [0, 1, 2, 17, 300])
+def test_batch_order_is_a_pure_permutation(examples: int) -> None:
+    order = batch_order(5, 2, 3, examples)
+    assert order.tolist() == batch_order(5, 2, 3, examples).tolist()
+    assert sorted(order.tolist()) == list(range(examples))
+
+
+def test_batch_order_sorts_the_written_keys() -> None:
+    keys = []
+    for pair in range(9):
+        a, b, c, d = plain_philox((pair, 3, 3, 2), 5)
+        keys += [a | b << 32, c | d << 32]
+    assert batch_order(5, 2, 3, 17).tolist() == sorted(range(17), key=keys.__getitem__)
+
+
+def test_batch_order_differs_between_roots_devices_and_steps() -> None:
+    orders = {tuple(batch_order(*place, 50)) for place in ((5, 2, 3), (6, 2, 3), (5, 1, 3), (5, 2, 4))}
+    assert len(orders) == 4

@@ -1,0 +1,270 @@
+import struct
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import delta_of, instruction_with, report_to
+
+from shared.errors import FrameError
+from shared.frames import (
+    MAX_GRADIENT,
+    EvaluateInstruction,
+    Evaluation,
+    Hello,
+    Refusal,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.round_delta import RoundDelta
+from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
+
+PREFIX_BYTES = 8
+ASKED = instruction_with()
+FRAMES: dict[Kind, Any] = {
+    Kind.HELLO: Hello(3, 100, 7, bytes(range(32)), "{}", '{"größe": 1}'),
+    Kind.TRAIN: ASKED,
+    Kind.EVALUATE: EvaluateInstruction(bytes(8), 5, 0, Split.TEST, bytes(32), bytes(32)),
+    Kind.REPORT: report_to(ASKED),
+    Kind.REPORT_WITH_SEEDS: report_to(ASKED, seeds=ASKED.seeds(0)),
+    Kind.EVALUATION: Evaluation(bytes(8), 3, 0.5, np.array([[1, 2], [3, 4]])),
+    Kind.REFUSAL: Refusal(bytes(8), 3, 7, "no room"),
+    Kind.ROUND_DELTA: delta_of(4),
+}
+DECODERS: list[Callable[[bytes], object]] = [
+    Hello.decode,
+    TrainInstruction.decode,
+    EvaluateInstruction.decode,
+    Report.decode,
+    Evaluation.decode,
+    Refusal.decode,
+    RoundDelta.decode,
+]
+every_kind = pytest.mark.parametrize("kind", Kind)
+
+
+def refused_by_all(frame: bytes) -> None:
+    for decode in DECODERS:
+        with pytest.raises(FrameError):
+            decode(frame)
+
+
+def resealed(kind: Kind, offset: int, layout: str, *values: object) -> bytes:
+    """A frame of this kind with other values at an offset of its body, and a right checksum."""
+    body = bytearray(FRAMES[kind].encode()[PREFIX_BYTES:])
+    struct.pack_into(layout, body, offset, *values)
+    return pack(kind, bytes(body))
+
+
+def peak_of_refusing(decode: Callable[[bytes], object], frame: bytes) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            decode(frame)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@every_kind
+def test_only_the_decoder_of_its_kind_takes_a_frame(kind: Kind) -> None:
+    frame = FRAMES[kind].encode()
+    assert kind_of(frame) is kind
+    for decode in DECODERS:
+        if decode == type(FRAMES[kind]).decode:
+            decode(frame)
+        else:
+            with pytest.raises(FrameError, match="expected a"):
+                decode(frame)
+
+
+@every_kind
+def test_every_truncation_is_refused(kind: Kind) -> None:
+    frame, decode = FRAMES[kind].encode(), type(FRAMES[kind]).decode
+    for size in range(len(frame)):
+        with pytest.raises(FrameError):
+            decode(frame[:size])
+    for size in range(len(frame) - PREFIX_BYTES):
+        with pytest.raises(FrameError):
+            decode(pack(kind, frame[PREFIX_BYTES:][:size]))
+
+
+@every_kind
+def test_what_follows_the_last_field_is_refused(kind: Kind) -> None:
+    frame, decode = FRAMES[kind].encode(), type(FRAMES[kind]).decode
+    for more in (b"\0", bytes(4), bytes(12)):
+        with pytest.raises(FrameError, match="checksum"):
+            decode(frame + more)
+        with pytest.raises(FrameError):
+            decode(pack(kind, frame[PREFIX_BYTES:] + more))
+
+
+@every_kind
+def test_every_flipped_bit_is_refused_by_every_decoder(kind: Kind) -> None:
+    frame = FRAMES[kind].encode()
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        refused_by_all(bytes(damaged))
+
+
+def test_random_bytes_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    for size in [*range(40), 100, 1000]:
+        refused_by_all(rng.bytes(size))
+
+
+def test_a_frame_of_another_version_kind_or_size_is_refused() -> None:
+    frame = FRAMES[Kind.REFUSAL].encode()
+    with pytest.raises(FrameError, match=f"version {FRAME_VERSION + 1} is not {FRAME_VERSION}"):
+        kind_of(frame[:2] + bytes([FRAME_VERSION + 1]) + frame[3:])
+    with pytest.raises(FrameError, match="kind 200 is unknown"):
+        kind_of(frame[:3] + bytes([200]) + frame[4:])
+    with pytest.raises(FrameError, match="truncated or over"):
+        kind_of(bytes(MAX_FRAME_BYTES + 1))
+
+
+@pytest.mark.parametrize(("explicit", "size"), [(False, 160), (True, 416)])
+def test_size_of_a_report_of_32_gradients(explicit: bool, size: int) -> None:
+    asked = instruction_with(steps=8, queries=4)
+    report = report_to(asked, seeds=asked.seeds(0) if explicit else None)
+    assert len(report.encode()) == size
+
+
+@pytest.mark.parametrize(
+    "bad", [np.nan, np.inf, -np.inf, np.nextafter(np.float32(MAX_GRADIENT), np.float32(np.inf))]
+)
+def test_a_gradient_that_is_not_finite_or_over_the_limit_is_refused(bad: float) -> None:
+    report = report_to(ASKED)
+    report.gradients[1, 2] = MAX_GRADIENT
+    assert Report.decode(report.encode()).gradients[1, 2] == MAX_GRADIENT
+    report.gradients[1, 2] = bad
+    with pytest.raises(FrameError, match="not finite or over"):
+        Report.decode(report.encode())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(FrameError, match="loss"):
+        Report.decode(report_to(ASKED, mean_loss=bad).encode())
+    with pytest.raises(FrameError, match="out of range"):
+        Evaluation.decode(Evaluation(bytes(8), 3, bad, np.zeros((2, 2), np.int64)).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        *((field, 0) for field in ("round", "steps", "queries", "batch")),
+        *((field, np.nan) for field in ("epsilon", "learning_rate", "clip", "deadline")),
+        *((field, np.inf) for field in ("epsilon", "learning_rate", "clip", "deadline")),
+        *((field, -0.1) for field in ("epsilon", "learning_rate", "clip", "deadline")),
+        ("epsilon", 0.0),
+        ("steps", 65_535),
+    ],
+)
+def test_an_instruction_out_of_range_is_refused(field: str, bad: float) -> None:
+    changes: dict[str, Any] = {"queries": 17, field: bad}
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(instruction_with(**changes).encode())
+
+
+@pytest.mark.parametrize(("kind", "offset"), [(Kind.TRAIN, 24), (Kind.EVALUATE, 16)])
+def test_an_unknown_choice_is_refused(kind: Kind, offset: int) -> None:
+    with pytest.raises(FrameError, match="9 is no (SeedPolicy|Split)"):
+        type(FRAMES[kind]).decode(resealed(kind, offset, "<B", 9))
+
+
+@pytest.mark.parametrize(("label_count", "size"), [(0, 0), (1025, 4 * 1025**2)])
+def test_a_confusion_matrix_of_no_or_too_many_labels_is_refused(
+    label_count: int, size: int
+) -> None:
+    body = struct.pack("<8sIdH", bytes(8), 1, 0.5, label_count) + bytes(size)
+    with pytest.raises(FrameError, match="out of range"):
+        Evaluation.decode(pack(Kind.EVALUATION, body))
+
+
+def test_a_text_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(FrameError, match="UTF-8"):
+        Refusal.decode(resealed(Kind.REFUSAL, 20, "<3s", b"\xff\xfe\xfd"))
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "values"),
+    [
+        (0, "<I", (0,)),  # round 0
+        (16, "<I", (2,)),  # more contributors than there are
+        (20, "<I", (3,)),  # more groups than there are
+        (34, "<B", (2,)),  # a kind of seeds that does not exist
+        (39, "<B", (11,)),  # shift 11
+        (40, "<I", (0,)),  # no coefficient
+        (40, "<I", (2**20 + 1,)),  # too many coefficients
+        (56, "<HH", (2, 3)),  # seeds of 6 queries for 4 coefficients
+    ],
+)
+def test_an_unsound_round_delta_is_refused(
+    offset: int, layout: str, values: tuple[int, ...]
+) -> None:
+    with pytest.raises(FrameError):
+        RoundDelta.decode(resealed(Kind.ROUND_DELTA, offset, layout, *values))
+
+
+@pytest.mark.parametrize("devices", [(1, 1), (2, 1)])
+def test_contributors_must_ascend(devices: tuple[int, int]) -> None:
+    body = struct.pack("<II8sII", 1, 0, bytes(8), 2, 0)
+    body += b"".join(struct.pack("<IIH", device, 10, 1) for device in devices)
+    with pytest.raises(FrameError, match="out of order"):
+        RoundDelta.decode(pack(Kind.ROUND_DELTA, body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset", "layout", "values"),
+    [
+        (Kind.REPORT, 16, "<HH", (65_535, 16)),
+        (Kind.REPORT, 16, "<HH", (65_535, 65_535)),
+        (Kind.REPORT_WITH_SEEDS, 16, "<HH", (65_535, 16)),
+        (Kind.EVALUATION, 20, "<H", (1024,)),
+        (Kind.EVALUATION, 20, "<H", (65_535,)),
+        (Kind.HELLO, 44, "<I", (2**20,)),
+        (Kind.HELLO, 44, "<I", (2**32 - 1,)),
+        (Kind.REFUSAL, 16, "<I", (2**32 - 1,)),
+        (Kind.ROUND_DELTA, 16, "<I", (2**32 - 1,)),
+        (Kind.ROUND_DELTA, 20, "<I", (2**32 - 1,)),
+        (Kind.ROUND_DELTA, 40, "<I", (2**20,)),
+        (Kind.ROUND_DELTA, 40, "<I", (2**32 - 1,)),
+    ],
+)
+def test_a_count_beyond_the_frame_is_refused_without_allocating(
+    kind: Kind, offset: int, layout: str, values: tuple[int, ...]
+) -> None:
+    frame = resealed(kind, offset, layout, *values)
+    assert peak_of_refusing(type(FRAMES[kind]).decode, frame) < 2**16
+
+
+def test_token_changes_with_every_field_of_the_instruction() -> None:
+    changes: list[dict[str, Any]] = [
+        {"round": 2}, {"track": 1}, {"steps": 3}, {"queries": 5}, {"batch": 9},
+        {"seed_policy": SeedPolicy.SHARED}, {"root": 1}, {"epsilon": 0.02},
+        {"learning_rate": 0.2}, {"clip": 1.0}, {"deadline": 1.0}, {"run_id": bytes(8)},
+        {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {},
+    ]  # fmt: skip
+    assert {field for change in changes for field in change} == set(vars(ASKED))
+    tokens = {token_of(instruction_with(**change).encode()) for change in changes}
+    assert len(tokens) == len(changes)
+    assert {len(token) for token in tokens} == {8}
+
+
+def test_seeds_are_shared_or_each_device_has_its_own() -> None:
+    shared = instruction_with(seed_policy=SeedPolicy.SHARED)
+    np.testing.assert_array_equal(shared.seeds(0), shared.seeds(5))
+    own = [ASKED.seeds(device) for device in (0, 5)]
+    assert len({*shared.seeds(0).flat, *own[0].flat, *own[1].flat}) == 3 * 8
+
+
+def test_gradients_are_clipped_only_if_asked() -> None:
+    gradients = np.array([-3.0, 0.5, 2.0], np.float32)
+    assert instruction_with(clip=1.5).clipped(gradients).tolist() == [-1.5, 0.5, 1.5]
+    assert instruction_with(clip=0.0).clipped(gradients).tolist() == [-3.0, 0.5, 2.0]

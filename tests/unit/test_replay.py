@@ -1,0 +1,151 @@
+import hashlib
+
+import numpy as np
+import pytest
+from helpers import instruction_with, report_to
+
+from server.aggregate import aggregate
+from shared.directions import directions
+from shared.errors import ReplayError
+from shared.replay import (
+    COEFFICIENT_BITS,
+    Pass,
+    add,
+    check_fits,
+    digest,
+    quantize,
+    replay,
+    to_float32,
+    zero_state,
+)
+
+WIDEST = 2**31 - 1
+NO_STATE = zero_state(1)
+
+
+def one_pass(shift: int, *coefficients: int) -> Pass:
+    return Pass(shift, np.array(coefficients, np.int32))
+
+
+def quantized(*coefficients: float) -> list[tuple[int, list[int]]]:
+    return [(p.shift, p.coefficients.tolist()) for p in quantize(np.array(coefficients))]
+
+
+def test_add_is_the_written_formula_in_whole_numbers() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(-(2**15), 2**15, size=(3, 7)).astype(np.int16)
+    scalars = one_pass(10, WIDEST, -WIDEST, 12_345)
+    state = rng.integers(-(2**61), 2**61, size=7)
+    expected = [
+        int(state[i]) + (sum(int(c) * int(z[n, i]) for n, c in enumerate(scalars.coefficients)) << 10)
+        for i in range(7)
+    ]
+    assert add(state, z, scalars).tolist() == expected
+
+
+def test_replay_adds_the_directions_of_the_seeds_and_leaves_its_input_alone() -> None:
+    seeds = np.arange(70, dtype=np.uint64)
+    scalars = Pass(2, np.arange(-35, 35, dtype=np.int32))
+    state = np.arange(50)
+    z = directions(seeds, 50, "rademacher").astype(np.int64)
+    expected = state + ((scalars.coefficients @ z) << 2)
+    np.testing.assert_array_equal(replay(state, [(seeds, scalars)], "rademacher"), expected)
+    np.testing.assert_array_equal(state, np.arange(50))
+
+
+@pytest.mark.parametrize("zeros", [(), (0.0,), (0.0, -0.0)])
+def test_nothing_to_apply_needs_no_direction(zeros: tuple[float, ...]) -> None:
+    assert all(p.shift == 0 and not p.coefficients.any() for p in quantize(np.array(zeros)))
+
+
+@pytest.mark.parametrize("shift", range(11))
+def test_the_smallest_shift_that_fits_is_taken(shift: int) -> None:
+    widest = WIDEST * 2.0 ** (shift - COEFFICIENT_BITS)
+    assert quantized(widest, -widest) == [(shift, [WIDEST, -WIDEST])]
+    if shift:
+        assert quantized(np.nextafter(widest / 2, 9) + 2.0 ** (shift - 42))[0][0] == shift
+
+
+def test_coefficients_are_rounded_half_to_even() -> None:
+    halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5])
+    assert quantized(*(halves * 2.0**-40)) == [(0, [0, 2, 2, 0, -2, -2])]
+
+
+def test_what_is_beyond_two_is_split_exactly() -> None:
+    passes = quantize(np.array([1024.0, -3.0, 2.0**-30, 2.0]))
+    assert len(passes) > 1
+    assert {p.shift for p in passes} == {10}
+    total = sum(p.coefficients.astype(object) for p in passes)
+    assert total.tolist() == [2**40, -3 * 2**30, 1, 2**31]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1024.0000001, -1e300])
+def test_what_cannot_be_applied_is_refused(bad: float) -> None:
+    with pytest.raises(ReplayError, match="cannot be applied"):
+        quantize(np.array([0.5, bad, 0.1]))
+
+
+@pytest.mark.parametrize(
+    ("state", "passes"),
+    [
+        (2**62, []),
+        (-(2**62), []),
+        (-(2**63), []),
+        (0, [one_pass(10, *[WIDEST] * 64, WIDEST)]),
+        (0, [one_pass(10, *[WIDEST, -WIDEST] * 32), one_pass(10, 2**16)]),
+    ],
+)
+def test_what_could_leave_the_exact_range_is_refused(state: int, passes: list[Pass]) -> None:
+    with pytest.raises(ReplayError, match="does not fit"):
+        check_fits(np.array([0, state]), passes)
+
+
+@pytest.mark.parametrize("state", [2**62 - 1, 1 - 2**62])
+def test_what_just_fits_is_applied_without_overflow(state: int) -> None:
+    passes = [one_pass(10, *[WIDEST] * 64)]
+    check_fits(np.array([state]), passes)
+    z = np.full((64, 1), np.sign(state) * 2**15 - (state > 0), np.int16)
+    assert add(np.array([state]), z, passes[0]).tolist() == [state + 64 * WIDEST * int(z[0, 0]) * 2**10]
+
+
+def test_an_update_that_does_not_fit_is_refused_before_anything_is_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a direction was made")
+
+    monkeypatch.setattr("shared.replay.directions", unexpected)
+    small, huge = one_pass(0, 1), one_pass(10, *[WIDEST] * 100)
+    groups = [(np.zeros(1, np.uint64), small), (np.zeros(100, np.uint64), huge)]
+    with pytest.raises(ReplayError, match="does not fit"):
+        replay(NO_STATE, groups, "gaussian")
+
+
+def test_digest_is_of_the_layout_and_the_little_endian_state() -> None:
+    state = np.array([1, -2, 2**62])
+    data = b"".join(int(n).to_bytes(8, "little", signed=True) for n in state)
+    assert digest(b"L" * 32, state) == hashlib.sha256(b"L" * 32 + data).digest()
+    assert digest(b"L" * 32, state.astype(">i8")) == digest(b"L" * 32, state)
+
+
+def test_weights_are_the_state_times_the_unit() -> None:
+    weights = to_float32(np.array([2**51, -(2**50), 1, 0]))
+    assert weights.dtype == np.float32
+    assert weights.tolist() == [1.0, -0.5, 2.0**-51, 0.0]
+
+
+def test_the_small_steps_of_a_thousand_clients_are_not_lost() -> None:
+    size, clients = 512, 1000
+    instruction = instruction_with(steps=1, queries=4, learning_rate=1e-5)
+    rng = np.random.default_rng(1)
+    reports = [report_to(instruction, device, int(rng.integers(1, 200))) for device in range(clients)]
+    delta = aggregate(instruction, reports, weight_cap=100)
+    state = replay(zero_state(size), delta.scalar_groups(), "gaussian")
+
+    weights = np.array([min(report.examples, 100) for report in reports], float)
+    expected = np.zeros(size)
+    for weight, report in zip(weights / weights.sum(), reports, strict=True):
+        z = directions(instruction.seeds(report.device)[0], size, "gaussian") / 2048
+        expected -= 1e-5 * weight * report.gradients[0].astype(float) @ z / 4
+    error = np.linalg.norm(np.ldexp(state.astype(float), -51) - expected)
+    assert error < 0.01 * np.linalg.norm(expected)
