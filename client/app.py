@@ -8,17 +8,19 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client.personalize import compared
 from client.session import Session
-from client.trainer import Trainer, trainer_for
+from client.trainer import Trainer, figures, trainer_for
 from shared.config import RunConfig
 from shared.errors import CatchUpError, ConfigError, SamaraError
 from shared.frames import (
     EvaluateInstruction,
+    Evaluation,
     Refusal,
     TrainInstruction,
     token_of,
 )
-from shared.wire import RECORD
+from shared.wire import PERSONAL_ACTION, RECORD
 
 _SESSION = "session"
 
@@ -46,14 +48,14 @@ def train(message: Message, context: Context) -> Message:
         trainer, device, clients = _place(context)
         instruction = TrainInstruction.decode(frame)
         token = token_of(frame)
-        session = _session(context)
-        if session is None:
-            session = Session.begin(trainer.layout, instruction.run_id, instruction.track)
-        elif session.token == token:
+        session = _session(context) or Session.begin(
+            trainer.layout, instruction.run_id, instruction.track
+        )
+        if session.token == token:
             return session.report
         session = session.caught_up(tail, trainer.layout, instruction.start_digest)
         _remember(session, context)
-        report = trainer.train(instruction, session, device, clients).encode()
+        report = trainer.train(instruction, session.state, device, clients).encode()
         _remember(session.answered(token, report), context)
         return report
 
@@ -62,19 +64,44 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Catch up, and evaluate on the split that is asked for."""
+    """Catch up, and evaluate the global model on the split that is asked for."""
 
     def answer(frame: bytes, tail: bytes) -> bytes:
         trainer, device, clients = _place(context)
-        instruction = EvaluateInstruction.decode(frame)
-        session = _session(context) or Session.begin(
-            trainer.layout, instruction.run_id, instruction.track
-        )
-        session = session.caught_up(tail, trainer.layout, instruction.digest)
-        _remember(session, context)
-        return trainer.evaluate(instruction, session, device, clients).encode()
+        instruction, session = _ready_to_evaluate(trainer, frame, tail, context)
+        data = trainer.share(device, clients, instruction.split)
+        column = figures("global", trainer.scores(session.state, data), data.labels)
+        return Evaluation(token_of(frame), device, (column,)).encode()
 
     return _answered(answer, message, context)
+
+
+@app.evaluate(PERSONAL_ACTION)
+def evaluate_personal(message: Message, context: Context) -> Message:
+    """Catch up, take the private rounds, and compare on this client's own test examples."""
+
+    def answer(frame: bytes, tail: bytes) -> bytes:
+        place = _place(context)
+        instruction, session = _ready_to_evaluate(place[0], frame, tail, context)
+        config = RunConfig.of(context.run_config, "run config")
+        return compared(
+            place[0], config, frame, instruction.run_id, session.state, place[1:]
+        ).encode()
+
+    return _answered(answer, message, context)
+
+
+def _ready_to_evaluate(
+    trainer: Trainer, frame: bytes, tail: bytes, context: Context
+) -> tuple[EvaluateInstruction, Session]:
+    instruction = EvaluateInstruction.decode(frame)
+    trainer.check_layout(instruction.layout_hash)
+    session = _session(context) or Session.begin(
+        trainer.layout, instruction.run_id, instruction.track
+    )
+    session = session.caught_up(tail, trainer.layout, instruction.digest)
+    _remember(session, context)
+    return instruction, session
 
 
 def _answered(

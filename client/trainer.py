@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from client.estimators.prge import Estimate, estimate
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
-from client.session import Session
 from shared.config import RunConfig
 from shared.directions import batch_order, directions
 from shared.errors import CatchUpError, DataError, TrainingError
 from shared.frames import (
-    EvaluateInstruction,
-    Evaluation,
+    Figures,
     Hello,
     Report,
     Split,
@@ -80,7 +78,6 @@ class Trainer:
             scorer = scorer_for(base, task, config.model.max_length, Body(base, 0, 0))
         adapter = inject(base, config.adapter, len(task.words))
         self.layout = adapter.layout
-        self._labels = len(task.words)
         self._scorer = scorer
         self._device = torch.device(config.model.device)
         body = Body(base, adapter.first_block, config.trunk_cache)
@@ -129,19 +126,19 @@ class Trainer:
         )
 
     def train(
-        self, instruction: TrainInstruction, session: Session, device: int, clients: int
+        self, instruction: TrainInstruction, state: NDArray[np.int64], device: int, clients: int
     ) -> Report:
-        """K local steps from the session's state; the session itself is not moved by them.
+        """K local steps from a state, which itself is not moved by them.
 
         Raises:
             CatchUpError: if the instruction is for another layout.
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
-        self._check_layout(instruction.layout_hash)
+        self.check_layout(instruction.layout_hash)
         data = self.share(device, clients, Split.TRAIN)
         seeds = instruction.seeds(device)
-        state, estimates = session.state, []
+        estimates = []
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
             z = directions(seeds[step], self.layout.size, self.layout.distribution)
@@ -163,25 +160,23 @@ class Trainer:
             np.stack([result.gradients for result in estimates]),
         )
 
-    def evaluate(
-        self, instruction: EvaluateInstruction, session: Session, device: int, clients: int
-    ) -> Evaluation:
-        """Loss and confusion of the session's state on one of the client's splits.
+    def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
+        """Scores of a client's examples under a state, float32 [n, labels]."""
+        points = Points.at(self.layout, to_float32(state), device=self._device)
+        scores = self._forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)
+        return scores.reshape(len(data.prompts), -1)
+
+    def check_layout(self, layout_hash: bytes) -> None:
+        """Refuse an instruction for another adapter.
 
         Raises:
-            CatchUpError: if the instruction is for another layout.
+            CatchUpError: if the layouts differ.
         """
-        self._check_layout(instruction.layout_hash)
-        data = self.share(device, clients, instruction.split)
-        token = token_of(instruction.encode())
-        if len(data.labels) == 0:
-            empty = np.zeros((self._labels, self._labels), np.int64)
-            return Evaluation(token, device, 0.0, empty)
-        points = Points.at(self.layout, to_float32(session.state), device=self._device)
-        scores = self._forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)[0]
-        loss = float(cross_entropy(scores[None], data.labels)[0])
-        confusion = Confusion.of(data.labels, scores.argmax(axis=1), self._labels)
-        return Evaluation(token, device, loss, confusion.counts)
+        if layout_hash != self.layout.hash:
+            raise CatchUpError(
+                f"the instruction is for layout {layout_hash.hex()[:12]} and this client has "
+                f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
+            )
 
     def _estimate(
         self,
@@ -205,12 +200,14 @@ class Trainer:
             return result
         raise AssertionError("a P-RGE step is a single trial")
 
-    def _check_layout(self, layout_hash: bytes) -> None:
-        if layout_hash != self.layout.hash:
-            raise CatchUpError(
-                f"the instruction is for layout {layout_hash.hex()[:12]} and this client has "
-                f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
-            )
+
+def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:
+    """Loss and confusion of scores [n, labels] against true labels [n]."""
+    classes = scores.shape[1]
+    if len(labels) == 0:
+        return Figures(name, 0.0, np.zeros((classes, classes), np.int64))
+    loss = float(cross_entropy(scores[None], labels)[0])
+    return Figures(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
 
 
 def step_from(

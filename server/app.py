@@ -21,6 +21,7 @@ from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
 from shared.layout import Layout
 from shared.ledger import LedgerHeader
+from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
@@ -71,6 +72,8 @@ def serve(config: RunConfig, grid: Grid) -> Path:
             )
         strategy.evaluate(grid, Split.VALIDATION)
         strategy.evaluate(grid, Split.TEST)
+        if config.personal.rounds:
+            strategy.evaluate(grid, Split.TEST, PERSONAL_ACTION)
         store.finish(_result(config, store, roster, time.monotonic() - begun))
     finally:
         store.close()

@@ -174,42 +174,48 @@ class ScalarStrategy(Strategy):
         answers, refused, received = self._answers(
             replies, Evaluation, instruction.encode(), instruction.round
         )
-        clients = {
-            device: (evaluation.mean_loss, Confusion(evaluation.counts))
-            for device, evaluation in sorted(answers.items())
-        }
-        clients = {device: pair for device, pair in clients.items() if pair[1].examples}
-        if not clients:
+        if not answers:
             log.warning("round %d: nobody evaluated: %s", instruction.round, refused)
             return None
-        whole = reduce(add, (confusion for _, confusion in clients.values()))
-        loss = sum(loss * c.examples for loss, c in clients.values()) / whole.examples
-        self._tell(
-            {
-                "event": "evaluation",
-                "round": instruction.round,
-                "split": instruction.split.name.lower(),
-                "loss": loss,
-                **_figures(whole),
-                "refused": {str(device): why for device, why in sorted(refused.items())},
-                "bytes_up": sum(received.values()),
-                "bytes_down": sum(self._sent.values()),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {
-                    str(device): {"loss": loss, **_figures(confusion)}
-                    for device, (loss, confusion) in clients.items()
-                },
-            }
+        names = [column.name for column in next(iter(answers.values())).columns]
+        columns = {
+            name: [
+                (device, column.mean_loss, Confusion(column.counts))
+                for device, evaluation in sorted(answers.items())
+                for column in evaluation.columns
+                if column.name == name and column.counts.any()
+            ]
+            for name in names
+        }
+        whole = {name: _figures(parts) for name, parts in columns.items() if parts}
+        event = {
+            "event": "evaluation",
+            "round": instruction.round,
+            "split": instruction.split.name.lower(),
+            "columns": whole,
+            "refused": {str(device): why for device, why in sorted(refused.items())},
+            "bytes_up": sum(received.values()),
+            "bytes_down": sum(self._sent.values()),
+            "seconds": time.monotonic() - self._begun,
+        }
+        self._tell(event)
+        return MetricRecord(
+            {f"{name} accuracy": figures["accuracy"] for name, figures in whole.items()}
         )
-        return MetricRecord({"loss": loss, "accuracy": whole.accuracy})
 
-    def evaluate(self, grid: Grid, split: Split) -> None:
-        """Have everybody who is there evaluate the present state on a split."""
-        messages = self._evaluation_messages(split, grid)
+    def evaluate(self, grid: Grid, split: Split, action: str = "") -> None:
+        """Have everybody who is there evaluate the present state on a split.
+
+        Args:
+            grid: Flower's.
+            split: which of their examples.
+            action: empty for the global model; `PERSONAL_ACTION` for the personal comparison.
+        """
+        messages = self._evaluation_messages(split, grid, action)
         timeout = self._config.cohort.timeout
         self.aggregate_evaluate(0, grid.send_and_receive(messages, timeout=timeout))
 
-    def _evaluation_messages(self, split: Split, grid: Grid) -> list[Message]:
+    def _evaluation_messages(self, split: Split, grid: Grid, action: str = "") -> list[Message]:
         self._evaluation = EvaluateInstruction(
             self._run_id,
             self._store.ledger.position.round,
@@ -219,7 +225,8 @@ class ScalarStrategy(Strategy):
             self._store.digest,
         )
         present = self._roster.present(grid.get_node_ids())
-        return self._messages(self._evaluation.encode(), MessageType.EVALUATE, present.values())
+        kind = f"{MessageType.EVALUATE}.{action}" if action else MessageType.EVALUATE
+        return self._messages(self._evaluation.encode(), kind, present.values())
 
     def _messages(
         self, frame: bytes, message_type: str, members: Iterable[Member]
@@ -297,14 +304,28 @@ def describe(event: dict[str, Any]) -> str:
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
             + (f", {event['problem']}" if event["problem"] else "")
         )
-    return (
-        f"round {event['round']}: {event['split']} accuracy {event['accuracy']:.2%}, "
-        f"macro-F1 {event['macro_f1']:.2%}, loss {event['loss']:.4f}, "
-        f"{event['examples']} examples"
+    figures = ", ".join(
+        f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
     )
+    return f"round {event['round']}: {event['split']} accuracy: {figures}"
 
 
-def _figures(confusion: Confusion) -> dict[str, Any]:
+def _figures(parts: list[tuple[int, float, Confusion]]) -> dict[str, Any]:
+    """Of all examples together, the mean over clients, and each client's own."""
+    whole = reduce(add, (confusion for _, _, confusion in parts))
+    return {
+        "loss": sum(loss * confusion.examples for _, loss, confusion in parts) / whole.examples,
+        **_of_confusion(whole),
+        "mean_client_accuracy": sum(c.accuracy for _, _, c in parts) / len(parts),
+        "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in parts) / len(parts),
+        "clients": {
+            str(device): {"loss": loss, **_of_confusion(confusion)}
+            for device, loss, confusion in parts
+        },
+    }
+
+
+def _of_confusion(confusion: Confusion) -> dict[str, Any]:
     return {
         "examples": confusion.examples,
         "accuracy": confusion.accuracy,

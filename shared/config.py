@@ -75,6 +75,13 @@ class CohortSettings(_Settings):
     timeout: float = Field(3600.0, gt=0, description="seconds the server waits for reports")
 
 
+class PersonalSettings(_Settings):
+    """The private steps that every client takes after the last round; nothing of them leaves it."""
+
+    rounds: int = Field(0, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
+    learning_rate: float = Field(0.1, ge=0)
+
+
 class EvaluateSettings(_Settings):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
@@ -105,6 +112,7 @@ class RunConfig(_Settings):
     data: DataSettings = DataSettings()
     cohort: CohortSettings = CohortSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    personal: PersonalSettings = PersonalSettings()
 
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:

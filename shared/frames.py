@@ -19,7 +19,9 @@ from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 MAX_GRADIENT = 1e6
 """A projected gradient beyond this is refused with its report."""
 MAX_LABELS = 1024
+MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
+PERSONAL_TRACK = 2**32 - 1
 
 
 class SeedPolicy(IntEnum):
@@ -297,27 +299,45 @@ class Report:
 
 
 @dataclass(frozen=True, eq=False)
+class Figures:
+    """How one set of weights does on a client's examples.
+
+    Attributes:
+        name: of the weights: global, zero-shot, personalized …
+        mean_loss: over the examples; 0 where there are none.
+        counts: confusion matrix, int64 [labels, labels], rows true, columns predicted.
+    """
+
+    name: str
+    mean_loss: float
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """A client's answer to an evaluate instruction.
 
     Attributes:
         token: of the instruction it answers, 8 bytes.
         device: device index.
-        mean_loss: over the split's examples; 0 where there are none.
-        counts: confusion matrix, int64 [labels, labels], rows true, columns predicted.
+        columns: one per set of weights; names differ, labels agree.
     """
 
     token: bytes
     device: int
-    mean_loss: float
-    counts: NDArray[np.int64]
+    columns: tuple[Figures, ...]
 
-    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIdH")
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIHH")
+    _LOSS: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
         """The evaluation as a frame."""
-        fields = self._FIELDS.pack(self.token, self.device, self.mean_loss, len(self.counts))
-        return pack(Kind.EVALUATION, fields + self.counts.astype("<u4").tobytes())
+        labels = len(self.columns[0].counts)
+        parts = [self._FIELDS.pack(self.token, self.device, labels, len(self.columns))]
+        for column in self.columns:
+            parts += [text_bytes(column.name), self._LOSS.pack(column.mean_loss)]
+            parts.append(column.counts.astype("<u4").tobytes())
+        return pack(Kind.EVALUATION, b"".join(parts))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -327,12 +347,21 @@ class Evaluation:
             FrameError: if the frame is not a sound evaluation.
         """
         reader = Reader(unpack(frame, Kind.EVALUATION))
-        token, device, mean_loss, labels = reader.fields(cls._FIELDS)
-        if not (1 <= labels <= MAX_LABELS and np.isfinite(mean_loss)):
+        token, device, labels, count = reader.fields(cls._FIELDS)
+        if not (1 <= labels <= MAX_LABELS and 1 <= count <= MAX_COLUMNS):
             raise FrameError(f"the evaluation of device {device} is out of range")
-        counts = reader.array("<u4", labels * labels).astype(np.int64).reshape(labels, labels)
+        columns = []
+        for _ in range(count):
+            name = reader.text()
+            (mean_loss,) = reader.fields(cls._LOSS)
+            counts = reader.array("<u4", labels * labels).astype(np.int64)
+            columns.append(Figures(name, mean_loss, counts.reshape(labels, labels)))
         reader.end()
-        return cls(token, device, mean_loss, counts)
+        if not all(np.isfinite(column.mean_loss) for column in columns):
+            raise FrameError(f"a loss in the evaluation of device {device} is not finite")
+        if len({column.name for column in columns}) < count:
+            raise FrameError(f"the evaluation of device {device} names a column twice")
+        return cls(token, device, tuple(columns))
 
 
 @dataclass(frozen=True)

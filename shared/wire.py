@@ -18,6 +18,8 @@ from shared.errors import FrameError
 FRAME_VERSION = 1
 RECORD = "samara"
 """Name of the one record in every Flower message; it holds ``frame`` and, downward, ``tail``."""
+PERSONAL_ACTION = "personal"
+"""Of the evaluate messages that ask for the personal comparison."""
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_TEXT_BYTES = 2**20
 MAX_SCALARS = 2**20

@@ -1,5 +1,6 @@
 """What a finished run says on the terminal."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,59 +8,77 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+Evaluation = Mapping[str, Any]
 
-def print_result(folder: Path, result: dict[str, Any]) -> None:
+
+def print_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Print a run's result: whole splits, then every client, then cost and place."""
     console = Console()
-    evaluations = result["evaluations"]
-    console.print(_splits_table(evaluations))
-    console.print(_clients_table(evaluations))
-    rounds = len(result["rounds"])
+    console.print(splits_table(result["evaluations"]))
+    console.print(clients_table(client_columns(result["evaluations"])))
     console.print(
-        f"{rounds} rounds in {result['wall_seconds']:.1f} s, "
+        f"{len(result['rounds'])} rounds in {result['wall_seconds']:.1f} s, "
         f"{result['bytes_up']:,} bytes up, {result['bytes_down']:,} bytes down, "
         f"peak memory {result['peak_memory_bytes'] / 2**20:,.0f} MiB",
         highlight=False,
     )
-    console.print(f"digest {result['final_digest'][:16]} after round {result['final_round']}")
+    refused = sum(len(event["refused"]) for event in result["evaluations"])
+    agree = "all digests agree" if not refused else f"{refused} clients refused, see the result"
+    console.print(
+        f"after round {result['final_round']}: {result['final_digest'][:16]}, {agree}",
+        highlight=False,
+    )
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
 
 
-def _splits_table(evaluations: list[dict[str, Any]]) -> Table:
+def splits_table(evaluations: list[Evaluation]) -> Table:
+    """The global model before and after, on all clients' examples together."""
     table = Table(title="Global model, all clients' examples together")
     table.add_column("state")
     for column in ("split", "examples", "loss", "accuracy", "macro-F1"):
         table.add_column(column, justify="right")
     last = max(event["round"] for event in evaluations)
     for event in evaluations:
-        if event["round"] in (0, last):
+        if event["round"] in (0, last) and len(event["columns"]) == 1:
+            whole = event["columns"]["global"]
             table.add_row(
                 "zero-shot" if event["round"] == 0 else f"round {last}",
                 event["split"],
-                str(event["examples"]),
-                f"{event['loss']:.4f}",
-                f"{event['accuracy']:.2%}",
-                f"{event['macro_f1']:.2%}",
+                str(whole["examples"]),
+                f"{whole['loss']:.4f}",
+                f"{whole['accuracy']:.2%}",
+                f"{whole['macro_f1']:.2%}",
             )
     return table
 
 
-def _clients_table(evaluations: list[dict[str, Any]]) -> Table:
-    table = Table(title="Each client's own test examples")
+def client_columns(evaluations: list[Evaluation]) -> dict[str, Any]:
+    """Figures per way of serving a client, on the clients' own test examples.
+
+    The personal comparison where there is one, otherwise zero-shot and global.
+    """
+    tests = [event["columns"] for event in evaluations if event["split"] == "test"]
+    if not tests:
+        return {}
+    if len(tests[-1]) > 1:
+        return dict(tests[-1])
+    return {"zero-shot": tests[0]["global"], "global": tests[-1]["global"]}
+
+
+def clients_table(columns: Mapping[str, Any]) -> Table:
+    """Accuracy of every client under every column, then means of accuracy and macro-F1."""
+    table = Table(title="Accuracy on each client's own test examples")
     table.add_column("client", justify="right")
-    for column in ("examples", "zero-shot", "global", "change"):
-        table.add_column(column, justify="right")
-    test = [event for event in evaluations if event["split"] == "test"]
-    if not test:
-        return table
-    first, last = test[0]["clients"], test[-1]["clients"]
-    for client in sorted(last, key=int):
-        before, after = first.get(client), last[client]
-        table.add_row(
-            client,
-            str(after["examples"]),
-            f"{before['accuracy']:.2%}" if before else "",
-            f"{after['accuracy']:.2%}",
-            f"{after['accuracy'] - before['accuracy']:+.2%}" if before else "",
-        )
+    table.add_column("examples", justify="right")
+    for name in columns:
+        table.add_column(name, justify="right")
+    clients = sorted({c for figures in columns.values() for c in figures["clients"]}, key=int)
+    for client in clients:
+        own = [figures["clients"].get(client) for figures in columns.values()]
+        examples = next(str(figures["examples"]) for figures in own if figures)
+        cells = [f"{figures['accuracy']:.1%}" if figures else "" for figures in own]
+        table.add_row(client, examples, *cells)
+    table.add_section()
+    for title, key in (("mean", "mean_client_accuracy"), ("macro-F1", "mean_client_macro_f1")):
+        table.add_row(title, "", *[f"{figures[key]:.1%}" for figures in columns.values()])
     return table

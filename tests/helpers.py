@@ -63,7 +63,9 @@ def delta_of(round_number: int) -> RoundDelta:
     coefficients = rng.integers(-(2**31) + 1, 2**31, size=6).astype(np.int32)
     groups = (
         Group(round_number, DerivedSeeds(round_number, 1, 2, 2), Pass(3, coefficients[:4])),
-        Group(round_number, rng.integers(2**64, size=2, dtype=np.uint64), Pass(0, coefficients[4:])),
+        Group(
+            round_number, rng.integers(2**64, size=2, dtype=np.uint64), Pass(0, coefficients[4:])
+        ),
     )
     return RoundDelta(round_number, 0, bytes(8), (Contributor(0, 10, 2),), groups)
 

@@ -17,7 +17,7 @@ from server.store import read_layout, read_result, replayed
 from shared.config import RunConfig
 from shared.errors import DataError, LedgerError, SamaraError, TrainingError
 from shared.frames import Report, SeedPolicy, Split, TrainInstruction, token_of
-from shared.ledger import read_records
+from shared.ledger import follow, read_records
 from shared.replay import replay, zero_state
 from shared.round_delta import RoundDelta
 from simulations.engine import InProcessGrid
@@ -50,7 +50,9 @@ def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) ->
         (3, "validation"),
         (3, "test"),
     ]
-    assert sum(c["examples"] for c in result["evaluations"][1]["clients"].values()) == 48
+    zero_shot = result["evaluations"][1]["columns"]["global"]
+    assert zero_shot["examples"] == 48
+    assert sum(client["examples"] for client in zero_shot["clients"].values()) == 48
     assert result["config"] == config_of(settings).flat()
     assert result["rounds"][0]["bytes_up"] == 3 * (32 + 2 * 2 * 4)
     assert read_layout(folder).hash.hex() == result["layout_hash"]
@@ -84,7 +86,7 @@ def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
     assert all(len(cohort) == 1 for cohort in cohorts)
     assert len({cohort[0] for cohort in cohorts}) > 1
     final = read_result(folder)["evaluations"][-1]
-    assert set(final["clients"]) == {"0", "1", "2"}
+    assert set(final["columns"]["global"]["clients"]) == {"0", "1", "2"}
     assert final["refused"] == {}
 
 
@@ -101,6 +103,30 @@ class Tampering(InProcessGrid):
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
     return kind(client_app, config.data.clients, config.flat())
+
+
+def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Settings) -> None:
+    config = config_of(settings, personal__rounds=2, adapter__label_bias=True)
+    folder = simulate(config)
+    final = read_result(folder)["evaluations"][-1]
+    names = ["zero-shot", "label bias", "local-only", "global", "personalized"]
+    assert list(final["columns"]) == sorted(names)
+    for figures in final["columns"].values():
+        assert set(figures["clients"]) == {"0", "1", "2"}
+    layout = read_layout(folder)
+    for device in range(3):
+        ledger = folder / "clients" / str(device) / "personal.ledger"
+        state = zero_state(layout.size)
+        for record in read_records(ledger):
+            assert [c.device for c in record.delta.contributors] == [device]
+            state = follow(state, record, layout.hash, layout.distribution)
+        assert np.any(state)
+    without = simulate(config_of(settings, adapter__label_bias=True, out=config.out + "-without"))
+
+    def deltas(run: Path) -> list[bytes]:
+        return [record.end_digest for record in read_records(run / "ledger")]
+
+    assert deltas(without) == deltas(folder)
 
 
 def test_a_bad_report_is_dropped_alone(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from shared.frames import (
     MAX_GRADIENT,
     EvaluateInstruction,
     Evaluation,
+    Figures,
     Hello,
     Refusal,
     Report,
@@ -61,7 +62,9 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
     labels = draw(st.integers(1, 4))
     counts = hnp.arrays(np.int64, (labels, labels), elements=U32)
     loss = st.floats(allow_nan=False, allow_infinity=False)
-    return Evaluation(draw(NAME), draw(U32), draw(loss), draw(counts))
+    names = draw(st.sets(TEXT, min_size=1, max_size=3))
+    columns = tuple(Figures(name, draw(loss), draw(counts)) for name in sorted(names))
+    return Evaluation(draw(NAME), draw(U32), columns)
 
 
 @st.composite
@@ -84,9 +87,7 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
     return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)
 
 
-FRAMES = (
-    HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
-)
+FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
 DECODED_BY = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,

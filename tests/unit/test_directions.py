@@ -1,6 +1,6 @@
 import hashlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -26,7 +26,7 @@ from shared.normal_table import NORMAL_TABLE, TABLE_SHA256
 SEEDS = [0, 1, 2**32, 2**64 - 1, 0x243F6A8885A308D3]
 
 
-@lru_cache(maxsize=None)
+@cache
 def plain_philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
     """Philox4x32-10 as the paper writes it, in Python's integers."""
     (c0, c1, c2, c3), k0, k1 = counter, seed & 0xFFFFFFFF, seed >> 32
@@ -92,9 +92,7 @@ def test_a_shorter_direction_begins_a_longer_one(distribution: Distribution) -> 
     seeds = np.array(SEEDS, np.uint64)
     longest = directions(seeds, 17_000, distribution)
     for count in (0, 1, 2047, 2048, 2049, 8191, 8192, 8193):
-        np.testing.assert_array_equal(
-            directions(seeds, count, distribution), longest[:, :count]
-        )
+        np.testing.assert_array_equal(directions(seeds, count, distribution), longest[:, :count])
     assert directions(seeds[:0], 100, distribution).shape == (0, 100)
 
 
@@ -218,5 +216,7 @@ def test_batch_order_sorts_the_written_keys() -> None:
 
 
 def test_batch_order_differs_between_roots_devices_and_steps() -> None:
-    orders = {tuple(batch_order(*place, 50)) for place in ((5, 2, 3), (6, 2, 3), (5, 1, 3), (5, 2, 4))}
+    orders = {
+        tuple(batch_order(*place, 50)) for place in ((5, 2, 3), (6, 2, 3), (5, 1, 3), (5, 2, 4))
+    }
     assert len(orders) == 4

@@ -9,9 +9,12 @@ from helpers import delta_of, instruction_with, report_to
 
 from shared.errors import FrameError
 from shared.frames import (
+    MAX_COLUMNS,
     MAX_GRADIENT,
+    MAX_LABELS,
     EvaluateInstruction,
     Evaluation,
+    Figures,
     Hello,
     Refusal,
     Report,
@@ -24,6 +27,12 @@ from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
 PREFIX_BYTES = 8
+
+
+def figures(name: str, loss: float) -> Figures:
+    return Figures(name, loss, np.array([[1, 2], [3, 4]]))
+
+
 ASKED = instruction_with()
 FRAMES: dict[Kind, Any] = {
     Kind.HELLO: Hello(3, 100, 7, bytes(range(32)), "{}", '{"größe": 1}'),
@@ -31,7 +40,7 @@ FRAMES: dict[Kind, Any] = {
     Kind.EVALUATE: EvaluateInstruction(bytes(8), 5, 0, Split.TEST, bytes(32), bytes(32)),
     Kind.REPORT: report_to(ASKED),
     Kind.REPORT_WITH_SEEDS: report_to(ASKED, seeds=ASKED.seeds(0)),
-    Kind.EVALUATION: Evaluation(bytes(8), 3, 0.5, np.array([[1, 2], [3, 4]])),
+    Kind.EVALUATION: Evaluation(bytes(8), 3, (figures("global", 0.5), figures("zero-shot", 0.7))),
     Kind.REFUSAL: Refusal(bytes(8), 3, 7, "no room"),
     Kind.ROUND_DELTA: delta_of(4),
 }
@@ -151,8 +160,14 @@ def test_a_gradient_that_is_not_finite_or_over_the_limit_is_refused(bad: float) 
 def test_a_loss_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(FrameError, match="loss"):
         Report.decode(report_to(ASKED, mean_loss=bad).encode())
-    with pytest.raises(FrameError, match="out of range"):
-        Evaluation.decode(Evaluation(bytes(8), 3, bad, np.zeros((2, 2), np.int64)).encode())
+    with pytest.raises(FrameError, match="loss"):
+        Evaluation.decode(Evaluation(bytes(8), 3, (figures("global", bad),)).encode())
+
+
+def test_a_column_of_an_evaluation_that_is_named_twice_is_refused() -> None:
+    twice = Evaluation(bytes(8), 3, (figures("global", 0.5), figures("global", 0.6)))
+    with pytest.raises(FrameError, match="names a column twice"):
+        Evaluation.decode(twice.encode())
 
 
 @pytest.mark.parametrize(
@@ -174,17 +189,19 @@ def test_an_instruction_out_of_range_is_refused(field: str, bad: float) -> None:
 
 @pytest.mark.parametrize(("kind", "offset"), [(Kind.TRAIN, 24), (Kind.EVALUATE, 16)])
 def test_an_unknown_choice_is_refused(kind: Kind, offset: int) -> None:
-    with pytest.raises(FrameError, match="9 is no (SeedPolicy|Split)"):
+    with pytest.raises(FrameError, match=r"9 is no (SeedPolicy|Split)"):
         type(FRAMES[kind]).decode(resealed(kind, offset, "<B", 9))
 
 
-@pytest.mark.parametrize(("label_count", "size"), [(0, 0), (1025, 4 * 1025**2)])
-def test_a_confusion_matrix_of_no_or_too_many_labels_is_refused(
-    label_count: int, size: int
+@pytest.mark.parametrize(
+    ("labels", "columns"),
+    [(0, 2), (MAX_LABELS + 1, 2), (2, 0), (2, MAX_COLUMNS + 1)],
+)
+def test_an_evaluation_of_no_or_too_many_labels_or_columns_is_refused(
+    labels: int, columns: int
 ) -> None:
-    body = struct.pack("<8sIdH", bytes(8), 1, 0.5, label_count) + bytes(size)
     with pytest.raises(FrameError, match="out of range"):
-        Evaluation.decode(pack(Kind.EVALUATION, body))
+        Evaluation.decode(resealed(Kind.EVALUATION, 12, "<HH", labels, columns))
 
 
 def test_a_text_that_is_not_utf8_is_refused() -> None:
@@ -226,8 +243,9 @@ def test_contributors_must_ascend(devices: tuple[int, int]) -> None:
         (Kind.REPORT, 16, "<HH", (65_535, 16)),
         (Kind.REPORT, 16, "<HH", (65_535, 65_535)),
         (Kind.REPORT_WITH_SEEDS, 16, "<HH", (65_535, 16)),
-        (Kind.EVALUATION, 20, "<H", (1024,)),
-        (Kind.EVALUATION, 20, "<H", (65_535,)),
+        (Kind.EVALUATION, 12, "<H", (1024,)),
+        (Kind.EVALUATION, 12, "<HH", (1024, 64)),
+        (Kind.EVALUATION, 16, "<I", (2**32 - 1,)),
         (Kind.HELLO, 44, "<I", (2**20,)),
         (Kind.HELLO, 44, "<I", (2**32 - 1,)),
         (Kind.REFUSAL, 16, "<I", (2**32 - 1,)),

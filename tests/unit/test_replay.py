@@ -37,7 +37,8 @@ def test_add_is_the_written_formula_in_whole_numbers() -> None:
     scalars = one_pass(10, WIDEST, -WIDEST, 12_345)
     state = rng.integers(-(2**61), 2**61, size=7)
     expected = [
-        int(state[i]) + (sum(int(c) * int(z[n, i]) for n, c in enumerate(scalars.coefficients)) << 10)
+        int(state[i])
+        + (sum(int(c) * int(z[n, i]) for n, c in enumerate(scalars.coefficients)) << 10)
         for i in range(7)
     ]
     assert add(state, z, scalars).tolist() == expected
@@ -105,7 +106,9 @@ def test_what_just_fits_is_applied_without_overflow(state: int) -> None:
     passes = [one_pass(10, *[WIDEST] * 64)]
     check_fits(np.array([state]), passes)
     z = np.full((64, 1), np.sign(state) * 2**15 - (state > 0), np.int16)
-    assert add(np.array([state]), z, passes[0]).tolist() == [state + 64 * WIDEST * int(z[0, 0]) * 2**10]
+    assert add(np.array([state]), z, passes[0]).tolist() == [
+        state + 64 * WIDEST * int(z[0, 0]) * 2**10
+    ]
 
 
 def test_an_update_that_does_not_fit_is_refused_before_anything_is_applied(
@@ -138,7 +141,9 @@ def test_the_small_steps_of_a_thousand_clients_are_not_lost() -> None:
     size, clients = 512, 1000
     instruction = instruction_with(steps=1, queries=4, learning_rate=1e-5)
     rng = np.random.default_rng(1)
-    reports = [report_to(instruction, device, int(rng.integers(1, 200))) for device in range(clients)]
+    reports = [
+        report_to(instruction, device, int(rng.integers(1, 200))) for device in range(clients)
+    ]
     delta = aggregate(instruction, reports, weight_cap=100)
     state = replay(zero_state(size), delta.scalar_groups(), "gaussian")
 

@@ -1,0 +1,175 @@
+"""What is personal stays here: private rounds on top of the global model, and how they compare.
+
+A private round is a round with a cohort of one, on a track of its own: the same estimator, the
+same exact replay, a ledger that never leaves the client. The weights that a person uses are
+global + personal, summed as integers.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from client.trainer import Trainer, figures
+from shared.config import RunConfig
+from shared.directions import round_root
+from shared.frames import (
+    PERSONAL_TRACK,
+    Evaluation,
+    Figures,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.layout import Layout
+from shared.ledger import Ledger, LedgerHeader, follow
+from shared.replay import digest, quantize, replay, zero_state
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.tasks.objectives import cross_entropy
+
+BIAS_PENALTY = 1e-3
+"""Keeps a label bias finite where a client has seen one label only."""
+
+
+def personalized(
+    trainer: Trainer,
+    config: RunConfig,
+    state: NDArray[np.int64],
+    device: int,
+    clients: int,
+    ledger: Ledger | None = None,
+) -> NDArray[np.int64]:
+    """The personal part after the private rounds: int64 [d], to be added to `state`.
+
+    Args:
+        trainer: of the model.
+        config: gives the private rounds and their learning rate, and steps, queries, batch.
+        state: int64 [d] that the private rounds start from and that they leave alone.
+        device: which client.
+        clients: of how many.
+        ledger: where the rounds are kept; those that it already holds are replayed, not repeated.
+
+    Raises:
+        TrainingError: if a loss is not finite.
+        LedgerError: if the ledger is damaged.
+    """
+    layout = trainer.layout
+    personal = zero_state(layout.size)
+    done = 0
+    for record in ledger.records() if ledger else ():
+        personal = follow(personal, record, layout.hash, layout.distribution)
+        done = record.delta.round
+    for number in range(done + 1, config.personal.rounds + 1):
+        instruction = _private_instruction(config, number, layout, state + personal)
+        report = trainer.train(instruction, state + personal, device, clients)
+        coefficients = instruction.coefficients(instruction.clipped(report.gradients))
+        seeds = DerivedSeeds(instruction.root, instruction.client(device), *coefficients.shape)
+        groups = tuple(Group(number, seeds, one) for one in quantize(coefficients.ravel()))
+        contributor = Contributor(device, report.examples, len(coefficients))
+        delta = RoundDelta(number, PERSONAL_TRACK, report.token, (contributor,), groups)
+        personal = replay(personal, delta.scalar_groups(), layout.distribution)
+        if ledger:
+            ledger.append(delta, digest(layout.hash, personal))
+    return personal
+
+
+def compared(
+    trainer: Trainer,
+    config: RunConfig,
+    instruction: bytes,
+    run_id: bytes,
+    state: NDArray[np.int64],
+    place: tuple[int, int],
+) -> Evaluation:
+    """Every way to serve this client, on its own held-out examples.
+
+    Zero-shot is the base alone; label bias adds one number per label, fitted to the client's
+    training labels, and so tells a user's base rates from the user; local-only takes the private
+    rounds from the base, without a federation; personalized takes them from the global model.
+
+    Args:
+        trainer: of the model.
+        config: of the run.
+        instruction: the frame that is answered.
+        run_id: names the run, 8 bytes.
+        state: int64 [d], the global model.
+        place: device and number of clients.
+    """
+    device, clients = place
+    train = trainer.share(device, clients, Split.TRAIN)
+    test = trainer.share(device, clients, Split.TEST)
+    nothing = zero_state(len(state))
+    zero_shot = trainer.scores(nothing, test)
+    bias = fitted_bias(trainer.scores(nothing, train), train.labels)
+    header = LedgerHeader(PERSONAL_TRACK, run_id, trainer.layout.hash)
+    ledger = Ledger(personal_ledger(config, run_id, device), header)
+    try:
+        personal = personalized(trainer, config, state, device, clients, ledger)
+    finally:
+        ledger.close()
+    local = personalized(trainer, config, nothing, device, clients)
+
+    def column(name: str, scores: NDArray[np.float32]) -> Figures:
+        return figures(name, scores, test.labels)
+
+    return Evaluation(
+        token_of(instruction),
+        device,
+        (
+            column("zero-shot", zero_shot),
+            column("label bias", zero_shot + bias),
+            column("local-only", trainer.scores(local, test)),
+            column("global", trainer.scores(state, test)),
+            column("personalized", trainer.scores(state + personal, test)),
+        ),
+    )
+
+
+def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
+    """Where a client of this machine keeps its personal ledger; its folder is made."""
+    run = Path(config.out) if config.out else Path("runs") / run_id.hex()
+    folder = run / "clients" / str(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "personal.ledger"
+
+
+def fitted_bias(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The label bias that fits best on a client's training examples: float32 [labels].
+
+    Args:
+        scores: float32 [n, labels] of the base.
+        labels: int64 [n].
+    """
+
+    def objective(bias: NDArray[np.float64]) -> float:
+        loss = cross_entropy((scores + bias)[None].astype(np.float32), labels)[0]
+        return float(loss + BIAS_PENALTY * bias @ bias)
+
+    best: NDArray[np.float64] = minimize(
+        objective, np.zeros(scores.shape[1]), method="Nelder-Mead"
+    ).x
+    return best.astype(np.float32)
+
+
+def _private_instruction(
+    config: RunConfig, number: int, layout: Layout, state: NDArray[np.int64]
+) -> TrainInstruction:
+    """What a client asks of itself; seeds differ between clients and from the federation's."""
+    return TrainInstruction(
+        run_id=bytes(8),
+        round=number,
+        track=PERSONAL_TRACK,
+        steps=config.steps,
+        queries=config.queries,
+        batch=config.batch,
+        seed_policy=SeedPolicy.INDEPENDENT,
+        root=round_root(config.seed, number, PERSONAL_TRACK),
+        epsilon=config.epsilon,
+        learning_rate=config.personal.learning_rate,
+        clip=config.clip,
+        deadline=0.0,
+        layout_hash=layout.hash,
+        start_digest=digest(layout.hash, state),
+    )

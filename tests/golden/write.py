@@ -1,0 +1,260 @@
+"""The golden files: what the format makes of given numbers, for every implementation to agree with.
+
+`python tests/golden/write.py`, run in the repository's root, writes them anew. Do that only for a
+new version of the format: what it changes, old ledgers and other implementations do not follow.
+Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits beyond 2⁵³.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.directions import batch_order, cohort_keys, directions, query_seeds, round_root
+from shared.frames import (
+    EvaluateInstruction,
+    Evaluation,
+    Figures,
+    Hello,
+    Refusal,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from shared.ledger import LedgerHeader, encode_record
+from shared.model.lora_fa import frozen_a
+from shared.replay import Pass, digest, quantize, replay, to_float32, zero_state
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.wire import Kind
+
+FOLDER = Path(__file__).parent
+SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
+ELEMENTS = {"gaussian": 5000, "rademacher": 9000}
+HEAD = 64
+
+RUN_ID = bytes.fromhex("73616d6172610001")
+LAYOUT = Layout(
+    (
+        Tensor("layer.0.query", 6, 2, ADAPTER_GROUP),
+        Tensor("layer.0.value", 4, 2, ADAPTER_GROUP),
+        Tensor("label bias", 3, 1, LABEL_BIAS_GROUP),
+    ),
+    2,
+    4.0,
+    11,
+    "gaussian",
+)
+
+
+def sha256(array: np.ndarray[Any, Any]) -> str:
+    """Of the array's little-endian bytes."""
+    return hashlib.sha256(array.astype(array.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON: bytes and 64-bit numbers hexadecimal, arrays as lists."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {
+            key: f"{item:016x}" if key in ("root", "seed") else plain(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return f"{value:016x}" if isinstance(value, int) and value >= 2**53 else value
+
+
+def made_directions() -> list[dict[str, Any]]:
+    cases = []
+    for distribution, count in ELEMENTS.items():
+        for seed in SEEDS:
+            z = directions(np.array([seed], np.uint64), count, distribution)[0]  # type: ignore[arg-type]
+            cases.append(
+                {
+                    "distribution": distribution,
+                    "seed": seed,
+                    "count": count,
+                    "sha256": sha256(z),
+                    "head": z[:HEAD],
+                }
+            )
+    return cases
+
+
+def made_seeds() -> dict[str, Any]:
+    def hexadecimal(seeds: np.ndarray[Any, Any]) -> list[str]:
+        return [f"{seed:016x}" for seed in seeds.ravel().tolist()]
+
+    return {
+        "query_seeds": [
+            {
+                "root": root,
+                "client": client,
+                "steps": 3,
+                "queries": 4,
+                "seeds": hexadecimal(query_seeds(root, client, 3, 4)),
+            }
+            for root in SEEDS
+            for client in (0, 1, 2**32 - 1)
+        ],
+        "round_root": [
+            {"seed": seed, "round": number, "track": track, "root": round_root(seed, number, track)}
+            for seed in SEEDS
+            for number, track in ((1, 0), (2, 0), (1, 1), (2**32 - 1, 2**32 - 1))
+        ],
+        "batch_order": [
+            {
+                "root": root,
+                "device": device,
+                "step": step,
+                "examples": examples,
+                "order": batch_order(root, device, step, examples),
+            }
+            for root in SEEDS
+            for device, step, examples in ((0, 0, 1), (0, 1, 16), (7, 3, 33))
+        ],
+        "cohort_keys": [
+            {
+                "seed": seed,
+                "round": 5,
+                "devices": [0, 1, 2, 2**32 - 1],
+                "keys": hexadecimal(
+                    cohort_keys(seed, 5, np.array([0, 1, 2, 2**32 - 1], np.uint32))
+                ),
+            }
+            for seed in SEEDS
+        ],
+    }
+
+
+def frames() -> dict[Kind, Any]:
+    """One frame of each kind."""
+    train = TrainInstruction(
+        run_id=RUN_ID,
+        round=3,
+        track=0,
+        steps=2,
+        queries=3,
+        batch=16,
+        seed_policy=SeedPolicy.INDEPENDENT,
+        root=SEEDS[3],
+        epsilon=0.01,
+        learning_rate=0.3,
+        clip=2.5,
+        deadline=1.75e9,
+        layout_hash=LAYOUT.hash,
+        start_digest=bytes(range(32)),
+    )
+    token = token_of(train.encode())
+    gradients = np.array([[0.5, -1.25, 3e-5], [1e6, -0.0, 7]], np.float32)
+    groups = (
+        Group(3, DerivedSeeds(SEEDS[3], 5, 2, 3), Pass(2, np.arange(-3, 3, dtype=np.int32))),
+        Group(2, np.array(SEEDS, np.uint64), Pass(10, np.array([2**31 - 1, 1, 0, -9], np.int32))),
+    )
+    return {
+        Kind.HELLO: Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
+        Kind.TRAIN: train,
+        Kind.EVALUATE: EvaluateInstruction(RUN_ID, 3, 0, Split.TEST, LAYOUT.hash, bytes(range(32))),
+        Kind.REPORT: Report(token, 4, 120, 0.6875, gradients),
+        Kind.REPORT_WITH_SEEDS: Report(token, 4, 120, 0.6875, gradients, train.seeds(4)),
+        Kind.EVALUATION: Evaluation(
+            token,
+            4,
+            (
+                Figures("global", 0.625, np.array([[10, 2], [3, 2**32 - 1]])),
+                Figures("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
+            ),
+        ),
+        Kind.REFUSAL: Refusal(token, 4, 2, "stands at round 2"),
+        Kind.ROUND_DELTA: RoundDelta(
+            3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
+        ),
+    }
+
+
+def made_frames() -> dict[str, Any]:
+    return {
+        kind.name.lower(): {"frame": frame.encode(), "fields": asdict(frame)}
+        for kind, frame in frames().items()
+    }
+
+
+def rounds() -> list[RoundDelta]:
+    """Independent seeds, shared seeds with a part too wide for one pass, and an empty round."""
+    roots = [round_root(1, number, 0) for number in (1, 2, 3)]
+    tokens = [bytes([number] * 8) for number in (1, 2, 3)]
+    fine, wide = np.array([0.01, -0.02, 3e-9, 0.5]), np.array([1.5, -2.5, 0.25, 1e-6])
+    both = (Contributor(0, 10, 2), Contributor(1, 30, 2))
+    independent = tuple(
+        Group(1, DerivedSeeds(roots[0], client, 2, 2), one_pass)
+        for client, scale in ((1, 0.25), (2, 0.75))
+        for one_pass in quantize(scale * fine)
+    )
+    shared = tuple(Group(2, DerivedSeeds(roots[1], 0, 2, 2), p) for p in quantize(wide))
+    return [
+        RoundDelta(1, 0, tokens[0], both, independent),
+        RoundDelta(2, 0, tokens[1], both, shared),
+        RoundDelta(3, 0, tokens[2], (), ()),
+    ]
+
+
+def made_ledger() -> tuple[bytes, dict[str, Any]]:
+    header = LedgerHeader(0, RUN_ID, LAYOUT.hash)
+    state, position, data = zero_state(LAYOUT.size), header.start, header.encode()
+    steps = [{"round": 0, "size": len(data), "digest": digest(LAYOUT.hash, state), "state": state}]
+    for delta in rounds():
+        state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
+        end_digest = digest(LAYOUT.hash, state)
+        data += encode_record(delta, end_digest, position)
+        position = type(position)(delta.round, data[-32:])
+        steps.append(
+            {"round": delta.round, "size": len(data), "digest": end_digest, "state": state}
+        )
+    for step in steps:
+        step["state"] = [str(number) for number in step["state"].tolist()]  # type: ignore[union-attr]
+    return data, {
+        "run_id": RUN_ID,
+        "layout": LAYOUT.to_json(),
+        "layout_hash": LAYOUT.hash,
+        "rounds": steps,
+        "weights": to_float32(state),
+    }
+
+
+def made_frozen_a() -> list[dict[str, Any]]:
+    cases = []
+    for seed in SEEDS:
+        a = frozen_a(seed, 4, 768)
+        first = a[0, :8].astype("<f4").tobytes()
+        cases.append({"seed": seed, "rank": 4, "features": 768, "sha256": sha256(a), "head": first})
+    return cases
+
+
+def as_json(made: Any) -> bytes:
+    return (json.dumps(plain(made), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "directions.json": lambda: as_json(made_directions()),
+    "seeds.json": lambda: as_json(made_seeds()),
+    "frames.json": lambda: as_json(made_frames()),
+    "ledger.bin": lambda: made_ledger()[0],
+    "ledger.json": lambda: as_json(made_ledger()[1]),
+    "frozen_a.json": lambda: as_json(made_frozen_a()),
+}
+"""The content of every golden file."""
+
+
+if __name__ == "__main__":
+    for name, content in FILES.items():
+        (FOLDER / name).write_bytes(content())

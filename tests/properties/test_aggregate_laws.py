@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import numpy as np
+from helpers import instruction_with, report_to
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from server.aggregate import aggregate
+from server.sampling import cohort
+from shared.frames import Report, SeedPolicy
+from shared.replay import replay, zero_state
+
+EXAMPLES = st.integers(1, 2**32 - 1)
+POLICIES = st.sampled_from(SeedPolicy)
+DEVICES = st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=40)
+GRADIENTS = hnp.arrays(np.float32, (2, 4), elements=st.floats(-100, 100, width=32))
+
+
+@given(
+    POLICIES,
+    st.lists(st.tuples(EXAMPLES, st.integers(1, 2)), max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_of_reports_does_not_matter(
+    policy: SeedPolicy, clients: list[tuple[int, int]], random: object
+) -> None:
+    asked = instruction_with(seed_policy=policy)
+    reports = [report_to(asked, device, n, k) for device, (n, k) in enumerate(clients)]
+    shuffled = list(reports)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert aggregate(asked, shuffled, 10_000).encode() == aggregate(asked, reports, 10_000).encode()
+
+
+@given(GRADIENTS, EXAMPLES, st.integers(1, 30), st.sampled_from([0.0, 0.5, 10.0]))
+def test_equal_clients_with_shared_seeds_count_as_one(
+    gradients: NDArray[np.float32], examples: int, count: int, clip: float
+) -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.SHARED, clip=clip)
+
+    def delta_and_state(clients: int) -> tuple[list[bytes], list[int]]:
+        report = report_to(asked, 0, examples, gradients=gradients)
+        reports = [replace(report, device=device) for device in range(clients)]
+        delta = aggregate(asked, reports, 10_000)
+        state = replay(zero_state(30), delta.scalar_groups(), "gaussian")
+        return [group.encode() for group in delta.groups], state.tolist()
+
+    assert delta_and_state(count) == delta_and_state(1)
+
+
+@given(POLICIES, st.lists(EXAMPLES, min_size=1, max_size=8))
+def test_no_client_moves_the_round_more_than_alone(policy: SeedPolicy, clients: list[int]) -> None:
+    asked = instruction_with(seed_policy=policy)
+    reports = [report_to(asked, device, n) for device, n in enumerate(clients)]
+
+    def reach(some: list[Report]) -> float:
+        groups = [group.scalars for group in aggregate(asked, some, 10_000).groups]
+        return sum(
+            float(np.abs(p.coefficients.astype(np.int64)).sum()) * 2.0 ** (p.shift - 40)
+            for p in groups
+        )
+
+    assert reach(reports) <= max(reach([report]) for report in reports) + 1e-9
+
+
+@given(st.integers(0, 2**63), st.integers(1, 2**32 - 1), DEVICES, st.integers(1, 100))
+def test_a_cohort_depends_on_who_is_there_and_not_on_their_order(
+    run_seed: int, number: int, devices: set[int], percent: int
+) -> None:
+    ascending = sorted(devices)
+    chosen = cohort(run_seed, number, ascending, percent / 100, 1)
+    assert chosen == cohort(run_seed, number, [*reversed(ascending), *ascending], percent / 100, 1)
+    assert set(chosen) <= devices
+
+
+@given(st.integers(0, 2**63), st.integers(1, 99), DEVICES, st.integers(1, 100), st.integers(1, 9))
+def test_one_device_less_changes_at_most_one_place(
+    run_seed: int, number: int, devices: set[int], percent: int, minimum: int
+) -> None:
+    missing = min(devices)
+    chosen, without = (
+        set(cohort(run_seed, number, present, percent / 100, minimum))
+        for present in (devices, devices - {missing})
+    )
+    assert len(chosen - without) <= 1
+    assert len(without - chosen) <= 1
+    assert missing in chosen or without <= chosen
