@@ -1,10 +1,18 @@
 """The commands that run federations on this machine."""
 
 import logging
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+class Engine(StrEnum):
+    """What delivers the messages."""
+
+    IN_PROCESS = "in-process"
+    FLOWER = "flower"
 
 
 def simulate(
@@ -13,8 +21,11 @@ def simulate(
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
-    ] = "",
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara[ray]).")
+    ] = Engine.IN_PROCESS,
 ) -> None:
     """Run a federation of emulated clients in this process.
 
@@ -25,13 +36,13 @@ def simulate(
     from simulations.progress import watched
     from simulations.report import print_result
 
-    assignments = [*(settings or []), *([f"out={out}"] if out else [])]
+    assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
     config = load_scenario(_scenario_file(scenario), assignments)
     with watched(config) as on_message:
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = run(config, on_message)
+        folder = run(config, on_message, engine.value)
     print_result(folder, read_result(folder))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from client.app import app as client_app
 from client.trainer import trainer_for
@@ -10,19 +11,23 @@ from shared.config import RunConfig
 from shared.frames import Split
 from simulations.engine import InProcessGrid
 
+Engine = Literal["in-process", "flower"]
+
 
 def simulate(
     config: RunConfig,
     on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+    engine: Engine = "in-process",
 ) -> Path:
-    """Train with the in-process engine; returns the run's folder.
+    """Train a federation of emulated clients; returns the run's folder.
 
     Model, task and data are loaded first, so that a mistake in them is found before anything is
     written. A folder that holds the beginning of the same run is continued.
 
     Args:
         config: of the run.
-        on_message: see `InProcessGrid`.
+        on_message: see `InProcessGrid`; Flower's engine does not call it.
+        engine: in-process, or Flower's simulation with Ray.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
@@ -30,5 +35,9 @@ def simulate(
     trainer = trainer_for(config)
     for device in range(config.data.clients):
         trainer.share(device, config.data.clients, Split.TRAIN)
+    if engine == "flower":
+        from simulations.flower_engine import simulate_with_flower
+
+        return simulate_with_flower(config)
     grid = InProcessGrid(client_app, config.data.clients, config.flat(), on_message)
     return serve(config, grid)

@@ -116,14 +116,26 @@ def test_shared_seeds_make_one_group_however_many_clients() -> None:
         np.testing.assert_array_equal(delta.groups[0].seeds(), SHARED.seeds(0).ravel())
 
 
+def test_large_gradients_that_cancel_leave_the_small_one_whole() -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.SHARED, learning_rate=10.0)
+    reports = [
+        report_to(asked, device, 7777, gradients=np.full((2, 4), g, np.float32))
+        for device, g in enumerate((1e6, 1e-3, -1e6))
+    ]
+    (group,) = aggregate(asked, reports, CAP).groups
+    exact = -10 * Fraction(float(np.float32(1e-3))) / 3 / 4 * 2**40
+    assert group.scalars.shift == 0
+    assert np.abs(group.scalars.coefficients - round(exact)).max() <= 1
+
+
 @pytest.mark.xfail(reason="examples × clip is rounded before it is summed")
 def test_equal_clients_that_are_clipped_count_as_one() -> None:
     asked = instruction_with(
-        seed_policy=SeedPolicy.SHARED, clip=4.664638764169244, learning_rate=0.38857562744768753
+        seed_policy=SeedPolicy.SHARED, clip=0.3232187812220742, learning_rate=0.2745718247295447
     )
-    report = report_to(asked, 0, 1869, gradients=np.full((2, 4), 5, np.float32))
+    report = report_to(asked, 0, 8698, gradients=np.full((2, 4), 5, np.float32))
     alone = aggregate(asked, [report], CAP)
-    together = aggregate(asked, [replace(report, device=device) for device in range(29)], CAP)
+    together = aggregate(asked, [replace(report, device=device) for device in range(10)], CAP)
     assert [group.encode() for group in together.groups] == [
         group.encode() for group in alone.groups
     ]

@@ -156,6 +156,13 @@ def test_a_gradient_that_is_not_finite_or_over_the_limit_is_refused(bad: float) 
         Report.decode(report.encode())
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (65_535, 17)])
+def test_a_report_of_no_or_too_many_gradients_is_refused(shape: tuple[int, int]) -> None:
+    report = report_to(ASKED, gradients=np.zeros(shape, np.float32))
+    with pytest.raises(FrameError, match="out of range"):
+        Report.decode(report.encode())
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(FrameError, match="loss"):

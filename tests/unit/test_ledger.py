@@ -15,8 +15,15 @@ import samara
 from server.store import LEDGER_FILE, METRICS_FILE, RESULT_FILE, RunStore, read_result, replayed
 from shared.errors import LedgerError, ReplayError, SamaraError
 from shared.files import write_durably
-from shared.layout import Layout
-from shared.ledger import Ledger, LedgerHeader, read_header, read_records, records
+from shared.ledger import (
+    Ledger,
+    LedgerHeader,
+    Position,
+    encode_record,
+    read_header,
+    read_records,
+    records,
+)
 from shared.replay import Pass, zero_state
 from shared.round_delta import Group, RoundDelta
 
@@ -113,6 +120,7 @@ def test_a_crash_at_any_byte_of_the_last_record_leaves_the_whole_rounds(tmp_path
         with opened_ledger(path) as ledger:
             assert ledger.position.round == 2
             assert (said in ledger.recovered) if torn else not ledger.recovered
+            assert path.read_bytes() == HISTORY.ledger[: HISTORY.sizes[2]]
             ledger.append(HISTORY.deltas[2], HISTORY.digests[3])
         assert path.read_bytes() == HISTORY.ledger
 
@@ -172,6 +180,15 @@ def test_records_out_of_their_order_are_refused(tmp_path: Path) -> None:
         path.write_bytes(HISTORY.ledger[:HEADER_BYTES] + b"".join(order))
         with pytest.raises(LedgerError, match=f"round {place}:"):
             list(read_records(path))
+
+
+def test_a_record_that_names_another_round_than_its_place_is_refused(tmp_path: Path) -> None:
+    path = write_ledger(tmp_path / "ledger", rounds=1)
+    head = HISTORY.ledger[HISTORY.sizes[1] - 32 : HISTORY.sizes[1]]
+    record = encode_record(delta_of(5), bytes(32), Position(4, head))
+    path.write_bytes(path.read_bytes() + record)
+    with pytest.raises(LedgerError, match="round 2: the record says it is round 5"):
+        list(read_records(path))
 
 
 def test_records_of_another_run_do_not_continue_the_chain(tmp_path: Path) -> None:
@@ -288,6 +305,21 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
     write_durably(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, rename = [], os.replace
+
+    def replacing(source: Path, target: Path) -> None:
+        calls.append((target.name, source.read_bytes()))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    write_durably(tmp_path / "file", b"content")
+    assert calls == ["fsync", ("file", b"content"), "fsync"]
 
 
 # The folder of a run
@@ -431,7 +463,3 @@ def test_verify_of_what_is_no_run_fails_with_a_message(tmp_path: Path, verify: V
     status, said = verify(tmp_path / "nowhere")
     assert status == 1
     assert "nowhere: cannot be read" in said.replace("/layout.json", "")
-
-
-def test_layout_reads_what_it_writes() -> None:
-    assert Layout.from_json(LAYOUT.to_json()) == LAYOUT

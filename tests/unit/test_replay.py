@@ -137,6 +137,20 @@ def test_weights_are_the_state_times_the_unit() -> None:
     assert weights.tolist() == [1.0, -0.5, 2.0**-51, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("state", "nearest"),
+    [
+        (2**60 + 2**36, 2**60),
+        (2**60 + 2**36 + 1, 2**60 + 2**37),
+        (2**60 + 3 * 2**36 - 1, 2**60 + 2**37),
+        (2**60 + 3 * 2**36, 2**60 + 2**38),
+    ],
+)
+def test_weights_are_rounded_once_and_half_to_even(state: int, nearest: int) -> None:
+    both = to_float32(np.array([state, -state]))
+    assert both.tolist() == [nearest * 2.0**-51, -nearest * 2.0**-51]
+
+
 def test_the_small_steps_of_a_thousand_clients_are_not_lost() -> None:
     size, clients = 512, 1000
     instruction = instruction_with(steps=1, queries=4, learning_rate=1e-5)
