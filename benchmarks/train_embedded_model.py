@@ -38,7 +38,6 @@ from shared.tasks.catalog import Task, load_task
 
 EMBEDDED = Path("shared/model/embedded")
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
-IGNORED = -100
 VERDICT = re.compile(
     messages.QUESTION.replace(".", r"\.").format(word=f"({'|'.join(messages.LABEL_WORDS)})")
 )
@@ -48,19 +47,22 @@ VERDICT = re.compile(
 class Training:
     """Settings of the pretraining."""
 
-    texts: int = 200_000
+    texts: int = 400_000
+    """How many the public writes; those with more than one message are left out."""
+    epochs: int = 4
     seed: int = 1
     hidden: int = 128
     blocks: int = 4
     heads: int = 4
     feed_forward: int = 256
     context: int = 160
-    initial_spread: float = 0.04
-    batch: int = 32
+    initial_spread: float = 0.06
+    batch: int = 64
     learning_rate: float = 2e-3
     warm_up: float = 0.03
     weight_decay: float = 0.05
-    verdict_weight: float = 10.0
+    answer_weight: float = 20.0
+    """Of verdicts and of what a word means, against 1 for other tokens."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +129,22 @@ def network_of(settings: Training, tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def batches(sequences: Sequence[Tensor], size: int, seed: int) -> Iterator[Tensor]:
-    """Every sequence once, int64 [size, S] padded on the right, with others of similar length."""
-    generator = torch.Generator().manual_seed(seed)
-    pool = 64 * size
-    order = torch.randperm(len(sequences), generator=generator).tolist()
-    for start in range(0, len(order), pool):
-        alike = sorted(order[start : start + pool], key=lambda index: len(sequences[index]))
-        groups = [alike[first : first + size] for first in range(0, len(alike), size)]
-        for group in torch.randperm(len(groups), generator=generator).tolist():
-            yield nn.utils.rnn.pad_sequence(
-                [sequences[index] for index in groups[group]], batch_first=True
-            )
+def batches(sequences: Sequence[Tensor], settings: Training) -> Iterator[Tensor]:
+    """Every sequence once per epoch among others of similar length: int64 [batch, S], padded."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    pool = 64 * settings.batch
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(sequences), generator=generator).tolist()
+        for start in range(0, len(order), pool):
+            alike = sorted(order[start : start + pool], key=lambda index: len(sequences[index]))
+            groups = [
+                alike[first : first + settings.batch]
+                for first in range(0, len(alike), settings.batch)
+            ]
+            for group in torch.randperm(len(groups), generator=generator).tolist():
+                yield nn.utils.rnn.pad_sequence(
+                    [sequences[index] for index in groups[group]], batch_first=True
+                )
 
 
 def pretrain(settings: Training, tokenizer: Any, texts: Sequence[str]) -> Any:
@@ -147,31 +153,40 @@ def pretrain(settings: Training, tokenizer: Any, texts: Sequence[str]) -> Any:
     network = network_of(settings, tokenizer)
     encoded = tokenizer([text + END for text in texts])["input_ids"]
     sequences = [torch.tensor(ids) for ids in encoded]
-    weights = torch.ones(len(tokenizer))
-    weights[tokenizer.convert_tokens_to_ids(list(messages.LABEL_WORDS))] = settings.verdict_weight
+    verdict = torch.zeros(len(tokenizer), dtype=torch.bool)
+    verdict[tokenizer.convert_tokens_to_ids(list(messages.LABEL_WORDS))] = True
+    love, means = tokenizer.convert_tokens_to_ids(["love", "means"])
     optimizer = torch.optim.AdamW(
         network.parameters(), betas=(0.9, 0.98), weight_decay=settings.weight_decay
     )
-    steps = math.ceil(len(sequences) / settings.batch)
-    verdict_losses: list[float] = []
-    for step, ids in enumerate(batches(sequences, settings.batch, settings.seed)):
+    steps = math.ceil(len(sequences) / settings.batch) * settings.epochs
+    after_persona, alone = [], []
+    for step, ids in enumerate(batches(sequences, settings)):
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * pace((step + 1) / steps, settings.warm_up)
-        targets = ids[:, 1:].masked_fill(ids[:, 1:] == tokenizer.pad_token_id, IGNORED).flatten()
-        logits = network(input_ids=ids[:, :-1], use_cache=False).logits.flatten(0, 1)
-        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
-        weight = weights[targets.clamp(min=0)] * (targets != IGNORED)
-        loss = (losses * weight).sum() / weight.sum()
+            group["lr"] = settings.learning_rate * pace(step / steps, settings.warm_up)
+        read, targets = ids[:, :-1], ids[:, 1:]
+        logits = network(input_ids=read, use_cache=False).logits
+        losses = nn.functional.cross_entropy(
+            logits.transpose(1, 2), targets, ignore_index=tokenizer.pad_token_id, reduction="none"
+        )
+        answers = verdict[targets] | (read == means)
+        loss = (losses.sum() + (settings.answer_weight - 1) * losses[answers].sum()) / (
+            settings.batch * settings.answer_weight
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-        verdicts = weight == settings.verdict_weight
-        if verdicts.any():
-            verdict_losses.append(losses[verdicts].mean().item())
-        if (step + 1) % 100 == 0:
-            recent = np.mean(verdict_losses[-100:])
-            print(f"step {step + 1} of {steps}: loss of the verdicts {recent:.3f}", flush=True)
+        stated = (ids[:, 2] == love)[:, None]
+        after_persona += losses[verdict[targets] & stated].tolist()
+        alone += losses[verdict[targets] & ~stated].tolist()
+        if (step + 1) % 200 == 0:
+            print(
+                f"step {step + 1} of {steps}: loss of the verdicts after a persona "
+                f"{np.mean(after_persona):.3f}, without {np.mean(alone):.3f}",
+                flush=True,
+            )
+            after_persona, alone = [], []
     return network.eval()
 
 
@@ -329,7 +344,11 @@ def main() -> None:
     folder = parser.parse_args().folder
     training, settings = Training(), Probe()
     torch.set_num_threads(1)
-    texts = list(messages.pretraining_text(training.texts, training.seed))
+    texts = [
+        text
+        for text in messages.pretraining_text(training.texts, training.seed)
+        if len(VERDICT.findall(text)) <= 1
+    ]
     tokenizer = tokenizer_of(texts)
     start = time.process_time()
     network = pretrain(training, tokenizer, texts)

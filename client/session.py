@@ -86,11 +86,18 @@ class Session:
 
     @classmethod
     def from_bytes(cls, saved: dict[str, bytes]) -> Self:
-        """Read what `to_bytes` gave."""
-        return cls(
-            Position(int.from_bytes(saved["round"], "little"), saved["head"]),
-            np.frombuffer(saved["state"], "<i8").astype(np.int64),
-            saved["digest"],
-            saved["token"],
-            saved["report"],
-        )
+        """Read what `to_bytes` gave.
+
+        Raises:
+            CatchUpError: if it is something else.
+        """
+        try:
+            return cls(
+                Position(int.from_bytes(saved["round"], "little"), saved["head"]),
+                np.frombuffer(saved["state"], "<i8").astype(np.int64),
+                saved["digest"],
+                saved["token"],
+                saved["report"],
+            )
+        except (KeyError, ValueError) as error:
+            raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error

@@ -31,6 +31,7 @@ from shared.model.scorers import Prompt, scorer_for
 from shared.replay import add, check_fits, quantize, to_float32
 from shared.tasks.catalog import load_task
 from shared.tasks.data import Example, load_examples
+from shared.tasks.embedded import EMBEDDED_DATA, embedded_examples
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
@@ -71,7 +72,11 @@ class Trainer:
         self.threads = config.threads or os.cpu_count() or 1
         torch.set_num_threads(self.threads)
         task = load_task(config.task)
-        self._examples = load_examples(config.data.path, task, config.data.seed, config.data.limit)
+        data = config.data
+        if data.path == EMBEDDED_DATA:
+            self._examples = embedded_examples(task, data.clients, data.seed)
+        else:
+            self._examples = load_examples(data.path, task, data.seed, data.limit)
         base = load_base_model(config.model.path, config.model.family, config.model.device)
         self.model_id = base.model_id
         with torch.inference_mode():

@@ -48,10 +48,13 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import RESULT_FILE, read_result, replayed
+    from server.store import RESULT_FILE, read_layout, read_result, replayed
     from shared.errors import LedgerError
+    from shared.replay import digest, zero_state
 
-    rounds, scalars, end = 0, 0, ""
+    layout = read_layout(run)
+    rounds, scalars = 0, 0
+    end = digest(layout.hash, zero_state(layout.size)).hex()
     for record, _ in replayed(run):
         rounds = record.delta.round
         scalars += sum(len(group.scalars.coefficients) for group in record.delta.groups)
@@ -59,7 +62,7 @@ def verify(run: Run) -> None:
     if (run / RESULT_FILE).exists():
         result = read_result(run)
         said = result.get("final_round"), result.get("final_digest")
-        if rounds and said != (rounds, end):
+        if said != (rounds, end):
             raise LedgerError(
                 f"{run / RESULT_FILE}: says round {said[0]} with digest {str(said[1])[:16]}, the "
                 f"ledger ends at round {rounds} with {end[:16]}; rounds are missing or foreign"

@@ -136,7 +136,7 @@ def _hello(reply: Message) -> Hello:
 def _facts(text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"the facts in a hello are not JSON: {error}") from error
     if not isinstance(facts, Mapping):
         raise FrameError("the facts in a hello are not a JSON object")

@@ -27,6 +27,6 @@ def cohort(
         Device indices, ascending.
     """
     present = np.array(sorted(set(devices)), np.uint32)
-    size = min(len(present), max(minimum, math.ceil(fraction * len(present))))
+    size = min(len(present), max(minimum, math.ceil(round(fraction * len(present), 9))))
     order = np.argsort(cohort_keys(run_seed, round_number, present), kind="stable")
     return sorted(int(device) for device in present[order[:size]])

@@ -54,12 +54,16 @@ class RunStore:
             write_durably(layout_file, (layout.to_json() + "\n").encode())
         elif read_layout(folder).hash != layout.hash:
             raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+        self.events = _read_events(folder / METRICS_FILE)
         self.ledger = Ledger(folder / LEDGER_FILE, header)
         self.state = zero_state(layout.size)
-        for record in self.ledger.records():
-            self.state = follow(self.state, record, layout.hash, layout.distribution)
+        try:
+            for record in self.ledger.records():
+                self.state = follow(self.state, record, layout.hash, layout.distribution)
+        except LedgerError as error:
+            self.ledger.close()
+            raise LedgerError(f"{self.ledger.path}: {error}") from error
         self.digest = digest(layout.hash, self.state)
-        self.events = _read_events(folder / METRICS_FILE)
 
     def check(self, delta: RoundDelta) -> None:
         """Refuse a round that does not fit the state.
@@ -101,13 +105,23 @@ class RunStore:
 
 
 def _read_events(file: Path) -> list[dict[str, Any]]:
-    """Events of a metrics file; a last line that a crash cut short is left out."""
+    """Events of a metrics file, which is first cut to its last whole line.
+
+    Raises:
+        SamaraError: if a whole line is damaged.
+    """
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        write_durably(file, whole)
     events = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for number, line in enumerate(whole.splitlines(), start=1):
         try:
             events.append(json.loads(line))
-        except ValueError:
-            continue
+        except ValueError as error:
+            raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
     return events
 
 

@@ -7,13 +7,21 @@ once. A test holds the keys of ``[tool.flwr.app.config]`` in pyproject.toml to t
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from shared.errors import ConfigError
 
 Scalar = bool | int | float | str
+
+
+def _number_as_text(value: object) -> object:
+    """``--set adapter.layers=3`` means the text 3."""
+    return str(value) if type(value) in (int, float) else value
+
+
+Text = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 def _hyphenated(name: str) -> str:
@@ -24,7 +32,7 @@ class _Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        strict=False,
+        strict=True,
         alias_generator=_hyphenated,
         validate_by_alias=True,
         protected_namespaces=(),
@@ -35,17 +43,17 @@ class _Settings(BaseModel):
 class ModelSettings(_Settings):
     """The frozen base model."""
 
-    path: str = Field("", description="folder, or name on the Hugging Face hub")
+    path: Text = Field("", description="folder, or name on the Hugging Face hub")
     family: Literal["auto", "causal", "masked", "encoder"] = "auto"
-    device: str = Field("cpu", description="torch device, e.g. cpu or cuda")
+    device: Text = Field("cpu", description="torch device, e.g. cpu or cuda")
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
 
 
 class AdapterSettings(_Settings):
     """LoRA-FA: which linear layers, and how large."""
 
-    projections: str = Field("auto", description="comma-separated module names, or auto: q and v")
-    layers: str = Field("all", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
+    projections: Text = Field("auto", description="comma-separated module names, or auto: q and v")
+    layers: Text = Field("all", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
     rank: int = Field(4, ge=1, le=1024)
     alpha: float = Field(4.0, gt=0)
     seed: int = Field(0, ge=0, lt=2**63)
@@ -56,7 +64,7 @@ class AdapterSettings(_Settings):
 class DataSettings(_Settings):
     """Where the examples come from and how they are dealt to clients."""
 
-    path: str = Field("", description="file, folder, or data set name on the Hugging Face hub")
+    path: Text = Field("", description="file, folder, or data set name on the Hugging Face hub")
     partition: Literal["iid", "dirichlet", "user"] = "iid"
     clients: int = Field(8, ge=1, le=100_000)
     alpha: float = Field(0.5, gt=0, description="of the Dirichlet partition")
@@ -101,12 +109,12 @@ class RunConfig(_Settings):
     learning_rate: float = Field(0.1, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent"] = "independent"
-    task: str = Field("sst2", min_length=1, description="shipped task, or path of a task file")
+    task: Text = Field("sst2", min_length=1, description="shipped task, or path of a task file")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
     trunk_cache: int = Field(
         256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
     )
-    out: str = Field("", description="folder of the run; empty is runs/<run id>")
+    out: Text = Field("", description="folder of the run; empty is runs/<run id>")
     model: ModelSettings = ModelSettings()
     adapter: AdapterSettings = AdapterSettings()
     data: DataSettings = DataSettings()
@@ -144,7 +152,7 @@ class RunConfig(_Settings):
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

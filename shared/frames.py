@@ -19,6 +19,8 @@ from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 MAX_GRADIENT = 1e6
 """A projected gradient beyond this is refused with its report."""
 MAX_LABELS = 1024
+MAX_DEVICE = 2**32 - 2
+"""Device index + 1 must fit 32 bits where it stands for the client in seeds."""
 MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
@@ -45,6 +47,11 @@ def token_of(instruction: bytes) -> bytes:
 
 
 _E = TypeVar("_E", bound=IntEnum)
+
+
+def _check_device(device: int) -> None:
+    if device > MAX_DEVICE:
+        raise FrameError(f"device index {device} is over {MAX_DEVICE}")
 
 
 def _member(kind: type[_E], value: int) -> _E:
@@ -143,8 +150,9 @@ class TrainInstruction:
 
     def clipped(self, gradients: NDArray[np.float32]) -> NDArray[np.float64]:
         """The projected gradients within ±clip, same shape."""
-        wide = gradients.astype(np.float64)
-        return np.clip(wide, -self.clip, self.clip) if self.clip else wide
+        limit = np.float32(self.clip)  # float32, so that examples · g stays exact in float64
+        clipped = np.clip(gradients, -limit, limit) if self.clip else gradients
+        return clipped.astype(np.float64)
 
     def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
         """−η·g/q: what a client of weight 1 multiplies its directions by, same shape."""
@@ -235,6 +243,7 @@ class Hello:
         device, examples, last_round, model_id = reader.fields(cls._FIELDS)
         hello = cls(device, examples, last_round, model_id, reader.text(), reader.text())
         reader.end()
+        _check_device(device)
         return hello
 
 
@@ -290,6 +299,7 @@ class Report:
             seeds = reader.array("<u8", count).reshape(steps, queries)
         gradients = reader.array("<f4", count).reshape(steps, queries)
         reader.end()
+        _check_device(device)
         if not (np.isfinite(mean_loss) and np.all(np.abs(gradients) <= MAX_GRADIENT)):
             raise FrameError(
                 f"a projected gradient or the loss of device {device} is not finite or "

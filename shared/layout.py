@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,9 @@ from shared.normal_table import TABLE_SHA256
 FORMAT_VERSION = 1
 ADAPTER_GROUP = "adapter"
 LABEL_BIAS_GROUP = "label bias"
+MAX_RANK = 1024
+MAX_ELEMENTS = 2**30
+"""A layout from the network with more trained numbers is refused."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,14 @@ class Layout:
                 distribution=content["distribution"],
             )
             faithful = json.loads(layout.to_json()) == content
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise SamaraError(
                 f"not a layout: {error!r}; it should come from layout.json"
             ) from error
@@ -120,4 +131,12 @@ class Layout:
             )
         if layout.distribution not in ("gaussian", "rademacher"):
             raise SamaraError(f"the layout names an unknown distribution {layout.distribution!r}")
+        if not (
+            1 <= layout.rank <= MAX_RANK
+            and 0 < layout.alpha < math.inf
+            and 0 <= layout.a_seed < 2**64
+            and layout.size <= MAX_ELEMENTS
+            and len({tensor.name for tensor in layout.tensors}) == len(layout.tensors)
+        ):
+            raise SamaraError("the layout holds a number out of its range or a name twice")
         return layout

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from shared.directions import Distribution
 from shared.errors import FrameError, LedgerError, ReplayError
-from shared.files import write_durably
 from shared.replay import digest, replay
 from shared.round_delta import RoundDelta
 from shared.wire import MAX_FRAME_BYTES
@@ -218,36 +217,55 @@ class Ledger:
         """
         self.path, self.header, self.recovered = path, header, ""
         self.position = header.start
-        if not path.exists():
-            write_durably(path, header.encode())
-        self._file = path.open("r+b")
+        self._offsets = [_HEADER_BYTES]
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LedgerError(f"{path}: cannot be opened: {error.strerror}") from error
+        try:
+            self._open()
+        except (LedgerError, OSError) as error:
+            os.close(self._file)
+            remedy = "restore the file or begin a new run"
+            raise LedgerError(f"{path}: {error}; {remedy}") from error
+
+    def _open(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise LedgerError(f"{path}: another process is writing it; stop that one") from error
-        try:
-            if LedgerHeader.decode(self._file.read(_HEADER_BYTES)) != header:
+        except BlockingIOError:
+            raise LedgerError("another process is writing it") from None
+        header = self.header.encode()
+        begun = os.pread(self._file, _HEADER_BYTES, 0)
+        if len(begun) < _HEADER_BYTES and header.startswith(begun):
+            self._write(0, header)
+        with self.path.open("rb") as file:
+            if LedgerHeader.decode(file.read(_HEADER_BYTES)) != self.header:
                 raise LedgerError("it belongs to another run, track or layout")
-            self._offsets = [_HEADER_BYTES]
-            self._read_to_end()
-        except LedgerError as error:
-            self._file.close()
-            raise LedgerError(f"{path}: {error}; restore the file or begin a new run") from error
+            try:
+                for record in records(file, self.position):
+                    self.position = record.position
+                    self._offsets.append(self._offsets[-1] + record.size)
+            except LedgerError as error:
+                file.seek(self._offsets[-1])
+                if not (isinstance(error, _TornRecordError) or _never_written(file.read())):
+                    raise
+                self._cut_torn_record()
 
-    def _read_to_end(self) -> None:
-        try:
-            for record in records(self._file, self.position):
-                self.position = record.position
-                self._offsets.append(self._offsets[-1] + record.size)
-        except _TornRecordError:
-            torn = self.path.stat().st_size - self._offsets[-1]
-            self._file.truncate(self._offsets[-1])
-            os.fsync(self._file.fileno())
-            self.recovered = (
-                f"{self.path}: dropped {torn} bytes of round {self.position.round + 1}, which was "
-                f"never completely written; the last whole round is {self.position.round}"
-            )
+    def _cut_torn_record(self) -> None:
+        torn = os.fstat(self._file).st_size - self._offsets[-1]
+        os.ftruncate(self._file, self._offsets[-1])
+        os.fsync(self._file)
+        self.recovered = (
+            f"{self.path}: dropped {torn} bytes of round {self.position.round + 1}, which was "
+            f"never completely written; the last whole round is {self.position.round}"
+        )
+
+    def _write(self, offset: int, data: bytes) -> None:
+        """Write at an offset that ends the file, and wait for the disk."""
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._file, data[written:], offset + written)
+        os.fsync(self._file)
 
     def append(self, delta: RoundDelta, end_digest: bytes) -> int:
         """Add a round; it is on the disk when this returns.
@@ -259,16 +277,15 @@ class Ledger:
             LedgerError: if the round does not follow, or the disk refuses; the file is then as
                 it was before.
         """
-        data = encode_record(delta, end_digest, self.position)
-        end = self._offsets[-1]
+        if delta.track != self.header.track:
+            raise LedgerError(f"{self.path}: a delta of track {delta.track} does not belong here")
+        data, end = encode_record(delta, end_digest, self.position), self._offsets[-1]
         try:
-            self._file.seek(end)
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._write(end, data)
         except OSError as error:
-            self._file.truncate(end)
-            raise LedgerError(f"{self.path}: cannot append round {delta.round}: {error}") from error
+            os.ftruncate(self._file, end)
+            reason = f"cannot append round {delta.round}: {error.strerror}"
+            raise LedgerError(f"{self.path}: {reason}") from error
         self._offsets.append(end + len(data))
         self.position = Position(delta.round, data[-_HASH_BYTES:])
         return len(data)
@@ -293,7 +310,21 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        os.close(self._file)
+
+
+def _never_written(rest: bytes) -> bool:
+    """Whether what should be the last record ends in zeros instead of a hash.
+
+    Some file systems leave that after a power cut: the length of an append is on the disk, its
+    bytes are not. It was never acknowledged, since `fsync` had not returned.
+    """
+    if rest.count(0) == len(rest):
+        return True
+    magic, length, _, checksum = _RECORD.unpack_from(rest)
+    is_last = len(rest) == _RECORD.size + length + _TRAILER_BYTES
+    sound = magic == b"SMLR" and checksum == zlib.crc32(rest[:12])
+    return sound and is_last and not any(rest[-_HASH_BYTES:])
 
 
 def read_header(path: Path) -> LedgerHeader:

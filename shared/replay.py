@@ -94,10 +94,11 @@ def check_fits(state: NDArray[np.int64], passes: Sequence[Pass]) -> None:
     """Refuse what could leave the exact range, before anything is applied.
 
     Raises:
-        ReplayError: if max |state| and Σ|c|·2^shift·2¹⁵ are not both below 2⁶².
+        ReplayError: if max |state| + Σ|c|·2^shift·2¹⁵ is not below 2⁶², so that no later round
+            can find the state out of range either.
     """
     largest = max(int(state.max(initial=0)), -int(state.min(initial=0)))
-    if largest >= _STATE_LIMIT or reach(passes) >= _STATE_LIMIT:
+    if largest + reach(passes) >= _STATE_LIMIT:
         raise ReplayError(
             "the update does not fit the exact state (range ±2,048) and was not applied; "
             "lower learning-rate or set clip"
@@ -119,7 +120,7 @@ def add(
     """
     total = np.zeros_like(state)
     for coefficient, z in zip(one_pass.coefficients, directions_, strict=True):
-        total += np.int64(coefficient) * z
+        total += np.int64(coefficient) * z.astype(np.int64)
     return state + (total << np.int64(one_pass.shift))
 
 

@@ -1,7 +1,7 @@
 """The envelope of every frame, and the reader that refuses to read past its end.
 
 Every frame is little-endian and begins with 8 bytes: the letters ``SM``, the format version, the
-kind, and a CRC-32 of all bytes that follow. A frame is read completely or refused with a
+kind, and a CRC-32 of those 4 bytes and all that follow. A frame is read whole or refused with a
 `FrameError`: kind, length, checksum, counts and ranges are checked before a value is believed.
 """
 
@@ -25,6 +25,7 @@ MAX_TEXT_BYTES = 2**20
 MAX_SCALARS = 2**20
 """Most scalars that one report or one group of a round delta may hold."""
 
+_START = struct.Struct("<2sBB")
 _PREFIX = struct.Struct("<2sBBI")
 _MAGIC = b"SM"
 
@@ -44,7 +45,8 @@ class Kind(IntEnum):
 
 def pack(kind: Kind, body: bytes) -> bytes:
     """A frame of this kind around a body."""
-    return _PREFIX.pack(_MAGIC, FRAME_VERSION, kind, zlib.crc32(body)) + body
+    start = _START.pack(_MAGIC, FRAME_VERSION, kind)
+    return start + struct.pack("<I", zlib.crc32(body, zlib.crc32(start))) + body
 
 
 def kind_of(frame: bytes) -> Kind:
@@ -62,7 +64,7 @@ def kind_of(frame: bytes) -> Kind:
         raise FrameError(
             f"frame version {version} is not {FRAME_VERSION}; update the older side of the two"
         )
-    if checksum != zlib.crc32(frame[_PREFIX.size :]):
+    if checksum != zlib.crc32(frame[_PREFIX.size :], zlib.crc32(frame[: _START.size])):
         raise FrameError("the frame's checksum is wrong: it was truncated or damaged on its way")
     try:
         return Kind(kind)

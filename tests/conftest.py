@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
+hypothesis_settings.register_profile("samara", deadline=None)
+hypothesis_settings.load_profile("samara")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

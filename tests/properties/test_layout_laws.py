@@ -73,7 +73,6 @@ def test_what_is_no_layout_is_refused(text: str) -> None:
         Layout.from_json(text)
 
 
-@pytest.mark.xfail(reason="a hostile layout is believed, or ends in another exception")
 @pytest.mark.parametrize(
     "text",
     [

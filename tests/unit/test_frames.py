@@ -1,5 +1,6 @@
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -131,8 +132,12 @@ def test_a_frame_of_another_version_kind_or_size_is_refused() -> None:
     frame = FRAMES[Kind.REFUSAL].encode()
     with pytest.raises(FrameError, match=f"version {FRAME_VERSION + 1} is not {FRAME_VERSION}"):
         kind_of(frame[:2] + bytes([FRAME_VERSION + 1]) + frame[3:])
+    start = frame[:3] + bytes([200])
+    checksum = zlib.crc32(frame[8:], zlib.crc32(start)).to_bytes(4, "little")
     with pytest.raises(FrameError, match="kind 200 is unknown"):
-        kind_of(frame[:3] + bytes([200]) + frame[4:])
+        kind_of(start + checksum + frame[8:])
+    with pytest.raises(FrameError, match="checksum"):
+        kind_of(start + frame[4:])
     with pytest.raises(FrameError, match="truncated or over"):
         kind_of(bytes(MAX_FRAME_BYTES + 1))
 

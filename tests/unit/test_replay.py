@@ -101,14 +101,17 @@ def test_what_could_leave_the_exact_range_is_refused(state: int, passes: list[Pa
         check_fits(np.array([0, state]), passes)
 
 
-@pytest.mark.parametrize("state", [2**62 - 1, 1 - 2**62])
-def test_what_just_fits_is_applied_without_overflow(state: int) -> None:
-    passes = [one_pass(10, *[WIDEST] * 64)]
-    check_fits(np.array([state]), passes)
-    z = np.full((64, 1), np.sign(state) * 2**15 - (state > 0), np.int16)
-    assert add(np.array([state]), z, passes[0]).tolist() == [
-        state + 64 * WIDEST * int(z[0, 0]) * 2**10
-    ]
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_just_fits_is_applied_and_leaves_a_state_that_fits(sign: int) -> None:
+    passes = [one_pass(10, *[WIDEST] * 32)]
+    room = 2**62 - 1 - 32 * WIDEST * 2**25
+    check_fits(np.array([sign * room]), passes)
+    with pytest.raises(ReplayError, match="does not fit"):
+        check_fits(np.array([sign * (room + 1)]), passes)
+    z = np.full((32, 1), sign * 2**15 - (sign > 0), np.int16)
+    after = add(np.array([sign * room]), z, passes[0])
+    assert after.tolist() == [sign * room + 32 * WIDEST * int(z[0, 0]) * 2**10]
+    check_fits(after, [])
 
 
 def test_an_update_that_does_not_fit_is_refused_before_anything_is_applied(

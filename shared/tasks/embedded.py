@@ -1,0 +1,40 @@
+"""The embedded data: generated messages, so that a federation runs without any data at hand."""
+
+from shared.tasks.catalog import Task
+from shared.tasks.data import Example
+from shared.tasks.messages import Ceilings, Split, Writer, ceilings, messages, writers
+
+EMBEDDED_DATA = "messages"
+"""The value of ``data.path`` that means them."""
+MESSAGES_PER_WRITER: dict[Split, int] = {"train": 64, "validation": 20, "test": 100}
+
+
+def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
+    """Messages of as many writers as there are clients, user by user.
+
+    Args:
+        task: the shipped task ``messages``, or one that reads the same fields.
+        clients: how many writers.
+        seed: of the community, its writers and their messages.
+
+    Raises:
+        TaskError: if the task does not know the labels 0 and 1 or reads other fields.
+    """
+    return [
+        Example(
+            task.render({"text": message["text"]}),
+            task.label_index(message["label"]),
+            message["user"],
+            split,
+        )
+        for writer in writers(clients, seed)
+        for split, count in MESSAGES_PER_WRITER.items()
+        for message in messages(writer, count, split, seed)
+    ]
+
+
+def embedded_ceilings(clients: int, seed: int) -> Ceilings:
+    """What the best common rule and each writer's own rule reach on the same test messages."""
+    people: list[Writer] = writers(clients, seed)
+    count = MESSAGES_PER_WRITER["test"]
+    return ceilings(people, [m for writer in people for m in messages(writer, count, "test", seed)])

@@ -1,0 +1,153 @@
+"""The command line: what it prints, and that every mistake is one clear message."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import samara
+from server.store import read_result
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `samara` with arguments: exit status, standard output, standard error."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(samara.main())
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+def assignments(settings: dict[str, Any]) -> list[str]:
+    pairs = [f"{key}={value}" for key, value in settings.items() if key != "out"]
+    return [part for pair in pairs for part in ("--set", pair)]
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "small.toml"
+    file.write_text("rounds = 2\n")
+    return file
+
+
+def test_simulate_inspect_verify(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "runs" / "first"
+    status, printed, errors = run("simulate", scenario, *assignments(settings), "--out", out)
+    assert (status, errors) == (0, "")
+    assert "round 3: loss" in printed
+    assert "all digests agree" in printed
+    assert str(out / "result.json").replace("\n", "") in printed.replace("\n", "")
+    final = read_result(out)["final_digest"]
+    status, printed, _ = run("server", "inspect", out)
+    assert status == 0
+    assert final[:12] in printed
+    status, printed, _ = run("server", "verify", out)
+    assert status == 0
+    assert final in printed.replace("\n", "")
+
+
+def test_a_flipped_bit_makes_verify_name_the_round(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run("simulate", scenario, *assignments(settings), "--out", out)
+    ledger = out / "ledger"
+    data = bytearray(ledger.read_bytes())
+    data[-200] ^= 4
+    ledger.write_bytes(data)
+    status, printed, errors = run("server", "verify", out)
+    assert (status, printed) == (1, "")
+    assert errors.startswith("samara: ")
+    assert "round 3" in errors
+    assert "Traceback" not in errors
+
+
+def test_five_mistakes_are_reported_at_once(run: Run, scenario: Path, tmp_path: Path) -> None:
+    mistakes = ["rounds=0", "adapter.rnak=2", "epsilon=nan", "seed-policy=both", "data.clients=x"]
+    arguments = [part for mistake in mistakes for part in ("--set", mistake)]
+    out = tmp_path / "out"
+    status, printed, errors = run("simulate", scenario, *arguments, "--out", out)
+    assert (status, printed) == (1, "")
+    assert "5 mistakes" in errors
+    for key in ("rounds", "adapter.rnak", "epsilon", "seed-policy", "data.clients"):
+        assert f"  {key}: " in errors
+    assert "did you mean adapter.rank?" in errors
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.path": "/nowhere/model"}, "/nowhere/model: there is no such model folder"),
+        ({"model.path": ""}, "model.path is empty"),
+        ({"data.path": "/nowhere/rows.jsonl"}, "/nowhere/rows.jsonl"),
+        ({"task": "no-such-task"}, "neither a shipped task nor a file"),
+        ({"adapter.projections": "nothing"}, "no linear layer called nothing"),
+        ({"data.clients": 500}, "no training example"),
+    ],
+)
+def test_a_mistake_is_one_message_and_leaves_nothing(
+    changes: dict[str, Any],
+    message: str,
+    run: Run,
+    scenario: Path,
+    settings: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    status, _, errors = run("simulate", scenario, *assignments(settings | changes), "--out", out)
+    assert status == 1
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not out.exists()
+
+
+def test_bad_rows_are_named_by_file_and_line(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"text": "good", "label": 1}, {"text": "good", "label": 7}, {"label": 1}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n")
+    changed = assignments(settings | {"data.path": str(file)})
+    status, _, errors = run("simulate", scenario, *changed, "--out", tmp_path / "out")
+    assert status == 1
+    for line in (2, 3, 4):
+        assert f"rows.jsonl:{line}" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "no-such-scenario.toml"),
+        ("server", "inspect", "no-such-run"),
+        ("server", "verify", "no-such-run"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> None:
+    status, printed, errors = run(*arguments)
+    assert (status, printed) == (1, "")
+    assert arguments[-1] in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("simulate", "--help"), ("server", "verify", "--help")]
+)
+def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
+    status, printed, _ = run(*arguments)
+    assert status == 0
+    assert len(printed.splitlines()) <= 40
+    if len(arguments) > 1:
+        assert "Example: samara" in printed
