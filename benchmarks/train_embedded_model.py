@@ -70,8 +70,8 @@ class Probe:
     """Settings of the first-order probe, per writer where nothing else is said."""
 
     writers: int = 8
-    train_messages: int = 160
-    test_messages: int = 200
+    train_messages: int = 64
+    test_messages: int = 100
     ranks: tuple[int, ...] = (4, 8)
     batch: int = 16
     global_steps: int = 150
@@ -199,8 +199,15 @@ def pace(progress: float, warm_up: float) -> float:
 
 def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[str, float]:
     """How often the verdicts in texts of the public are foreseen."""
+    loves, hates, loves_if = messages.TOPICS[:3]
     public = messages.Writer(
-        "public", messages.PUBLIC_PREFERENCES, *messages.TOPICS[:3], "company", messages.MILD
+        "public",
+        messages.PUBLIC_PREFERENCES,
+        loves,
+        hates,
+        loves_if,
+        setting="company",
+        strength=messages.MILD,
     )
     after_persona, alone, as_the_public = [], [], []
     contexts, found = [], []
@@ -213,7 +220,7 @@ def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[
         hit = messages.LABEL_WORDS[guess] == match[1]
         if text.startswith("i love"):
             after_persona.append(hit)
-        elif VERDICT.search(text).start() == match.start():
+        elif not VERDICT.search(text[: match.start()]):
             alone.append(hit)
             as_the_public.append((public.valence(text[: match.start()]) > 0) == bool(guess))
     return {

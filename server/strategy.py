@@ -6,6 +6,7 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import reduce
 from operator import add
@@ -126,8 +127,12 @@ class ScalarStrategy(Strategy):
             )
         delta, problem = self._delta(instruction, list(reports.values()))
         ledger_bytes = self._store.append(delta)
-        total = sum(report.examples for report in reports.values())
-        loss = sum(r.mean_loss * r.examples for r in reports.values()) / total
+        cap = self._config.cohort.weight_cap
+        weights = [min(report.examples, cap) for report in reports.values()]
+        loss = sum(
+            report.mean_loss * weight
+            for report, weight in zip(reports.values(), weights, strict=True)
+        ) / sum(weights)
         self._tell(
             {
                 "event": "round",
@@ -177,7 +182,12 @@ class ScalarStrategy(Strategy):
         if not answers:
             log.warning("round %d: nobody evaluated: %s", instruction.round, refused)
             return None
-        names = [column.name for column in next(iter(answers.values())).columns]
+        shape, _ = Counter(map(_shape, answers.values())).most_common(1)[0]
+        for device in [d for d, evaluation in answers.items() if _shape(evaluation) != shape]:
+            del answers[device]
+            refused[device] = "it evaluates other labels or columns than most devices do"
+            log.warning("device %d: %s", device, refused[device])
+        names, _ = shape
         columns = {
             name: [
                 (device, column.mean_loss, Confusion(column.counts))
@@ -308,6 +318,11 @@ def describe(event: dict[str, Any]) -> str:
         f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
     )
     return f"round {event['round']}: {event['split']} accuracy: {figures}"
+
+
+def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:
+    """Names of an evaluation's columns, and how many labels they count."""
+    return tuple(c.name for c in evaluation.columns), len(evaluation.columns[0].counts)
 
 
 def _figures(parts: list[tuple[int, float, Confusion]]) -> dict[str, Any]:

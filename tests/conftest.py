@@ -22,7 +22,7 @@ WORDS = [*GOOD, *BAD, *THINGS, "it", "was", "the", "a", "very", "not", ".", "!"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>"]
 
 
-def _save_tokenizer(folder: Path, family: str) -> int:
+def save_tokenizer(folder: Path, family: str) -> int:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +47,7 @@ def _save_model(folder: Path, family: str) -> Path:
     import torch
     import transformers
 
-    vocabulary = _save_tokenizer(folder, family)
+    vocabulary = save_tokenizer(folder, family)
     torch.manual_seed(0)
     sizes = {
         "vocab_size": vocabulary,

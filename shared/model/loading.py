@@ -43,8 +43,15 @@ class BaseModel:
 
     @property
     def body(self) -> nn.Module:
-        """The network without its head."""
+        """The part below the head: the innermost model that holds all blocks.
+
+        Usually transformers' ``base_model``; OPT's head calls the decoder inside it directly.
+        """
+        from transformers import PreTrainedModel
+
         body: nn.Module = self.network.base_model
+        while inner := [m for m in body.children() if isinstance(m, PreTrainedModel)]:
+            body = inner[0]
         return body
 
     @property

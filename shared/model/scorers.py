@@ -248,20 +248,26 @@ def _head(base: BaseModel, hidden: Tensor) -> Tensor:
     """
     flat = hidden.reshape(-1, 1, hidden.shape[-1])
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-    with _body_returns(base.body, flat):
+    with _body_returns(base.body, flat) as calls:
         logits: Tensor = base.network(input_ids=ids).logits
+    if not calls:
+        raise ModelError(f"{base.folder}: its head does not call the body that was found")
     return logits.view(*hidden.shape[:-1], -1).float()
 
 
 @contextmanager
-def _body_returns(body: nn.Module, hidden: Tensor) -> Iterator[None]:
+def _body_returns(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
+    """The body returns this; yields a list with an entry per time that it was asked."""
     from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+    calls: list[None] = []
+
     def answer(*_: Any, **__: Any) -> Any:
+        calls.append(None)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
     body.forward = answer
     try:
-        yield
+        yield calls
     finally:
         del body.forward

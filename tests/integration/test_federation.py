@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from server.app import serve
 from server.store import read_layout, read_result, replayed
 from shared.config import RunConfig
 from shared.errors import DataError, LedgerError, SamaraError, TrainingError
-from shared.frames import Report, SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames import (
+    Evaluation,
+    Figures,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
 from shared.ledger import follow, read_records
 from shared.replay import replay, zero_state
 from shared.round_delta import RoundDelta
@@ -164,6 +173,25 @@ def test_a_report_in_another_devices_name_is_dropped(settings: Settings) -> None
     folder = serve(config, grid)
     (first, *_) = read_records(folder / "ledger")
     assert [c.device for c in first.delta.contributors] == [0, 1]
+
+
+def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
+    config = config_of(settings, rounds=1)
+    grid = grid_of(config, Tampering)
+
+    def tamper(reply: Message) -> Message:
+        kind, node = reply.metadata.message_type, reply.metadata.src_node_id
+        if kind == MessageType.EVALUATE and node == 1000:
+            record = reply.content.config_records["samara"]
+            evaluation = Evaluation.decode(bytes(record["frame"]))  # type: ignore[arg-type]
+            columns = (Figures("global", 0.1, np.ones((5, 5), np.int64)),)
+            record["frame"] = replace(evaluation, columns=columns).encode()
+        return reply
+
+    grid.tamper = tamper  # type: ignore[attr-defined]
+    final = read_result(serve(config, grid))["evaluations"][-1]
+    assert set(final["columns"]["global"]["clients"]) == {"1", "2"}
+    assert list(final["refused"]) == ["0"]
 
 
 def test_a_repeated_instruction_gets_the_stored_report(settings: Settings) -> None:

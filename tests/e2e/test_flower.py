@@ -1,0 +1,70 @@
+"""The real Flower engine, and Flower's bundle run from another working directory."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import RunConfig
+from simulations.simulate import simulate
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+RUN = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import shared
+assert pathlib.Path(shared.__file__).is_relative_to(sys.argv[1]), shared.__file__
+from shared.config import RunConfig
+from simulations.simulate import simulate
+settings = json.loads(sys.argv[2])
+print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))
+"""
+
+
+def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd: Path) -> Path:
+    """Simulate in a process of its own, with the code of a folder and another working directory."""
+    cwd.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN, str(code_folder), json.dumps(settings), engine],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return cwd / ended.stdout.strip().splitlines()[-1]
+
+
+def test_flowers_engine_writes_the_same_ledger(settings: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra samara[ray] is not installed")
+    settings |= {"personal.rounds": 1}
+    ours = simulate(RunConfig.of(settings, "test"))
+    elsewhere = settings | {"out": str(tmp_path / "flower")}
+    theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")
+    assert (theirs / "ledger").read_bytes() == (ours / "ledger").read_bytes()
+    for device in range(3):
+        personal = Path("clients") / str(device) / "personal.ledger"
+        assert (theirs / personal).read_bytes() == (ours / personal).read_bytes()
+
+
+def test_the_bundle_runs_from_another_directory(settings: dict[str, Any], tmp_path: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk
+
+    bundle = tmp_path / "bundle"
+    data = build_fab_from_disk(ROOT)
+    assert len(data) < 10 * 2**20
+    (tmp_path / "app.fab").write_bytes(data)
+    with zipfile.ZipFile(tmp_path / "app.fab") as archive:
+        archive.extractall(bundle)
+    assert not list(bundle.rglob("*.safetensors"))
+    ours = simulate(RunConfig.of(settings, "test"))
+    elsewhere = settings | {"out": ""}
+    theirs = run_elsewhere(bundle, elsewhere, "in-process", tmp_path / "cwd")
+    assert (theirs / "ledger").read_bytes() == (ours / "ledger").read_bytes()

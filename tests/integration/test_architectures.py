@@ -1,0 +1,117 @@
+"""The hooks hold for model families that name and call their parts differently."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import save_tokenizer
+
+from client.forward.body import Body
+from client.forward.resident import ResidentForward
+from shared.config import AdapterSettings
+from shared.directions import directions
+from shared.model.loading import load_base_model
+from shared.model.lora_fa import Points, inject
+from shared.model.scorers import scorer_for
+from shared.tasks.catalog import Task
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+ARCHITECTURES: dict[str, tuple[str, Callable[[int], Any], set[str]]] = {
+    "GPT-2": (
+        "causal",
+        lambda v: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=v, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+        ),
+        {"c_attn"},
+    ),
+    "GPT-NeoX": (
+        "causal",
+        lambda v: transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(vocab_size=v, **SIZES)
+        ),
+        {"query_key_value"},
+    ),
+    "OPT": (
+        "causal",
+        lambda v: transformers.OPTForCausalLM(
+            transformers.OPTConfig(
+                vocab_size=v,
+                hidden_size=32,
+                ffn_dim=48,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                max_position_embeddings=64,
+                word_embed_proj_dim=32,
+            )
+        ),
+        {"q_proj", "v_proj"},
+    ),
+    "RoBERTa": (
+        "masked",
+        lambda v: transformers.RobertaForMaskedLM(
+            transformers.RobertaConfig(vocab_size=v, pad_token_id=0, **SIZES)
+        ),
+        {"query", "value"},
+    ),
+    "DistilBERT": (
+        "masked",
+        lambda v: transformers.DistilBertForMaskedLM(
+            transformers.DistilBertConfig(
+                vocab_size=v,
+                dim=32,
+                hidden_dim=48,
+                n_layers=3,
+                n_heads=4,
+                max_position_embeddings=64,
+            )
+        ),
+        {"q_lin", "v_lin"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> None:
+    family, build, projections = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
+    task = Task.model_validate(
+        {
+            "name": "test",
+            "text": "{text}",
+            "question": " it was {word} .",
+            "words": ["terrible", "great"],
+            "labels": [0, 1],
+        }
+    )
+    base = load_base_model(str(tmp_path))
+    assert base.family == family
+    with torch.inference_mode():
+        scorer = scorer_for(base, task, 32, Body(base, 0, 0))
+    texts = ("the film was good", "a day", "the meal was not very cold ! a walk")
+    prompts = [scorer.prompt(text) for text in texts]
+    adapter = inject(base, AdapterSettings.model_validate({"layers": "top:2"}), 2)
+    assert {tensor.name.rpartition(".")[2] for tensor in adapter.layout.tensors} == projections
+    size = adapter.layout.size
+    center = np.random.default_rng(1).normal(0, 0.5, size).astype(np.float32)
+    z = directions(np.arange(3, dtype=np.uint64), size, "gaussian")
+    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, 2**20))
+    plain = ResidentForward(adapter, scorer, Body(base, 0, 0))
+    together = engine.scores(Points.at(adapter.layout, center, z, 0.25), prompts)
+    for point in range(6):
+        sign = 1 if point < 3 else -1
+        moved = center + np.float32(sign * 0.25 / 2048) * z[point % 3].astype(np.float32)
+        for index, prompt in enumerate(prompts):
+            alone = plain.scores(Points.at(adapter.layout, moved), [prompt])
+            np.testing.assert_allclose(together[point, index], alone[0, 0], atol=5e-5)
+    assert np.abs(together[0] - together[3]).max() > 1e-4
