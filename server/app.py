@@ -26,6 +26,7 @@ from shared.wire import PERSONAL_ACTION
 log = logging.getLogger("samara.server")
 
 app = ServerApp()
+_POLL_SECONDS = 0.2
 _PACKAGES = ("samara", "flwr", "numpy", "torch", "transformers", "pydantic")
 
 
@@ -43,6 +44,7 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     """
     begun = time.monotonic()
     roster = Roster()
+    _wait_for_devices(grid, config)
     roster.greet(grid, config.cohort.timeout)
     if roster.layout is None:
         raise SamaraError("no device can take part: " + ("; ".join(roster.reasons) or "none came"))
@@ -78,6 +80,17 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     finally:
         store.close()
     return folder
+
+
+def _wait_for_devices(grid: Grid, config: RunConfig) -> None:
+    """Until as many nodes as the run begins with are there, or the time is over."""
+    wanted = config.cohort.available or config.data.clients
+    end = time.monotonic() + config.cohort.timeout
+    while (there := len(list(grid.get_node_ids()))) < wanted:
+        if time.monotonic() > end:
+            log.warning("beginning with %d devices; %d were to be awaited", there, wanted)
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:

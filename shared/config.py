@@ -76,6 +76,9 @@ class CohortSettings(_Settings):
     """Who takes part in a round, and how much a report weighs."""
 
     fraction: float = Field(1.0, gt=0, le=1)
+    available: int = Field(
+        0, ge=0, description="devices to wait for before the first round; 0 is data.clients"
+    )
     minimum: int = Field(1, ge=1, description="reports below which a round changes nothing")
     weight_cap: int = Field(
         10_000, ge=1, description="examples beyond which a client gains no weight"

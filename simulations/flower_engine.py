@@ -21,8 +21,14 @@ class _Configured(ClientApp):
         self._run_config = run_config
 
     def __call__(self, message: Message, context: Context) -> Message:
-        context.run_config = self._run_config
-        return client_app(message, context)
+        configured = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=context.node_config,
+            state=context.state,
+            run_config=self._run_config,
+        )
+        return client_app(message, configured)
 
 
 def simulate_with_flower(config: RunConfig) -> Path:
