@@ -1,4 +1,4 @@
-"""Train the embedded base model of the demo on the public's messages, and show what it can do.
+"""Train a small causal LM on the public's generated messages, and show what it can do.
 
 The model is a small Llama with one token per word. It learns from `messages.pretraining_text` only,
 so it has read no message of any federation. What is printed at the end also lies beside the
@@ -10,8 +10,7 @@ weights, in ``record.json``:
 - what adapters can reach with first-order gradients: trained on all writers (global), continued
   on each writer's own messages (personalized), or trained on those from zero (local only).
 
-Run it from the root of the repository: ``python benchmarks/train_embedded_model.py``. It takes
-about half an hour on one core.
+Run it from the root of the repository: ``python benchmarks/train_embedded_model.py --folder DIR``.
 """
 
 import argparse
@@ -36,7 +35,6 @@ from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks import messages
 from shared.tasks.catalog import Task, load_task
 
-EMBEDDED = Path("shared/model/embedded")
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
 VERDICT = re.compile(
     messages.QUESTION.replace(".", r"\.").format(word=f"({'|'.join(messages.LABEL_WORDS)})")
@@ -347,7 +345,7 @@ def measured(folder: Path, training: Training, settings: Probe, seeds: int) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, default=EMBEDDED, help="where the model goes")
+    parser.add_argument("--folder", type=Path, required=True, help="where the model goes")
     folder = parser.parse_args().folder
     training, settings = Training(), Probe()
     torch.set_num_threads(1)

@@ -46,31 +46,6 @@ def simulate(
     print_result(folder, read_result(folder))
 
 
-def demo(
-    seed: Annotated[int, typer.Option(help="Of the writers, their messages and the run.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
-    ] = None,
-) -> None:
-    """Eight emulated writers personalize a small embedded model; needs no data and no network.
-
-    Example: samara demo --out runs/demo
-    """
-    from rich.console import Console
-
-    from shared.config import RunConfig
-    from shared.tasks.embedded import embedded_ceilings
-
-    settings = [f"seed={seed}", f"data.seed={seed}"]
-    simulate(Path("demo"), settings, out)
-    ceilings = embedded_ceilings(RunConfig().data.clients, seed)
-    Console().print(
-        f"ceilings: best common rule {ceilings.common_rule:.1%}, "
-        f"each writer's own rule {ceilings.own_rule:.1%}",
-        highlight=False,
-    )
-
-
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
 ) -> None:

@@ -3,11 +3,8 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 import torch
 from torch import nn
@@ -15,8 +12,6 @@ from torch import nn
 from shared.errors import ModelError
 
 Family = Literal["causal", "masked", "encoder"]
-EMBEDDED_MODEL = "embedded"
-"""The value of ``model.path`` that means the small model that comes with Samara."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
 
@@ -119,8 +114,6 @@ def model_id(folder: Path) -> bytes:
 def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
-    if path == EMBEDDED_MODEL:
-        return _embedded_folder()
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -136,31 +129,6 @@ def _resolve(path: str) -> Path:
             f"{path}: neither a folder nor a model that the Hugging Face hub could deliver; "
             "check model.path, or download the model and give its folder"
         ) from error
-
-
-def _embedded_folder() -> Path:
-    """Where the installed distribution keeps the embedded model.
-
-    Not beside this file: Flower's bundle has a copy of this package without the weights. An
-    editable installation says in direct_url.json where the project lies.
-    """
-    try:
-        installed = distribution("samara")
-    except PackageNotFoundError as error:
-        raise ModelError(
-            "the embedded model needs Samara installed: pip install samara, or set model.path"
-        ) from error
-    roots = [Path(str(installed.locate_file("")))]
-    url = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
-    if url.startswith("file://"):
-        roots.insert(0, Path(url2pathname(urlparse(url).path)))
-    for root in roots:
-        folder = root / "shared" / "model" / "embedded"
-        if (folder / "model.safetensors").is_file():
-            return folder
-    raise ModelError(
-        "the installed Samara lacks its embedded model; reinstall it, or set model.path"
-    )
 
 
 def _family(folder: Path) -> Family:

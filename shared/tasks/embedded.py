@@ -1,8 +1,8 @@
-"""The embedded data: generated messages, so that a federation runs without any data at hand."""
+"""Generated messages as data, so that a federation runs without any data at hand."""
 
 from shared.tasks.catalog import Task
 from shared.tasks.data import Example
-from shared.tasks.messages import Ceilings, Split, Writer, ceilings, messages, writers
+from shared.tasks.messages import Split, messages, writers
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means them."""
@@ -31,10 +31,3 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
         for split, count in MESSAGES_PER_WRITER.items()
         for message in messages(writer, count, split, seed)
     ]
-
-
-def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """What the best common rule and each writer's own rule reach on the same test messages."""
-    people: list[Writer] = writers(clients, seed)
-    count = MESSAGES_PER_WRITER["test"]
-    return ceilings(people, [m for writer in people for m in messages(writer, count, "test", seed)])

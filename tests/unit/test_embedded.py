@@ -1,0 +1,15 @@
+from collections import Counter
+
+from shared.tasks.catalog import load_task
+from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_examples
+
+
+def test_every_writer_has_all_splits_and_a_seed_decides_everything() -> None:
+    task = load_task("messages")
+    examples = embedded_examples(task, 3, 5)
+    assert examples == embedded_examples(task, 3, 5) != embedded_examples(task, 3, 6)
+    counts = Counter((example.user, example.split) for example in examples)
+    assert len({user for user, _ in counts}) == 3
+    assert all(count == MESSAGES_PER_WRITER[split] for (_, split), count in counts.items())  # type: ignore[index]
+    texts = {split: {e.text for e in examples if e.split == split} for split in MESSAGES_PER_WRITER}
+    assert not texts["train"] & texts["test"]
