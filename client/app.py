@@ -4,6 +4,7 @@ What a client remembers between messages (its session) lies in Flower's context,
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -27,17 +28,26 @@ _SESSION = "session"
 app = ClientApp()
 
 
+class _Place(NamedTuple):
+    """What answers a message: the trainer, and which of how many clients this is."""
+
+    config: RunConfig
+    trainer: Trainer
+    device: int
+    clients: int
+
+
 @app.query()
 def hello(message: Message, context: Context) -> Message:
     """Introduce this client: device index, layout, model, position."""
-    try:
-        trainer, device, clients = _place(context)
+
+    def answer(frame: bytes, tail: bytes) -> bytes:
+        place = _place(context)
         session = _session(context)
         position = session.position.round if session else 0
-        frame = trainer.hello(device, clients, position).encode()
-    except SamaraError as error:
-        frame = Refusal(bytes(8), _device(context), 0, str(error)).encode()
-    return _reply(frame, message)
+        return place.trainer.hello(place.device, place.clients, position).encode()
+
+    return _answered(answer, message, context)
 
 
 @app.train()
@@ -45,19 +55,16 @@ def train(message: Message, context: Context) -> Message:
     """Catch up, train, and report; a repeated instruction gets the stored report."""
 
     def answer(frame: bytes, tail: bytes) -> bytes:
-        trainer, device, clients = _place(context)
+        place = _place(context)
         instruction = TrainInstruction.decode(frame)
         token = token_of(frame)
-        session = _session(context) or Session.begin(
-            trainer.layout, instruction.run_id, instruction.track
-        )
-        if session.token == token:
-            return session.report
-        session = session.caught_up(tail, trainer.layout, instruction.start_digest)
-        _remember(session, context)
-        report = trainer.train(instruction, session.state, device, clients).encode()
-        _remember(session.answered(token, report), context)
-        return report
+        known = _session(context)
+        if known and known.token == token:
+            return known.report
+        session = _caught_up(place.trainer, instruction, instruction.start_digest, tail, context)
+        report = place.trainer.train(instruction, session.state, place.device, place.clients)
+        _remember(session.answered(token, report.encode()), context)
+        return report.encode()
 
     return _answered(answer, message, context)
 
@@ -67,8 +74,9 @@ def evaluate(message: Message, context: Context) -> Message:
     """Catch up, and evaluate the global model on the split that is asked for."""
 
     def answer(frame: bytes, tail: bytes) -> bytes:
-        trainer, device, clients = _place(context)
-        instruction, session = _ready_to_evaluate(trainer, frame, tail, context)
+        _, trainer, device, clients = _place(context)
+        instruction = EvaluateInstruction.decode(frame)
+        session = _caught_up(trainer, instruction, instruction.digest, tail, context)
         data = trainer.share(device, clients, instruction.split)
         column = figures("global", trainer.scores(session.state, data), data.labels)
         return Evaluation(token_of(frame), device, (column,)).encode()
@@ -81,27 +89,30 @@ def evaluate_personal(message: Message, context: Context) -> Message:
     """Catch up, take the private rounds, and compare on this client's own test examples."""
 
     def answer(frame: bytes, tail: bytes) -> bytes:
-        place = _place(context)
-        instruction, session = _ready_to_evaluate(place[0], frame, tail, context)
-        config = RunConfig.of(context.run_config, "run config")
-        return compared(
-            place[0], config, frame, instruction.run_id, session.state, place[1:]
-        ).encode()
+        config, trainer, device, clients = _place(context)
+        instruction = EvaluateInstruction.decode(frame)
+        session = _caught_up(trainer, instruction, instruction.digest, tail, context)
+        columns = compared(trainer, config, instruction.run_id, session.state, device, clients)
+        return Evaluation(token_of(frame), device, columns).encode()
 
     return _answered(answer, message, context)
 
 
-def _ready_to_evaluate(
-    trainer: Trainer, frame: bytes, tail: bytes, context: Context
-) -> tuple[EvaluateInstruction, Session]:
-    instruction = EvaluateInstruction.decode(frame)
+def _caught_up(
+    trainer: Trainer,
+    instruction: TrainInstruction | EvaluateInstruction,
+    goal: bytes,
+    tail: bytes,
+    context: Context,
+) -> Session:
+    """The session after the tail; it is remembered even if what follows fails."""
     trainer.check_layout(instruction.layout_hash)
     session = _session(context) or Session.begin(
         trainer.layout, instruction.run_id, instruction.track
     )
-    session = session.caught_up(tail, trainer.layout, instruction.digest)
+    session = session.caught_up(tail, trainer.layout, goal)
     _remember(session, context)
-    return instruction, session
+    return session
 
 
 def _answered(
@@ -134,8 +145,7 @@ def _device(context: Context) -> int:
     return int(context.node_config.get("partition-id", 0))
 
 
-def _place(context: Context) -> tuple[Trainer, int, int]:
-    """The trainer, and which of how many clients this is."""
+def _place(context: Context) -> _Place:
     config = RunConfig.of(context.run_config, "run config")
     missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
     if missing:
@@ -143,7 +153,8 @@ def _place(context: Context) -> tuple[Trainer, int, int]:
             f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
             '--node-config "partition-id=0 num-partitions=8"'
         )
-    return trainer_for(config), _device(context), int(context.node_config["num-partitions"])
+    clients = int(context.node_config["num-partitions"])
+    return _Place(config, trainer_for(config), _device(context), clients)
 
 
 def _session(context: Context) -> Session | None:

@@ -16,12 +16,10 @@ from shared.config import RunConfig
 from shared.directions import round_root
 from shared.frames import (
     PERSONAL_TRACK,
-    Evaluation,
     Figures,
     SeedPolicy,
     Split,
     TrainInstruction,
-    token_of,
 )
 from shared.layout import Layout
 from shared.ledger import Ledger, LedgerHeader, follow
@@ -78,11 +76,11 @@ def personalized(
 def compared(
     trainer: Trainer,
     config: RunConfig,
-    instruction: bytes,
     run_id: bytes,
     state: NDArray[np.int64],
-    place: tuple[int, int],
-) -> Evaluation:
+    device: int,
+    clients: int,
+) -> tuple[Figures, ...]:
     """Every way to serve this client, on its own held-out examples.
 
     Zero-shot is the base alone; label bias adds one number per label, fitted to the client's
@@ -92,12 +90,11 @@ def compared(
     Args:
         trainer: of the model.
         config: of the run.
-        instruction: the frame that is answered.
         run_id: names the run, 8 bytes.
         state: int64 [d], the global model.
-        place: device and number of clients.
+        device: which client.
+        clients: of how many.
     """
-    device, clients = place
     train = trainer.share(device, clients, Split.TRAIN)
     test = trainer.share(device, clients, Split.TEST)
     nothing = zero_state(len(state))
@@ -110,21 +107,14 @@ def compared(
     finally:
         ledger.close()
     local = personalized(trainer, config, nothing, device, clients)
-
-    def column(name: str, scores: NDArray[np.float32]) -> Figures:
-        return figures(name, scores, test.labels)
-
-    return Evaluation(
-        token_of(instruction),
-        device,
-        (
-            column("zero-shot", zero_shot),
-            column("label bias", zero_shot + bias),
-            column("local-only", trainer.scores(local, test)),
-            column("global", trainer.scores(state, test)),
-            column("personalized", trainer.scores(state + personal, test)),
-        ),
-    )
+    scores = {
+        "zero-shot": zero_shot,
+        "label bias": zero_shot + bias,
+        "local-only": trainer.scores(local, test),
+        "global": trainer.scores(state, test),
+        "personalized": trainer.scores(state + personal, test),
+    }
+    return tuple(figures(name, own, test.labels) for name, own in scores.items())
 
 
 def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:

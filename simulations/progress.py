@@ -1,6 +1,7 @@
 """What a simulation shows while it runs: a live bar on a terminal, plain lines elsewhere."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,13 +25,15 @@ class _Lines(logging.Handler):
             if self._console.is_terminal:
                 return
         style = "yellow" if record.levelno >= logging.WARNING else None
-        self._console.print(record.getMessage(), style=style, highlight=False, markup=False)
+        self._console.print(
+            record.getMessage(), style=style, highlight=False, markup=False, soft_wrap=True
+        )
 
 
 @contextmanager
 def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
     """Show the progress of a run; yields the callback that the engine calls per message."""
-    console = Console(stderr=False)
+    console = Console()
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -48,7 +51,7 @@ def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
         logger.setLevel(logging.INFO)
         if not console.is_terminal:
             console.print("loading model and data")
-        cohort = max(1, round(config.cohort.fraction * config.data.clients))
+        cohort = math.ceil(config.cohort.fraction * config.data.clients)
 
         def on_message(message_type: str, partition: int) -> None:
             if message_type == "train":

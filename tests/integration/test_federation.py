@@ -347,6 +347,32 @@ def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
     assert set(read_result(folder)["devices"]) == {"0", "1"}
 
 
+def test_a_client_refuses_an_instruction_for_another_layout(settings: Settings) -> None:
+    config = config_of(settings, rounds=1)
+    grid = grid_of(config)
+    plain = grid._deliver
+
+    def with_another_layout(message: Message) -> Message:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            record = message.content.config_records["samara"]
+            instruction = TrainInstruction.decode(bytes(record["frame"]))  # type: ignore[arg-type]
+            record["frame"] = replace(instruction, layout_hash=bytes(32)).encode()
+        return plain(message)
+
+    grid._deliver = with_another_layout  # type: ignore[method-assign]
+    (only,) = read_result(serve(config, grid))["rounds"]
+    assert list(only["refused"]) == ["1"]
+    assert "layout 000000000000" in only["refused"]["1"]
+
+
+def test_a_node_without_a_place_in_the_partition_is_refused(settings: Settings) -> None:
+    config = config_of(settings, rounds=1, cohort__available=3)
+    grid = grid_of(config)
+    del grid._contexts[1002].node_config["num-partitions"]
+    folder = serve(config, grid)
+    assert set(read_result(folder)["devices"]) == {"0", "1"}
+
+
 def test_losses_that_are_not_finite_end_the_run_with_a_message(
     settings: Settings, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
