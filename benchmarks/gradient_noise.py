@@ -33,7 +33,7 @@ def main() -> None:
     center = np.zeros(layout.size, np.float32)
 
     def losses(points: Points) -> np.ndarray:
-        scores = torch.from_numpy(trainer._forward.scores(points, prompts, 8)).double()
+        scores = torch.from_numpy(trainer.forward.scores(points, prompts, 8)).double()
         return -scores.log_softmax(-1)[:, torch.arange(len(labels)), labels].numpy()
 
     middle = losses(Points.at(layout, center)).mean()

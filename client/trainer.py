@@ -60,6 +60,7 @@ class Trainer:
     Attributes:
         layout: of the adapter.
         model_id: of the base model, 32 bytes.
+        forward: the engine that scores rows.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -86,7 +87,7 @@ class Trainer:
         self._scorer = scorer
         self._device = torch.device(config.model.device)
         body = Body(base, adapter.first_block, config.trunk_cache)
-        self._forward = ResidentForward(adapter, scorer, body)
+        self.forward = ResidentForward(adapter, scorer, body)
         self._shares: dict[int, list[list[Example]]] = {}
         self._splits: dict[tuple[int, int, Split], Examples] = {}
 
@@ -168,7 +169,7 @@ class Trainer:
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
         points = Points.at(self.layout, to_float32(state), device=self._device)
-        scores = self._forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)
+        scores = self.forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)
         return scores.reshape(len(data.prompts), -1)
 
     def check_layout(self, layout_hash: bytes) -> None:
@@ -196,7 +197,7 @@ class Trainer:
         trial = next(estimator)
         points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
         prompts = [data.prompts[index] for index in trial.batch]
-        scores = self._forward.scores(points, prompts, self._config.micro_batch)
+        scores = self.forward.scores(points, prompts, self._config.micro_batch)
         losses = cross_entropy(scores, data.labels[trial.batch])
         try:
             estimator.send(losses)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
+from helpers import instruction_with
 
 from client.app import app as client_app
 from client.trainer import trainer_for
@@ -290,21 +291,8 @@ def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(
     settings: Settings,
 ) -> None:
     layout = trainer_for(config_of(settings)).layout
-    instruction = TrainInstruction(
-        run_id=bytes(8),
-        round=1,
-        track=0,
-        steps=2,
-        queries=2,
-        batch=4,
-        seed_policy=SeedPolicy.SHARED,
-        root=3,
-        epsilon=0.01,
-        learning_rate=0.3,
-        clip=0.0,
-        deadline=0.0,
-        layout_hash=layout.hash,
-        start_digest=bytes(32),
+    instruction = instruction_with(
+        seed_policy=SeedPolicy.SHARED, queries=2, learning_rate=0.3, layout_hash=layout.hash
     )
     gradients = np.array([[0.1, -2.5], [3e-4, 1.7]], np.float32)
     token = token_of(instruction.encode())
