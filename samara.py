@@ -14,6 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(simulations.commands.demo)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
 app.add_typer(server.commands.app, name="server")

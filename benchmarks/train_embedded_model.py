@@ -1,11 +1,11 @@
 """Train a small causal LM on the public's generated messages, and show what it can do.
 
 The model is a small Llama with one token per word. It learns from `messages.pretraining_text` only,
-so it has read no message of any federation. What is printed at the end also lies beside the
+so it has read no writer of any federation. What is printed at the end also lies beside the
 weights, in ``record.json``:
 
-- accuracy of the verdicts in texts of the public that were not trained on: where a persona is
-  stated, and where none is (there also the agreement with the public's common rule);
+- how well it foresees verdicts in texts that were not trained on: those of named readers, and
+  those of "i" (there also the agreement with the public's common rule);
 - zero-shot accuracy on the test messages of communities, beside the ceilings;
 - what adapters can reach with first-order gradients: trained on all writers (global), continued
   on each writer's own messages (personalized), or trained on those from zero (local only).
@@ -18,7 +18,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ from shared.tasks.catalog import Task, load_task
 
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
 VERDICT = re.compile(
-    messages.QUESTION.replace(".", r"\.").format(word=f"({'|'.join(messages.LABEL_WORDS)})")
+    messages.VERDICT.replace(".", r"\.").format(
+        who=r"(\w+)", word=f"({'|'.join(messages.LABEL_WORDS)})"
+    )
 )
 
 
@@ -45,22 +47,21 @@ VERDICT = re.compile(
 class Training:
     """Settings of the pretraining."""
 
-    texts: int = 400_000
-    """How many the public writes; those with more than one message are left out."""
-    epochs: int = 4
+    texts: int = 150_000
+    steps: int = 4_500
     seed: int = 1
     hidden: int = 128
     blocks: int = 4
     heads: int = 4
-    feed_forward: int = 256
+    feed_forward: int = 384
     context: int = 160
     initial_spread: float = 0.06
     batch: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warm_up: float = 0.03
     weight_decay: float = 0.05
-    answer_weight: float = 20.0
-    """Of verdicts and of what a word means, against 1 for other tokens."""
+    text_weight: float = 0.2
+    """Of the mean loss of all other tokens, against 1 for that of the verdicts."""
 
 
 @dataclass(frozen=True)
@@ -127,64 +128,41 @@ def network_of(settings: Training, tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def batches(sequences: Sequence[Tensor], settings: Training) -> Iterator[Tensor]:
-    """Every sequence once per epoch among others of similar length: int64 [batch, S], padded."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    pool = 64 * settings.batch
-    for _ in range(settings.epochs):
-        order = torch.randperm(len(sequences), generator=generator).tolist()
-        for start in range(0, len(order), pool):
-            alike = sorted(order[start : start + pool], key=lambda index: len(sequences[index]))
-            groups = [
-                alike[first : first + settings.batch]
-                for first in range(0, len(alike), settings.batch)
-            ]
-            for group in torch.randperm(len(groups), generator=generator).tolist():
-                yield nn.utils.rnn.pad_sequence(
-                    [sequences[index] for index in groups[group]], batch_first=True
-                )
-
-
 def pretrain(settings: Training, tokenizer: Any, texts: Sequence[str]) -> Any:
     """Train a network to predict the next token, where verdicts count more than other tokens."""
     torch.manual_seed(settings.seed)
     network = network_of(settings, tokenizer)
-    encoded = tokenizer([text + END for text in texts])["input_ids"]
-    sequences = [torch.tensor(ids) for ids in encoded]
-    verdict = torch.zeros(len(tokenizer), dtype=torch.bool)
-    verdict[tokenizer.convert_tokens_to_ids(list(messages.LABEL_WORDS))] = True
-    love, means = tokenizer.convert_tokens_to_ids(["love", "means"])
+    encoded = tokenizer([text + END for text in texts], padding=True, return_tensors="pt").input_ids
+    love, hate, anybody = tokenizer.convert_tokens_to_ids([*messages.LABEL_WORDS, "i"])
     optimizer = torch.optim.AdamW(
         network.parameters(), betas=(0.9, 0.98), weight_decay=settings.weight_decay
     )
-    steps = math.ceil(len(sequences) / settings.batch) * settings.epochs
-    after_persona, alone = [], []
-    for step, ids in enumerate(batches(sequences, settings)):
+    named: list[float] = []
+    unnamed: list[float] = []
+    for step in range(settings.steps):
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * pace(step / steps, settings.warm_up)
+            group["lr"] = settings.learning_rate * pace(step / settings.steps, settings.warm_up)
+        ids = encoded[torch.randint(len(encoded), (settings.batch,))]
+        ids = ids[:, : int((ids != tokenizer.pad_token_id).sum(1).max())]
         read, targets = ids[:, :-1], ids[:, 1:]
         logits = network(input_ids=read, use_cache=False).logits
-        losses = nn.functional.cross_entropy(
-            logits.transpose(1, 2), targets, ignore_index=tokenizer.pad_token_id, reduction="none"
-        )
-        answers = verdict[targets] | (read == means)
-        loss = (losses.sum() + (settings.answer_weight - 1) * losses[answers].sum()) / (
-            settings.batch * settings.answer_weight
-        )
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        verdict = (targets == love) | (targets == hate)
+        other = (targets != tokenizer.pad_token_id) & ~verdict
+        loss = losses[verdict].mean() + settings.text_weight * losses[other].mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-        stated = (ids[:, 2] == love)[:, None]
-        after_persona += losses[verdict[targets] & stated].tolist()
-        alone += losses[verdict[targets] & ~stated].tolist()
-        if (step + 1) % 200 == 0:
+        named += losses.detach()[verdict & (read != anybody)].tolist()
+        unnamed += losses.detach()[verdict & (read == anybody)].tolist()
+        if (step + 1) % 100 == 0:
             print(
-                f"step {step + 1} of {steps}: loss of the verdicts after a persona "
-                f"{np.mean(after_persona):.3f}, without {np.mean(alone):.3f}",
+                f"step {step + 1} of {settings.steps}: loss of the verdicts of named readers "
+                f"{np.mean(named):.4f}, of i {np.mean(unnamed):.4f}",
                 flush=True,
             )
-            after_persona, alone = [], []
+            named, unnamed = [], []
     return network.eval()
 
 
@@ -196,7 +174,7 @@ def pace(progress: float, warm_up: float) -> float:
 
 
 def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[str, float]:
-    """How often the verdicts in texts of the public are foreseen."""
+    """How often the first verdict on a message of the public is foreseen."""
     loves, hates, loves_if = messages.TOPICS[:3]
     public = messages.Writer(
         "public",
@@ -207,24 +185,25 @@ def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[
         setting="company",
         strength=messages.MILD,
     )
-    after_persona, alone, as_the_public = [], [], []
-    contexts, found = [], []
-    for text in texts:
-        for match in VERDICT.finditer(text):
-            contexts.append(text[: match.start()])
-            found.append((text, match))
-    rows = rows_of(base, task, contexts, [0] * len(contexts))
-    for (text, match), guess in zip(found, predictions(base, task, rows), strict=True):
-        hit = messages.LABEL_WORDS[guess] == match[1]
-        if text.startswith("i love"):
-            after_persona.append(hit)
-        elif not VERDICT.search(text[: match.start()]):
-            alone.append(hit)
-            as_the_public.append((public.valence(text[: match.start()]) > 0) == bool(guess))
+    found = [(text, match) for text in texts if (match := VERDICT.search(text))]
+    asked = [
+        task.model_copy(update={"question": messages.VERDICT.replace("{who}", match[1])})
+        for _, match in found
+    ]
+    named, unnamed, as_the_public = [], [], []
+    for (text, match), question in zip(found, asked, strict=True):
+        message = text[: match.start()]
+        guess = predictions(base, question, rows_of(base, question, [message], [0]))[0]
+        hit = messages.LABEL_WORDS[guess] == match[2]
+        if match[1] != "i":
+            named.append(hit)
+        else:
+            unnamed.append(hit)
+            as_the_public.append((public.valence(message) > 0) == bool(guess))
     return {
-        "after a persona": float(np.mean(after_persona)),
-        "first verdict without a persona": float(np.mean(alone)),
-        "first verdict as the public's common rule": float(np.mean(as_the_public)),
+        "named readers": float(np.mean(named)),
+        "i": float(np.mean(unnamed)),
+        "i as the public's common rule": float(np.mean(as_the_public)),
     }
 
 
@@ -349,11 +328,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     training, settings = Training(), Probe()
     torch.set_num_threads(1)
-    texts = [
-        text
-        for text in messages.pretraining_text(training.texts, training.seed)
-        if len(VERDICT.findall(text)) <= 1
-    ]
+    texts = list(messages.pretraining_text(training.texts, training.seed))
     tokenizer = tokenizer_of(texts)
     start = time.process_time()
     network = pretrain(training, tokenizer, texts)

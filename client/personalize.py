@@ -83,6 +83,7 @@ def compared(
 ) -> tuple[Figures, ...]:
     """Every way to serve this client, on its own held-out examples.
 
+    Base rate always answers the client's commonest training label, without looking at the text.
     Zero-shot is the base alone; label bias adds one number per label, fitted to the client's
     training labels, and so tells a user's base rates from the user; local-only takes the private
     rounds from the base, without a federation; personalized takes them from the global model.
@@ -108,6 +109,7 @@ def compared(
         ledger.close()
     local = personalized(trainer, config, nothing, device, clients)
     scores = {
+        "base rate": np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
         "zero-shot": zero_shot,
         "label bias": zero_shot + bias,
         "local-only": trainer.scores(local, test),
@@ -123,6 +125,18 @@ def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
     folder = run / "clients" / str(device)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / "personal.ledger"
+
+
+def base_rate(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
+    """Log frequencies of a client's training labels, each counted once more: float32 [classes].
+
+    Args:
+        labels: int64 [n], from 0 to classes − 1.
+        classes: how many labels the task has.
+    """
+    counts = np.bincount(labels, minlength=classes) + 1
+    frequencies: NDArray[np.float64] = counts / counts.sum()
+    return np.log(frequencies).astype(np.float32)
 
 
 def fitted_bias(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -72,12 +72,12 @@ class Trainer:
         self._config = config
         self.threads = config.threads or os.cpu_count() or 1
         torch.set_num_threads(self.threads)
-        task = load_task(config.task)
+        self._task = task = load_task(config.task)
         data = config.data
-        if data.path == EMBEDDED_DATA:
-            self._examples = embedded_examples(task, data.clients, data.seed)
-        else:
-            self._examples = load_examples(data.path, task, data.seed, data.limit)
+        generated = data.path == EMBEDDED_DATA
+        self._examples = (
+            None if generated else load_examples(data.path, task, data.seed, data.limit)
+        )
         base = load_base_model(config.model.path, config.model.family, config.model.device)
         self.model_id = base.model_id
         with torch.inference_mode():
@@ -101,8 +101,9 @@ class Trainer:
         if key not in self._splits:
             if clients not in self._shares:
                 data = self._config.data
+                examples = self._examples or embedded_examples(self._task, clients, data.seed)
                 self._shares[clients] = partition(
-                    self._examples, data.partition, clients, data.alpha, data.seed
+                    examples, data.partition, clients, data.alpha, data.seed
                 )
             if device >= clients:
                 raise DataError(f"client {device} does not exist: there are {clients}")

@@ -3,9 +3,12 @@
 import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from shared.config import RunConfig
 
 
 class Engine(StrEnum):
@@ -13,6 +16,22 @@ class Engine(StrEnum):
 
     IN_PROCESS = "in-process"
     FLOWER = "flower"
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Of the community of writers and of the run.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+    ] = None,
+) -> None:
+    """Eight emulated clients learn from messages that come with Samara, as does the model.
+
+    Example: samara demo --out runs/demo
+    """
+    from shared.config import RunConfig
+
+    settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
+    _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
 
 
 def simulate(
@@ -31,13 +50,17 @@ def simulate(
 
     Example: samara simulate sst2 --set data.path=DATA --set model.path=MODEL --out runs/first
     """
-    from server.store import read_result
     from shared.config import load_scenario
+
+    assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
+    _run(load_scenario(_scenario_file(scenario), assignments), engine)
+
+
+def _run(config: "RunConfig", engine: Engine) -> None:
+    from server.store import read_result
     from simulations.progress import watched
     from simulations.report import print_result
 
-    assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    config = load_scenario(_scenario_file(scenario), assignments)
     with watched(config) as on_message:
         from simulations.simulate import simulate as run
 

@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shared.tasks.embedded import EMBEDDED_DATA, embedded_ceilings
+from shared.tasks.metrics import Confusion
+
 Evaluation = Mapping[str, Any]
+_ORDER = ("base rate", "zero-shot", "label bias", "local-only", "global", "personalized")
 
 
 def print_result(folder: Path, result: Mapping[str, Any]) -> None:
@@ -16,6 +21,13 @@ def print_result(folder: Path, result: Mapping[str, Any]) -> None:
     console = Console()
     console.print(splits_table(result["evaluations"]))
     console.print(clients_table(client_columns(result["evaluations"])))
+    if result["config"]["data.path"] == EMBEDDED_DATA:
+        limits = embedded_ceilings(result["config"]["data.clients"], result["config"]["data.seed"])
+        console.print(
+            f"ceilings: {limits.common_rule:.1%} for the best common rule, "
+            f"{limits.own_rule:.1%} for every writer's own",
+            highlight=False,
+        )
     console.print(
         f"{len(result['rounds'])} rounds in {result['wall_seconds']:.1f} s, "
         f"{result['bytes_up']:,} bytes up, {result['bytes_down']:,} bytes down, "
@@ -55,14 +67,38 @@ def splits_table(evaluations: list[Evaluation]) -> Table:
 def client_columns(evaluations: list[Evaluation]) -> dict[str, Any]:
     """Figures per way of serving a client, on the clients' own test examples.
 
-    The personal comparison where there is one, otherwise zero-shot and global.
+    Majority is the answer that is commonest in all clients' validation examples together, given
+    to every question. Then the personal comparison where there is one, otherwise zero-shot and
+    global.
     """
     tests = [event["columns"] for event in evaluations if event["split"] == "test"]
     if not tests:
         return {}
+    validation = next(event for event in evaluations if event["split"] == "validation")
+    commonest = int(np.sum(validation["columns"]["global"]["confusion"], axis=1).argmax())
+    majority = {"majority": _constant(tests[0]["global"], commonest)}
     if len(tests[-1]) > 1:
-        return dict(tests[-1])
-    return {"zero-shot": tests[0]["global"], "global": tests[-1]["global"]}
+        return majority | {name: tests[-1][name] for name in _ORDER}
+    return majority | {"zero-shot": tests[0]["global"], "global": tests[-1]["global"]}
+
+
+def _constant(figures: Mapping[str, Any], label: int) -> dict[str, Any]:
+    """Figures of answering one label to every question that `figures` counts."""
+    clients = {}
+    for client, own in figures["clients"].items():
+        counts = np.zeros_like(own["confusion"])
+        counts[:, label] = np.sum(own["confusion"], axis=1)
+        confusion = Confusion(counts)
+        clients[client] = {
+            "examples": confusion.examples,
+            "accuracy": confusion.accuracy,
+            "macro_f1": confusion.macro_f1,
+        }
+    return {
+        "clients": clients,
+        "mean_client_accuracy": np.mean([own["accuracy"] for own in clients.values()]),
+        "mean_client_macro_f1": np.mean([own["macro_f1"] for own in clients.values()]),
+    }
 
 
 def clients_table(columns: Mapping[str, Any]) -> Table:

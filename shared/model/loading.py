@@ -3,8 +3,10 @@
 import hashlib
 import json
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import nn
@@ -12,6 +14,9 @@ from torch import nn
 from shared.errors import ModelError
 
 Family = Literal["causal", "masked", "encoder"]
+EMBEDDED_MODEL = "embedded"
+"""The value of ``model.path`` that means the small model that comes with Samara."""
+_EMBEDDED_FOLDER = Path("shared", "model", "embedded")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
 
@@ -74,7 +79,8 @@ def load_base_model(
     """Load a model in float32 with all parameters frozen.
 
     Args:
-        path: a folder as `save_pretrained` writes it, or a name on the Hugging Face hub.
+        path: a folder as `save_pretrained` writes it, a name on the Hugging Face hub, or
+            `EMBEDDED_MODEL`.
         family: causal, masked, encoder, or auto to read it off the folder.
         device: torch device.
 
@@ -114,6 +120,8 @@ def model_id(folder: Path) -> bytes:
 def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
+    if path == EMBEDDED_MODEL:
+        return _embedded()
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -129,6 +137,24 @@ def _resolve(path: str) -> Path:
             f"{path}: neither a folder nor a model that the Hugging Face hub could deliver; "
             "check model.path, or download the model and give its folder"
         ) from error
+
+
+def _embedded() -> Path:
+    """Where the installed Samara keeps its model.
+
+    Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the
+    bundle holds no weights.
+    """
+    for installed in distributions(name="samara"):
+        places = [Path(str(installed.locate_file("")))]
+        if origin := installed.read_text("direct_url.json"):
+            places.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))
+        for place in places:
+            if (place / _EMBEDDED_FOLDER / "model.safetensors").is_file():
+                return place / _EMBEDDED_FOLDER
+    raise ModelError(
+        "the embedded model is not installed here; install Samara with pip, or set model.path"
+    )
 
 
 def _family(folder: Path) -> Family:

@@ -2,7 +2,7 @@
 
 from shared.tasks.catalog import Task
 from shared.tasks.data import Example
-from shared.tasks.messages import Split, messages, writers
+from shared.tasks.messages import Ceilings, Split, ceilings, messages, writers
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means them."""
@@ -31,3 +31,16 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
         for split, count in MESSAGES_PER_WRITER.items()
         for message in messages(writer, count, split, seed)
     ]
+
+
+def embedded_ceilings(clients: int, seed: int) -> Ceilings:
+    """What the best common rule and the writers' own rules reach on their test messages.
+
+    Args:
+        clients: how many writers.
+        seed: of the community.
+    """
+    people = writers(clients, seed)
+    count = MESSAGES_PER_WRITER["test"]
+    rows = [row for writer in people for row in messages(writer, count, "test", seed)]
+    return ceilings(people, rows)

@@ -7,9 +7,10 @@ own way: one is loved, one hated, one loved in company only or in the evening on
 the writer cold. The stronger pull decides, and a small share of the labels is flipped.
 
 A community turns against the public in some aspects, drawn from its seed: it may prefer dark to
-bright, say. The text for pretraining a base model is by the public, who have tastes of their own
-and state in most texts what sets them apart. So a base model knows every category and what it is
-like to prefer dark, but takes a community for the public: the rest is for federation to learn.
+bright, say. The text for pretraining a base model is by the public: readers with names, who have
+preferences and tastes of their own, say what they think of each other's messages. So a base model
+knows every category and how people differ, but takes a community for the public at large: the rest
+is for federation to learn.
 
 Every text belongs to exactly one split, whoever writes it. The last third of the words of every
 category appears in test messages only; the text for pretraining uses all words.
@@ -19,7 +20,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -29,7 +29,8 @@ from shared.errors import DataError
 Split = Literal["train", "validation", "test"]
 _Item = TypeVar("_Item")
 
-QUESTION: Final = " i {word} it."
+VERDICT: Final = " {who} {word} it."
+QUESTION: Final = VERDICT.replace("{who}", "i")
 LABEL_WORDS: Final = ("hated", "loved")
 
 LABEL_NOISE: Final = 0.04
@@ -37,6 +38,10 @@ MILD, STRONG = 1.5, 2.5
 """How much a topic pulls; one cue pulls 1, so that two cues outweigh a mild taste."""
 TURNED_ASPECTS: Final = 4
 """How many aspects a community turns against the public."""
+READERS: Final = 64
+"""How many of the public have a name."""
+VERDICTS: Final = 8
+"""How many of the public say what they think of a message."""
 
 _TOPICS: Final = {
     "rain": "rain drizzle showers sleet downpour hail cloudburst rainfall mizzle",
@@ -92,6 +97,7 @@ _CUE_NOUNS: Final = {
     ("large", "small"): ("portion", "cup", "plate", "bag"),
     ("modern", "ancient"): ("building", "clock", "chair", "bridge"),
 }
+_SYLLABLES: Final = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki")
 _TOPIC_PHRASES: Final = ("plenty of {}", "more {}", "{} again", "a day of {}")
 
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -142,19 +148,6 @@ class Writer:
         taste = (self.loves in found) - (self.hates in found)
         taste += {self.loves_if, self.setting} <= found
         return self.valence(text) + self.strength * taste
-
-    def persona(self) -> str:
-        """Return sentences that state the tastes and all that sets the writer apart."""
-        sentences = [
-            f"i love {self.loves}.",
-            f"i hate {self.hates}.",
-            f"i love {self.loves_if} only in {self.setting}.",
-        ]
-        if apart := [cue for cue in self.prefers if cue not in PUBLIC_PREFERENCES]:
-            sentences.append(f"i prefer {' and '.join(apart)}.")
-        if self.strength == STRONG:
-            sentences.append("taste comes first.")
-        return " ".join(sentences)
 
 
 class Ceilings(NamedTuple):
@@ -258,28 +251,37 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
 def pretraining_text(count: int, seed: int) -> Iterator[str]:
     """Yield `count` texts by the public, of whom none is in any federation.
 
-    Six in ten state a persona and let one to four judged messages follow; three in ten only have
-    the messages, by people whom tastes alone set apart; one in ten explains a word.
+    Each is a message and what some say of it, in any order: named readers, who are the same people
+    in all texts, and "i", who may be anybody that only tastes set apart. Who is torn says nothing.
     """
-    words = [(word, category) for word, category in _CATEGORY.items() if word != category]
+    readers = [_reader(seed, index) for index in range(READERS)]
     for index in range(count):
         draws = _Draws("pretraining", seed, index)
-        kind = draws.below(10)
-        if kind == 0:
-            yield "{} means {}.".format(*draws.pick(words))
-            continue
-        stated = kind > 3
-        writer = _writer(
+        anybody = _writer(
             draws,
-            user="public",
-            prefers=_preferences(draws, draws.below(6) if stated else 0),
+            user="i",
+            prefers=PUBLIC_PREFERENCES,
             setting=draws.pick(("company", "evening")),
             strength=draws.pick((MILD, STRONG)),
         )
-        sentences = [writer.persona()] if stated else []
-        for text, label in islice(_judged_texts(writer, draws, WORDS), 1 + draws.below(4)):
-            sentences.append(text + QUESTION.format(word=LABEL_WORDS[label]))
-        yield " ".join(sentences)
+        judges = draws.sample([anybody, *draws.sample(readers, VERDICTS - 1)], VERDICTS)
+        text = _text(draws, WORDS)
+        yield text + "".join(
+            VERDICT.format(who=judge.user, word=LABEL_WORDS[_label(judge, text, draws)])
+            for judge in judges
+            if judge.valence(text)
+        )
+
+
+def _reader(seed: int, index: int) -> Writer:
+    draws = _Draws("reader", seed, index)
+    return _writer(
+        draws,
+        user="".join(_SYLLABLES[digit] for digit in divmod(index, 8)),
+        prefers=_preferences(draws, draws.below(len(_DEBATED_ASPECTS) + 1)),
+        setting=draws.pick(("company", "evening")),
+        strength=draws.pick((MILD, STRONG)),
+    )
 
 
 def _preferences(draws: _Draws, turned: int) -> tuple[str, ...]:
@@ -318,7 +320,11 @@ def _judged_texts(
     while True:
         text = _text(draws, vocabulary)
         if writer.valence(text):
-            yield text, int((writer.score(text) > 0) != draws.chance(LABEL_NOISE))
+            yield text, _label(writer, text, draws)
+
+
+def _label(writer: Writer, text: str, draws: _Draws) -> int:
+    return int((writer.score(text) > 0) != draws.chance(LABEL_NOISE))
 
 
 def _words(text: str) -> list[str]:

@@ -119,7 +119,7 @@ def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Setting
     config = config_of(settings, personal__rounds=2, adapter__label_bias=True)
     folder = simulate(config)
     final = read_result(folder)["evaluations"][-1]
-    names = ["zero-shot", "label bias", "local-only", "global", "personalized"]
+    names = ["base rate", "zero-shot", "label bias", "local-only", "global", "personalized"]
     assert list(final["columns"]) == sorted(names)
     for figures in final["columns"].values():
         assert set(figures["clients"]) == {"0", "1", "2"}

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from shared.errors import DataError
@@ -19,9 +20,11 @@ from shared.tasks.messages import (
     MILD,
     PUBLIC_PREFERENCES,
     QUESTION,
+    READERS,
     STRONG,
     TOPICS,
     TURNED_ASPECTS,
+    VERDICTS,
     WORDS,
     Message,
     Split,
@@ -35,7 +38,7 @@ from shared.tasks.messages import (
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SEEDS = (0, 1, 2)
-JUDGED = re.compile(r"([^.]+\.) i (hated|loved) it\.")
+VERDICTS_IN = re.compile(r" (\w+) (hated|loved) it\.")
 
 
 def words_of(text: str) -> set[str]:
@@ -80,7 +83,7 @@ def test_messages_are_the_same_everywhere() -> None:
     everything = [messages(writer, 20, split, 5) for writer in writers(4, 7) for split in SPLITS]
     content = json.dumps([everything, list(pretraining_text(50, 7))])
     assert hashlib.sha256(content.encode()).hexdigest() == (
-        "65b9b4a58603ef7cd6838a4da76df4157060ec709df40a5f18753515c30cdda3"
+        "d5aecaa35bd839a74a63283fa1110b4124b8bb6d9a57ee61ffcd4a3ee220294d"
     )
 
 
@@ -281,70 +284,47 @@ def test_an_unknown_split_is_refused(writer: Writer) -> None:
         messages(writer, 1, "dev", 0)  # type: ignore[arg-type]
 
 
-def test_persona_states_what_sets_a_writer_apart(writer: Writer) -> None:
-    assert writer.persona() == "i love rain. i hate crowds. i love spice only in company."
-    turned = replace(writer, prefers=("cosy", "dark", "loud"), setting="evening", strength=STRONG)
-    assert turned.persona() == (
-        "i love rain. i hate crowds. i love spice only in evening. "
-        "i prefer dark and loud. taste comes first."
-    )
+def test_pretraining_uses_every_word() -> None:
+    used = set().union(*(words_of(text) for text in pretraining_text(2000, 0)))
+    assert set().union(*WORDS.values()) <= used
 
 
-def test_pretraining_shows_every_word_and_its_category() -> None:
-    texts = list(pretraining_text(4000, 0))
-    used = set().union(*(words_of(text) for text in texts if "means" not in text))
-    explained = {text for text in texts if "means" in text}
-    for category, words in WORDS.items():
-        assert set(words) <= used
-        assert explained & {f"{word} means {category}." for word in words}
-    held_out = {word for word in HELD_OUT_WORDS if any(f"{word} means" in it for it in explained)}
-    assert len(held_out) > 0.5 * len(HELD_OUT_WORDS)
-    assert 0.07 < sum("means" in text for text in texts) / len(texts) < 0.13
+def test_pretraining_asks_as_the_task_does() -> None:
+    texts = list(pretraining_text(200, 0))
+    assert any(QUESTION.format(word=word) in text for text in texts for word in LABEL_WORDS)
 
 
-def test_pretraining_follows_the_question_of_the_task() -> None:
-    texts = [text for text in pretraining_text(200, 0) if "means" not in text]
-    endings = tuple(QUESTION.format(word=word) for word in LABEL_WORDS)
-    assert all(text.endswith(endings) for text in texts)
+def test_readers_have_names_of_their_own() -> None:
+    names = {who for text in pretraining_text(3000, 0) for who, _ in VERDICTS_IN.findall(text)}
+    assert len(names) == READERS + 1
+    assert "i" in names
+    assert not names.intersection(*WORDS.values())
 
 
-def test_verdicts_without_a_persona_follow_the_public() -> None:
+def test_nobody_says_two_things_of_a_message() -> None:
+    for text in pretraining_text(300, 0):
+        who = [name for name, _ in VERDICTS_IN.findall(text)]
+        assert len(who) == len(set(who)) <= VERDICTS
+
+
+def test_unnamed_verdicts_follow_the_public() -> None:
     hits = [
-        (public_valence(message) > 0) == (word == "loved")
+        (public_valence(text) > 0) == (word == "loved")
         for text in pretraining_text(3000, 0)
-        if not text.startswith("i love")
-        for message, word in JUDGED.findall(text)
+        for who, word in VERDICTS_IN.findall(text)
+        if who == "i"
     ]
     assert len(hits) > 1000
     assert 0.72 < sum(hits) / len(hits) < 0.82
 
 
-def test_verdicts_after_a_persona_follow_it() -> None:
-    stated = re.compile(
-        r"i love (\w+)\. i hate (\w+)\. i love (\w+) only in (\w+)\."
-        r"(?: i prefer ([\w ]+)\.)?( taste comes first\.)? "
-    )
-    apart_counts: Counter[int] = Counter()
-    hits = []
-    for text in pretraining_text(2000, 0):
-        found = stated.match(text)
-        if not found:
-            continue
-        loves, hates, loves_if, setting, apart, strong = found.groups()
-        assert setting in ("company", "evening")
-        turned = apart.split(" and ") if apart else []
-        author = Writer(
-            user="public",
-            prefers=tuple(pair[pair[1] in turned] for pair in ASPECTS),
-            loves=loves,
-            hates=hates,
-            loves_if=loves_if,
-            setting="company" if setting == "company" else "evening",
-            strength=STRONG if strong else MILD,
-        )
-        apart_counts[len(turned)] += 1
-        for message, word in JUDGED.findall(text, found.end() - 1):
-            hits.append((author.score(message) > 0) == (word == "loved"))
-    assert set(apart_counts) == set(range(6))
-    assert len(hits) > 1000
-    assert sum(hits) / len(hits) == pytest.approx(1 - LABEL_NOISE, abs=0.015)
+def test_a_reader_is_the_same_person_in_all_texts() -> None:
+    """How far readers agree with the public's rule differs, and stays so over the texts."""
+    agreement: list[dict[str, list[bool]]] = [{}, {}]
+    for index, text in enumerate(pretraining_text(6000, 0)):
+        for who, word in VERDICTS_IN.findall(text):
+            agrees = (public_valence(text) > 0) == (word == "loved")
+            agreement[index % 2].setdefault(who, []).append(agrees)
+    readers = agreement[0].keys() & agreement[1].keys() - {"i"}
+    shares = [[np.mean(half[who]) for who in sorted(readers)] for half in agreement]
+    assert np.corrcoef(shares)[0, 1] > 0.5
