@@ -6,9 +6,10 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: help install test check format clean
+.PHONY: help install demo test check format clean
 
 help:
+	@echo "make demo     eight emulated clients, a small model, generated messages"
 	@echo "make test     run every test          make check    lint, types, import layers"
 	@echo "make install  set up .venv            make format   rewrite the code in the house style"
 
@@ -21,6 +22,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+demo: install
+	$(BIN)/samara demo
 
 test: install
 	$(BIN)/python -m pytest

@@ -34,6 +34,7 @@ from shared.model.lora_fa import Adapter, Points, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks import messages
 from shared.tasks.catalog import Task, load_task
+from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings
 
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
 VERDICT = re.compile(
@@ -48,7 +49,7 @@ class Training:
     """Settings of the pretraining."""
 
     texts: int = 150_000
-    steps: int = 4_500
+    steps: int = 4_000
     seed: int = 1
     hidden: int = 128
     blocks: int = 4
@@ -69,11 +70,10 @@ class Probe:
     """Settings of the first-order probe, per writer where nothing else is said."""
 
     writers: int = 8
-    train_messages: int = 64
-    test_messages: int = 100
-    ranks: tuple[int, ...] = (4, 8)
+    layers: str = "0,1"
+    rank: int = 4
     batch: int = 16
-    global_steps: int = 150
+    global_steps: int = 60
     private_steps: int = 60
     learning_rate: float = 0.02
 
@@ -216,10 +216,10 @@ def rows_of(
 
 
 def writer_rows(
-    base: BaseModel, task: Task, writer: messages.Writer, count: int, split: messages.Split
+    base: BaseModel, task: Task, writer: messages.Writer, split: messages.Split, seed: int
 ) -> Rows:
     """Messages of one writer."""
-    own = messages.messages(writer, count, split, seed=0)
+    own = messages.messages(writer, MESSAGES_PER_WRITER[split], split, seed)
     texts, labels = [row["text"] for row in own], [row["label"] for row in own]
     return rows_of(base, task, texts, labels)
 
@@ -279,13 +279,13 @@ class FirstOrder:
         return float((scores.argmax(1) == rows.labels).float().mean())
 
 
-def probe(folder: Path, task: Task, settings: Probe, seed: int, rank: int) -> dict[str, float]:
-    """What adapters of a rank on all layers reach for one community, as means over its writers."""
+def probe(folder: Path, task: Task, settings: Probe, seed: int) -> dict[str, float]:
+    """What adapters reach for one community, as means over its writers."""
     base = load_base_model(str(folder))
     people = messages.writers(settings.writers, seed)
-    train = [writer_rows(base, task, one, settings.train_messages, "train") for one in people]
-    test = [writer_rows(base, task, one, settings.test_messages, "test") for one in people]
-    adapter = inject(base, AdapterSettings(rank=rank), len(task.words))
+    train = [writer_rows(base, task, one, "train", seed) for one in people]
+    test = [writer_rows(base, task, one, "test", seed) for one in people]
+    adapter = inject(base, AdapterSettings(layers=settings.layers, rank=settings.rank), 2)
     zero = torch.zeros(adapter.layout.size)
     trainer = FirstOrder(base, adapter, task, settings)
     shared = trainer.trained(zero, train, settings.global_steps, seed)
@@ -309,15 +309,10 @@ def measured(folder: Path, training: Training, settings: Probe, seeds: int) -> d
     fresh = list(messages.pretraining_text(2000, training.seed + 1))
     figures: dict[str, Any] = {"verdicts": verdict_accuracy(base, task, fresh)}
     for seed in range(seeds):
-        people = messages.writers(settings.writers, seed)
-        rows = [
-            row
-            for one in people
-            for row in messages.messages(one, settings.test_messages, "test", seed=0)
-        ]
-        figures[f"community {seed}"] = {"ceilings": messages.ceilings(people, rows)._asdict()} | {
-            f"rank {rank}": probe(folder, task, settings, seed, rank) for rank in settings.ranks
-        }
+        ceilings = embedded_ceilings(settings.writers, seed)
+        figures[f"community {seed}"] = {"ceilings": ceilings._asdict()} | probe(
+            folder, task, settings, seed
+        )
         print(json.dumps(figures[f"community {seed}"]), flush=True)
     return figures
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from client.estimators.prge import Estimate, estimate
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
-from shared.config import RunConfig
+from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order, directions
 from shared.errors import CatchUpError, DataError, TrainingError
 from shared.frames import (
@@ -31,7 +31,7 @@ from shared.model.scorers import Prompt, scorer_for
 from shared.replay import add, check_fits, quantize, to_float32
 from shared.tasks.catalog import load_task
 from shared.tasks.data import Example, load_examples
-from shared.tasks.embedded import EMBEDDED_DATA, embedded_examples
+from shared.tasks.embedded import embedded_examples
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition

@@ -15,6 +15,11 @@ from shared.errors import ConfigError
 
 Scalar = bool | int | float | str
 
+EMBEDDED_MODEL = "embedded"
+"""The value of ``model.path`` that means the small model that comes with Samara."""
+EMBEDDED_DATA = "messages"
+"""The value of ``data.path`` that means generated messages, and the task that reads them."""
+
 
 def _number_as_text(value: object) -> object:
     """``--set adapter.layers=3`` means the text 3."""
@@ -43,7 +48,9 @@ class _Settings(BaseModel):
 class ModelSettings(_Settings):
     """The frozen base model."""
 
-    path: Text = Field("", description="folder, or name on the Hugging Face hub")
+    path: Text = Field(
+        EMBEDDED_MODEL, description="folder, name on the Hugging Face hub, or the embedded model"
+    )
     family: Literal["auto", "causal", "masked", "encoder"] = "auto"
     device: Text = Field("cpu", description="torch device, e.g. cpu or cuda")
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
@@ -54,8 +61,8 @@ class AdapterSettings(_Settings):
 
     projections: Text = Field("auto", description="comma-separated module names, or auto: q and v")
     layers: Text = Field("all", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
-    rank: int = Field(4, ge=1, le=1024)
-    alpha: float = Field(4.0, gt=0)
+    rank: int = Field(2, ge=1, le=1024)
+    alpha: float = Field(16.0, gt=0)
     seed: int = Field(0, ge=0, lt=2**63)
     distribution: Literal["gaussian", "rademacher"] = "gaussian"
     label_bias: bool = False
@@ -64,8 +71,10 @@ class AdapterSettings(_Settings):
 class DataSettings(_Settings):
     """Where the examples come from and how they are dealt to clients."""
 
-    path: Text = Field("", description="file, folder, or data set name on the Hugging Face hub")
-    partition: Literal["iid", "dirichlet", "user"] = "iid"
+    path: Text = Field(
+        EMBEDDED_DATA, description="file, folder, data set on the Hugging Face hub, or messages"
+    )
+    partition: Literal["iid", "dirichlet", "user"] = "user"
     clients: int = Field(8, ge=1, le=100_000)
     alpha: float = Field(0.5, gt=0, description="of the Dirichlet partition")
     limit: int = Field(0, ge=0, description="most training examples in all; 0 is all")
@@ -89,30 +98,34 @@ class CohortSettings(_Settings):
 class PersonalSettings(_Settings):
     """The private steps that every client takes after the last round; nothing of them leaves it."""
 
-    rounds: int = Field(0, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
-    learning_rate: float = Field(0.1, ge=0)
+    rounds: int = Field(
+        32, ge=0, le=1_000_000, description="private rounds; 0 is no personal model"
+    )
+    learning_rate: float = Field(0.12, ge=0)
 
 
 class EvaluateSettings(_Settings):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
-    every: int = Field(5, ge=0, description="rounds between validations; 0 is never")
+    every: int = Field(4, ge=0, description="rounds between validations; 0 is never")
 
 
 class RunConfig(_Settings):
     """Everything that decides what a run does."""
 
     seed: int = Field(0, ge=0, lt=2**63)
-    rounds: int = Field(10, ge=1, le=1_000_000)
-    steps: int = Field(4, ge=1, le=65_535, description="local steps K of a round")
-    queries: int = Field(4, ge=1, le=65_535, description="directions q per step")
+    rounds: int = Field(12, ge=1, le=1_000_000)
+    steps: int = Field(2, ge=1, le=65_535, description="local steps K of a round")
+    queries: int = Field(8, ge=1, le=65_535, description="directions q per step")
     batch: int = Field(16, ge=1, description="examples B per step")
     micro_batch: int = Field(0, ge=0, description="examples in one pass; 0 is the whole batch")
     epsilon: float = Field(0.01, gt=0, le=1)
-    learning_rate: float = Field(0.1, ge=0)
+    learning_rate: float = Field(0.3, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent"] = "independent"
-    task: Text = Field("sst2", min_length=1, description="shipped task, or path of a task file")
+    task: Text = Field(
+        EMBEDDED_DATA, min_length=1, description="shipped task, or path of a task file"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
     trunk_cache: int = Field(
         256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
@@ -129,6 +142,21 @@ class RunConfig(_Settings):
     def _scalars_fit_a_frame(self) -> Self:
         if self.steps * self.queries > 2**20:
             raise ValueError("steps × queries must be at most 1,048,576")
+        return self
+
+    @model_validator(mode="after")
+    def _the_embedded_goes_together(self) -> Self:
+        if self.data.path != EMBEDDED_DATA:
+            if self.model.path == EMBEDDED_MODEL:
+                raise ValueError(
+                    "model.path: the embedded model knows the words of generated messages only; "
+                    "set model.path to a model that can read your data"
+                )
+            if self.task == EMBEDDED_DATA:
+                raise ValueError(
+                    f"task: {EMBEDDED_DATA} asks about generated messages; set task to a shipped "
+                    "task or a task file that fits your data"
+                )
         return self
 
     def flat(self) -> dict[str, Scalar]:

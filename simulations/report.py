@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.tasks.embedded import EMBEDDED_DATA, embedded_ceilings
+from shared.config import EMBEDDED_DATA
+from shared.tasks.embedded import embedded_ceilings
 from shared.tasks.metrics import Confusion
 
 Evaluation = Mapping[str, Any]

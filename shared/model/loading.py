@@ -11,11 +11,10 @@ from urllib.parse import unquote, urlsplit
 import torch
 from torch import nn
 
+from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
 
 Family = Literal["causal", "masked", "encoder"]
-EMBEDDED_MODEL = "embedded"
-"""The value of ``model.path`` that means the small model that comes with Samara."""
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")

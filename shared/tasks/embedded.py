@@ -4,9 +4,7 @@ from shared.tasks.catalog import Task
 from shared.tasks.data import Example
 from shared.tasks.messages import Ceilings, Split, ceilings, messages, writers
 
-EMBEDDED_DATA = "messages"
-"""The value of ``data.path`` that means them."""
-MESSAGES_PER_WRITER: dict[Split, int] = {"train": 64, "validation": 20, "test": 100}
+MESSAGES_PER_WRITER: dict[Split, int] = {"train": 256, "validation": 20, "test": 100}
 
 
 def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:

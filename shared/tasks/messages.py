@@ -38,7 +38,7 @@ MILD, STRONG = 1.5, 2.5
 """How much a topic pulls; one cue pulls 1, so that two cues outweigh a mild taste."""
 TURNED_ASPECTS: Final = 4
 """How many aspects a community turns against the public."""
-READERS: Final = 64
+READERS: Final = 256
 """How many of the public have a name."""
 VERDICTS: Final = 8
 """How many of the public say what they think of a message."""
@@ -97,7 +97,7 @@ _CUE_NOUNS: Final = {
     ("large", "small"): ("portion", "cup", "plate", "bag"),
     ("modern", "ancient"): ("building", "clock", "chair", "bridge"),
 }
-_SYLLABLES: Final = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki")
+_SYLLABLES: Final = "ba ce di fo gu ha je ki lo mu na pe ri so tu va"
 _TOPIC_PHRASES: Final = ("plenty of {}", "more {}", "{} again", "a day of {}")
 
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -274,10 +274,10 @@ def pretraining_text(count: int, seed: int) -> Iterator[str]:
 
 
 def _reader(seed: int, index: int) -> Writer:
-    draws = _Draws("reader", seed, index)
+    draws, syllables = _Draws("reader", seed, index), _SYLLABLES.split()
     return _writer(
         draws,
-        user="".join(_SYLLABLES[digit] for digit in divmod(index, 8)),
+        user="".join(syllables[digit] for digit in divmod(index, len(syllables))),
         prefers=_preferences(draws, draws.below(len(_DEBATED_ASPECTS) + 1)),
         setting=draws.pick(("company", "evening")),
         strength=draws.pick((MILD, STRONG)),

@@ -10,6 +10,7 @@ import pytest
 
 import samara
 from server.store import read_result
+from shared.config import RunConfig
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -38,6 +39,23 @@ def scenario(tmp_path: Path) -> Path:
     file = tmp_path / "small.toml"
     file.write_text("rounds = 2\n")
     return file
+
+
+def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"rounds": 1, "personal.rounds": 1, "data.clients": 2, "threads": 1}
+    of = RunConfig.of
+    monkeypatch.setattr(RunConfig, "of", lambda settings, source: of({**settings, **short}, source))
+    status, printed, errors = run("demo", "--seed", 3, "--out", tmp_path / "demo")
+    assert (status, errors) == (0, "")
+    for column in ("majority", "base rate", "zero-shot", "local-only", "global", "personalized"):
+        assert column in printed
+    assert "ceilings: " in printed
+    assert "bytes up" in printed
+    assert "all digests agree" in printed
+    result = read_result(tmp_path / "demo")
+    assert (result["config"]["seed"], result["config"]["data.seed"]) == (3, 3)
 
 
 def test_simulate_inspect_verify(

@@ -207,3 +207,11 @@ def test_the_page_on_settings_names_every_key_and_no_other() -> None:
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
     assert sorted(named) == sorted(RunConfig().flat())
+
+
+def test_own_data_needs_an_own_model_and_task() -> None:
+    own = {"data.path": "mine.jsonl", "model.path": "model", "task": "sst2"}
+    assert RunConfig.of(own, "here").data.path == "mine.jsonl"
+    assert mistakes({**own, "model.path": "embedded"})[0].startswith("model.path: the embedded")
+    assert mistakes({**own, "task": "messages"})[0].startswith("task: messages asks")
+    assert RunConfig.of({"model.path": "model"}, "here").data.path == "messages"

@@ -83,7 +83,7 @@ def test_messages_are_the_same_everywhere() -> None:
     everything = [messages(writer, 20, split, 5) for writer in writers(4, 7) for split in SPLITS]
     content = json.dumps([everything, list(pretraining_text(50, 7))])
     assert hashlib.sha256(content.encode()).hexdigest() == (
-        "d5aecaa35bd839a74a63283fa1110b4124b8bb6d9a57ee61ffcd4a3ee220294d"
+        "0059f8d0f5773632ad72b264e05118e630eb5398a2ce14d06d65a02e6fa10e46"
     )
 
 
