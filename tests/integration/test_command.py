@@ -63,7 +63,7 @@ def test_a_flipped_bit_makes_verify_name_the_round(
 ) -> None:
     out = tmp_path / "run"
     run("simulate", scenario, *assignments(settings), "--out", out)
-    ledger = out / "ledger"
+    ledger = out / "ledger" / "0000000001.seg"
     data = bytearray(ledger.read_bytes())
     data[-200] ^= 4
     ledger.write_bytes(data)
