@@ -104,6 +104,9 @@ class Ledger:
             os.close(self._lock)
             remedy = "restore the folder or begin a new run"
             raise LedgerError(f"{folder}: {error}; {remedy}") from error
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def _open(self) -> None:
         try:
@@ -253,8 +256,10 @@ class Ledger:
             raise
         self._delete([snapshot_path(self.folder, number) for number in outdated])
         self._snapshots = [older, newest]
-        self._delete([segment.path for segment in obsolete])
-        self._segments = self._segments[len(obsolete) :]
+        kept = self._segments[len(obsolete) :]
+        paths = segment_paths(self.folder).values()
+        self._delete([path for path in paths if path < kept[0].path])
+        self._segments = kept
 
     def _delete(self, paths: Sequence[Path]) -> None:
         try:

@@ -31,10 +31,10 @@ class Recovered:
     """A ledger's folder after recovery.
 
     Attributes:
-        segments: those that lead to the end without a gap, oldest first.
+        segments: those that lead to the end without a gap or damage, oldest first.
         start: where replaying begins: at a snapshot, or before round 1.
         position: the end, behind the last whole record.
-        useless: snapshots after `start`, which are damaged or lie beside the chain.
+        useless: snapshots that are damaged or lie beside the chain.
         notes: what the operator should know.
     """
 
@@ -55,35 +55,38 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovered:
     """
     for leftover in folder.glob(f"*{UNFINISHED}"):
         leftover.unlink()
-    segments, problems = _chain(folder, header)
+    segments, problems = _segments(folder, header)
     if problems and not segments:
         raise LedgerError(problems[0])
     start, useless = _start(folder, header, layout, segments, problems)
-    remaining = [segment for segment in segments if segment.start.round >= start.round]
-    position, end = _scan(remaining, start)
+    later = [segment for segment in segments if segment.start.round >= start.round]
+    position, end = _scan(later, start)
     for number, path in snapshot_paths(folder).items():
         if number > position.round:
             raise LedgerError(f"{path}: it is there, but the records end at round {position.round}")
-    if remaining and (torn := _cut(remaining[-1].path, end)):
+    if later and (torn := _cut(later[-1].path, end)):
         problems.append(
-            f"{remaining[-1].path}: dropped {torn} bytes of round {position.round + 1}, which was "
+            f"{later[-1].path}: dropped {torn} bytes of round {position.round + 1}, which was "
             f"never completely written; the last whole round is {position.round}"
         )
-    return Recovered(tuple(segments), start, position, tuple(useless), tuple(problems))
+    kept = [*_leading_to(start, segments[: len(segments) - len(later)], problems), *later]
+    oldest = kept[0].start.round if kept else position.round
+    for number, path in snapshot_paths(folder).items():
+        if number < oldest and path not in useless:
+            problems.append(f"{path}: the records after round {number} are missing")
+    return Recovered(tuple(kept), start, position, tuple(useless), tuple(problems))
 
 
-def _chain(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[str]]:
-    """The segments that lead to the end, each to the next, and what is wrong with those before."""
+def _segments(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[str]]:
+    """The segments from the newest back to the first that is damaged, and what is wrong there."""
     segments: list[Segment] = []
     for path in reversed(segment_paths(folder).values()):
         try:
             segment = read_segment(path)
-            if segment.header != header:
-                raise LedgerError(f"{path}: it belongs to another run, track or layout")
-            if segments and last_hash(path) != segments[0].start.head:
-                raise LedgerError(f"{path}: it does not lead to {segments[0].path.name}")
         except LedgerError as error:
             return segments, [str(error)]
+        if segment.header != header:
+            return segments, [f"{path}: it belongs to another run, track or layout"]
         segments.insert(0, segment)
     return segments, []
 
@@ -97,24 +100,27 @@ def _start(
 ) -> tuple[Position, list[Path]]:
     """The newest snapshot that is sound and that the records continue, or else round 0.
 
+    The older ones are read too: what is kept to make up for damage should be known to be sound.
+
     Returns:
-        Where replaying begins, and the newer snapshots; why not there is added to the problems.
+        Where replaying begins, and the snapshots that are of no use; why is added to the problems.
     """
+    start: Position | None = None
     useless: list[Path] = []
     for path in reversed(snapshot_paths(folder).values()):
         try:
             position = read_snapshot(path, header, layout).position
-            if not _joined(position, segments):
+            if start is None and not _joined(position, segments):
                 raise LedgerError(f"{path}: the records do not lead through it")
-            return position, useless
+            start = start or position
         except UnreadableError:
             raise
         except LedgerError as error:
             useless.append(path)
-            problems.append(f"{error}; replayed from an older round instead")
-    if not segments or segments[0].start.round:
+            problems.append(f"{error}; it is deleted, others make up for it")
+    if start is None and (not segments or segments[0].start.round):
         raise LedgerError("; ".join([*problems, f"{folder}: no way leads to the last round"]))
-    return header.start, useless
+    return start or header.start, useless
 
 
 def _joined(position: Position, segments: Sequence[Segment]) -> bool:
@@ -140,11 +146,31 @@ def _scan(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
             except LedgerError as error:
                 file.seek(end)
                 crashed = isinstance(error, TornRecordError) or never_written(file.read())
-                # a later segment is written together with its first record, whole or not at all
-                begun = end > SEGMENT_HEADER_BYTES or segment.start.round == 0
-                if not (crashed and begun and segment is segments[-1]):
+                if not (crashed and segment is segments[-1]):
                     raise LedgerError(f"{segment.path}: {error}") from error
+        if position.round and position == segment.start:
+            raise LedgerError(f"{segment.path}: its first record, written with it, is not whole")
     return position, end
+
+
+def _leading_to(goal: Position, segments: Sequence[Segment], problems: list[str]) -> list[Segment]:
+    """Those of the segments before a position that lead there; clients may still need them."""
+    leading: list[Segment] = []
+    for segment in reversed(segments):
+        position = segment.start
+        try:
+            with segment.path.open("rb") as file:
+                file.seek(SEGMENT_HEADER_BYTES)
+                for record in read_records(file, position):
+                    position = record.position
+            if position != goal:
+                raise LedgerError(f"it ends at round {position.round}, not at {goal.round}")
+        except LedgerError as error:
+            problems.append(f"{segment.path}: {error}; clients before it get the snapshot")
+            break
+        leading.insert(0, segment)
+        goal = segment.start
+    return leading
 
 
 def _cut(path: Path, end: int) -> int:
