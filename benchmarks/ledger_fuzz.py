@@ -3,10 +3,10 @@
     python benchmarks/ledger_fuzz.py [--ledgers 1000] [--seed 0]
 
 A ledger of up to twelve rounds is written, with or without snapshots and compaction, and then
-damaged: cut, flipped, overwritten, files or records swapped, doubled or gone. Opening it must lead to the
-state that the run really had after the round it says, or be refused with a message and leave the
-files alone. From what opens, every client must catch up to the same state, and the run must go on.
-The strict proof must be of the true states too.
+damaged: cut, flipped, overwritten, files or records swapped, doubled or gone. Opening it must lead
+to the state that the run really had after the round it says, or be refused with a message and leave
+the files alone. From what opens, every client must catch up to the same state, and the run must go
+on. The strict proof must be of the true states too.
 """
 
 import argparse
