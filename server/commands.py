@@ -1,5 +1,6 @@
 """The commands that look at runs."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,8 @@ def inspect(run: Run) -> None:
     held = [(path, f"the rounds from {n} on") for n, path in segment_paths(ledger).items()]
     held += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
     for path, what in sorted(held):
-        files.add_row(path.name, what, f"{path.stat().st_size:,}")
+        with suppress(FileNotFoundError):  # compacted away in the meantime
+            files.add_row(path.name, what, f"{path.stat().st_size:,}")
     Console().print(rounds, files)
 
 

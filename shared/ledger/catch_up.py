@@ -1,6 +1,6 @@
 """Catching up: from a state through the records after it, with the digests as proof."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,9 @@ from shared.ledger.records import Record
 from shared.replay import digest, replay
 
 CHECK_EVERY = 256
-"""Rounds between two digests while catching up; hashing d numbers is not free."""
+"""Most rounds between two digests while catching up; hashing d numbers is not free."""
+_BATCH_BYTES = 4 * 2**20
+"""Of round deltas, after which a digest is due too, so that no more of them are in memory."""
 
 
 @dataclass(frozen=True)
@@ -36,36 +38,31 @@ class _WrongDigestError(LedgerError):
     """Replaying a round leads elsewhere than its record says."""
 
 
-def _applied(state: NDArray[np.int64], record: Record, layout: Layout) -> NDArray[np.int64]:
-    try:
-        return replay(state, record.delta.scalar_groups(), layout.distribution)
-    except ReplayError as error:
-        raise LedgerError(f"round {record.delta.round}: {error}") from error
-
-
-def _prove(state: NDArray[np.int64], record: Record, layout: Layout) -> None:
-    if digest(layout.hash, state) != record.end_digest:
-        raise _WrongDigestError(
-            f"round {record.delta.round}: replaying it gives another digest than recorded"
-        )
-
-
-def follow(state: NDArray[np.int64], record: Record, layout: Layout) -> NDArray[np.int64]:
-    """Replay one record and prove that it led where it says.
+def follow(
+    state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+) -> NDArray[np.int64]:
+    """Replay some records and prove that they led where the last of them says.
 
     Args:
-        state: int64 [d], before the record.
-        record: the next record.
+        state: int64 [d], before the first record.
+        records: at least one, in order.
         layout: of the adapter.
 
     Returns:
-        int64 [d], after it.
+        int64 [d], after the last.
 
     Raises:
-        LedgerError: if the digest is another, naming the round.
+        LedgerError: if the digest is another, naming the last round.
     """
-    state = _applied(state, record, layout)
-    _prove(state, record, layout)
+    for record in records:
+        try:
+            state = replay(state, record.delta.scalar_groups(), layout.distribution)
+        except ReplayError as error:
+            raise LedgerError(f"round {record.delta.round}: {error}") from error
+    if digest(layout.hash, state) != records[-1].end_digest:
+        raise _WrongDigestError(
+            f"round {records[-1].delta.round}: replaying it gives another digest than recorded"
+        )
     return state
 
 
@@ -91,9 +88,9 @@ def advance(
         LedgerError: naming the first round that leads elsewhere than it says.
     """
     try:
-        return _advance(start(), records(), layout, CHECK_EVERY)
+        return _advance(start(), _batches(records(), CHECK_EVERY), layout)
     except _WrongDigestError:
-        _advance(start(), records(), layout, 1)
+        _advance(start(), _batches(records(), 1), layout)
         raise LedgerError(
             "replaying gave a wrong digest, and the right one when repeated: the memory or "
             "processor of this machine makes mistakes; use another one"
@@ -101,14 +98,23 @@ def advance(
 
 
 def _advance(
-    state: NDArray[np.int64], records: Iterable[Record], layout: Layout, check_every: int
+    state: NDArray[np.int64], batches: Iterable[Sequence[Record]], layout: Layout
 ) -> tuple[NDArray[np.int64], Record | None]:
-    record, unproven = None, 0
+    last = None
+    for batch in batches:
+        state, last = follow(state, batch, layout), batch[-1]
+    return state, last
+
+
+def _batches(records: Iterable[Record], most: int) -> Iterator[Sequence[Record]]:
+    """The records in pieces of at most so many, ended early by long ones."""
+    batch: list[Record] = []
+    size = 0
     for record in records:
-        state = _applied(state, record, layout)
-        unproven = (unproven + 1) % check_every
-        if not unproven:
-            _prove(state, record, layout)
-    if record and unproven:
-        _prove(state, record, layout)
-    return state, record
+        batch.append(record)
+        size += record.size
+        if len(batch) == most or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -256,10 +256,9 @@ class Ledger:
             raise
         self._delete([snapshot_path(self.folder, number) for number in outdated])
         self._snapshots = [older, newest]
-        kept = self._segments[len(obsolete) :]
-        paths = segment_paths(self.folder).values()
-        self._delete([path for path in paths if path < kept[0].path])
-        self._segments = kept
+        self._segments = self._segments[len(obsolete) :]
+        kept = {segment.path for segment in self._segments}
+        self._delete([p for p in segment_paths(self.folder).values() if p not in kept])
 
     def _delete(self, paths: Sequence[Path]) -> None:
         try:
@@ -313,13 +312,16 @@ class Ledger:
             return []
         if not self._reaches_back_to(since):
             raise LedgerError(f"{self.folder}: the rounds after {since} are only in the snapshot")
-        first = [s.start.round <= since for s in self._segments].count(True) - 1
+        first = sum(segment.start.round <= since for segment in self._segments) - 1
         begun, *later = self._segments[first:]
-        with begun.path.open("rb") as file:
-            file.seek(SEGMENT_HEADER_BYTES)
-            skip_records(file, begun.start, since - begun.start.round)
-            spans = [_Span(begun.path, file.tell(), begun.path.stat().st_size)]
-        spans += [_Span(s.path, SEGMENT_HEADER_BYTES, s.path.stat().st_size) for s in later]
+        try:
+            with begun.path.open("rb") as file:
+                file.seek(SEGMENT_HEADER_BYTES)
+                skip_records(file, begun.start, since - begun.start.round)
+                spans = [_Span(begun.path, file.tell(), begun.path.stat().st_size)]
+            spans += [_Span(s.path, SEGMENT_HEADER_BYTES, s.path.stat().st_size) for s in later]
+        except OSError as error:
+            raise LedgerError(f"{self.folder}: cannot be read: {error.strerror}") from error
         return [*spans[:-1], spans[-1]._replace(end=self._end)]
 
     def close(self) -> None:

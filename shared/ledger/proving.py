@@ -80,7 +80,7 @@ def proven(folder: Path, layout: Layout) -> Iterator[Step]:
                 yield Step(number, state, None)
             continue
         try:
-            state = follow(state, record, layout)
+            state = follow(state, [record], layout)
         except LedgerError as error:
             raise LedgerError(f"{folder}: {error}") from error
         kept_at(record.position)

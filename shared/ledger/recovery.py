@@ -74,6 +74,7 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovered:
     for number, path in snapshot_paths(folder).items():
         if number < oldest and path not in useless:
             problems.append(f"{path}: the records after round {number} are missing")
+    problems += [f"{path}: deleted; the rest makes up for it" for path in useless]
     return Recovered(tuple(kept), start, position, tuple(useless), tuple(problems))
 
 
@@ -117,7 +118,7 @@ def _start(
             raise
         except LedgerError as error:
             useless.append(path)
-            problems.append(f"{error}; it is deleted, others make up for it")
+            problems.append(str(error))
     if start is None and (not segments or segments[0].start.round):
         raise LedgerError("; ".join([*problems, f"{folder}: no way leads to the last round"]))
     return start or header.start, useless

@@ -30,9 +30,9 @@ def run(script: str, *arguments: object) -> str:
 def test_damaged_ledgers_lead_to_no_wrong_digest() -> None:
     fuzz = runpy.run_path(str(BENCHMARKS / "ledger_fuzz.py"))["fuzz"]
     with patch("os.fsync"):
-        outcomes = fuzz(60, seed=1)
+        outcomes = fuzz(40, seed=1)
     ends = {outcome for counter in outcomes.values() for outcome in counter}
-    assert sum(sum(counter.values()) for counter in outcomes.values()) == 2 * 60
+    assert sum(sum(counter.values()) for counter in outcomes.values()) == 2 * 40
     assert {"damage found", "opened whole", "opened prefix", "refused"} <= ends
 
 

@@ -53,6 +53,7 @@ def test_simulate_inspect_verify(
     status, printed, _ = run("server", "inspect", out)
     assert status == 0
     assert final[:12] in printed
+    assert "0000000001.seg" in printed
     status, printed, _ = run("server", "verify", out)
     assert status == 0
     assert final in printed.replace("\n", "")

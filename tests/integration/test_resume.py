@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from federations import Settings, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
+from helpers import files_of
 
 from server.app import serve
-from server.store import read_result, replayed
+from server.store import read_layout, read_result, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError, TrainingError
 from shared.frames import Refusal
 from shared.ledger import ledger as ledgers
+from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
 from simulations.simulate import simulate
 
@@ -168,3 +170,23 @@ def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
     simulate(config_of(settings))
     with pytest.raises(LedgerError, match="another run"):
         simulate(config_of(settings, learning_rate=0.2))
+
+
+def test_private_rounds_are_the_same_from_a_compacted_ledger(
+    settings: Settings, tmp_path: Path
+) -> None:
+    ends = []
+    for every in (0, 1):
+        config = config_of(
+            settings,
+            rounds=1,
+            personal__rounds=4,
+            ledger__snapshot_every=every,
+            out=str(tmp_path / str(every)),
+        )
+        folder = simulate(config) / "clients" / "0" / "personal.ledger"
+        *_, last = proven(folder, read_layout(Path(config.out)))
+        ends.append(last)
+    assert sorted(files_of(folder)) == ["0000000003.snap", "0000000004.seg", "0000000004.snap"]
+    assert [end.round for end in ends] == [4, 4]
+    np.testing.assert_array_equal(ends[0].state, ends[1].state)

@@ -1,19 +1,23 @@
 """What a crash, a power cut or a damaged disk leaves, and what opening makes of it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import delta_of, files_of, history_of, layout_of, write_files
+from numpy.typing import NDArray
 
 from shared.errors import LedgerError
+from shared.layout import Layout
+from shared.ledger import catch_up
 from shared.ledger.ledger import Ledger
 from shared.ledger.proving import proven
 from shared.ledger.records import Record
 from shared.ledger.snapshots import Snapshot
+from shared.replay import digest
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)
@@ -198,7 +202,7 @@ def test_a_damaged_snapshot_is_made_up_for_by_an_older_one(tmp_path: Path) -> No
         for data in (b"", SOUND[NEWEST][:-1], SOUND[NEWEST] + b"x", SOUND[OLDER]):
             assert_recovers(tmp_path, {**files, NEWEST: data}, 7, f"{NEWEST}: ")
     every = {name: data[:-1] for name, data in SOUND.items() if name.endswith(".snap")}
-    assert_recovers(tmp_path, SOUND | every, 7, "others make up for it")
+    assert_recovers(tmp_path, SOUND | every, 7, "the rest makes up for it")
 
 
 def test_a_snapshot_at_the_very_end_is_made_anew_if_it_is_damaged(tmp_path: Path) -> None:
@@ -286,16 +290,16 @@ def test_files_that_change_their_names_are_refused(tmp_path: Path) -> None:
 def test_opening_replays_only_what_follows_the_newest_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shared.ledger import catch_up
+    replayed: list[int] = []
+    plain = catch_up.follow
 
-    replayed = []
-    plain = catch_up._applied
+    def counted(
+        state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+    ) -> NDArray[np.int64]:
+        replayed.extend(record.delta.round for record in records)
+        return plain(state, records, layout)
 
-    def counted(state: np.ndarray, record: Record, layout: object) -> np.ndarray:  # type: ignore[type-arg]
-        replayed.append(record.delta.round)
-        return plain(state, record, layout)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(catch_up, "_applied", counted)
+    monkeypatch.setattr(catch_up, "follow", counted)
     with opened(write_files(tmp_path, SOUND)):
         assert replayed == [7]
 
@@ -306,3 +310,47 @@ def test_a_record_whose_digest_was_made_up_is_named_on_opening(tmp_path: Path) -
         wrong = Record.following(position, HISTORY.deltas[number - 1], HISTORY.digests[1])
         position, segment = wrong.position, segment + wrong.encode()
     assert_refused(tmp_path, {FIRST: segment}, "round 2: replaying it gives another digest")
+
+
+def test_long_records_are_proved_and_let_go_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    plain = catch_up.follow
+
+    def counted(
+        state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+    ) -> NDArray[np.int64]:
+        lengths.append(len(records))
+        return plain(state, records, layout)
+
+    monkeypatch.setattr(catch_up, "follow", counted)
+    write_files(tmp_path, HISTORY.files(7))
+    for most, size, expected in ((256, 300, [2, 2, 2, 1]), (3, 10_000, [3, 3, 1]), (7, 1, [1] * 7)):
+        monkeypatch.setattr(catch_up, "CHECK_EVERY", most)
+        monkeypatch.setattr(catch_up, "_BATCH_BYTES", size)
+        lengths.clear()
+        with opened(tmp_path, 0) as ledger:
+            assert lengths == expected
+            assert ledger.digest == HISTORY.digests[7]
+
+
+def test_a_machine_that_miscalculates_is_told_apart_from_a_wrong_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [bytes(32)]
+
+    def mistaken(layout_hash: bytes, state: NDArray[np.int64]) -> bytes:
+        return answers.pop() if answers else digest(layout_hash, state)
+
+    monkeypatch.setattr(catch_up, "digest", mistaken)
+    write_files(tmp_path, HISTORY.files(7))
+    with pytest.raises(LedgerError, match="memory or processor of this machine"):
+        Ledger(tmp_path, HISTORY.header, LAYOUT, 0)
+
+
+def test_snapshots_alone_can_be_compacted(tmp_path: Path) -> None:
+    snapshots = {name: data for name, data in SOUND.items() if name.endswith(".snap")}
+    with opened(write_files(tmp_path, snapshots)) as ledger:
+        ledger.compact(6)
+        assert sorted(files_of(tmp_path)) == [OLDER, NEWEST]
