@@ -24,15 +24,15 @@ def main() -> None:
     config = RunConfig.of(read_result(arguments.run)["config"] | whole, str(arguments.run))
     trainer = trainer_for(config)
     print("round  split       accuracy  loss")
-    for record, state in replayed(arguments.run):
-        if record.delta.round % arguments.every:
+    for step in replayed(arguments.run):
+        if step.record is None or step.round % arguments.every:
             continue
         for split in (Split.VALIDATION, Split.TEST):
             data = trainer.share(0, 1, split)
-            result = figures("", trainer.scores(state, data), data.labels)
+            result = figures("", trainer.scores(step.state, data), data.labels)
             accuracy = Confusion(result.counts).accuracy
             name = split.name.lower()
-            print(f"{record.delta.round:5d}  {name:10s}  {accuracy:.2%}    {result.mean_loss:.4f}")
+            print(f"{step.round:5d}  {name:10s}  {accuracy:.2%}    {result.mean_loss:.4f}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from shared.frames import (
     TrainInstruction,
     token_of,
 )
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader
 from shared.wire import PERSONAL_ACTION, RECORD
 
 _SESSION = "session"
@@ -41,7 +43,7 @@ class _Place(NamedTuple):
 def hello(message: Message, context: Context) -> Message:
     """Introduce this client: device index, layout, model, position."""
 
-    def answer(frame: bytes, tail: bytes) -> bytes:
+    def answer(frame: bytes, catch_up: CatchUp) -> bytes:
         place = _place(context)
         session = _session(context)
         position = session.position.round if session else 0
@@ -54,14 +56,15 @@ def hello(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Catch up, train, and report; a repeated instruction gets the stored report."""
 
-    def answer(frame: bytes, tail: bytes) -> bytes:
+    def answer(frame: bytes, catch_up: CatchUp) -> bytes:
         place = _place(context)
         instruction = TrainInstruction.decode(frame)
         token = token_of(frame)
         known = _session(context)
         if known and known.token == token:
             return known.report
-        session = _caught_up(place.trainer, instruction, instruction.start_digest, tail, context)
+        goal = instruction.round - 1, instruction.start_digest
+        session = _caught_up(place.trainer, instruction, goal, catch_up, context)
         report = place.trainer.train(instruction, session.state, place.device, place.clients)
         _remember(session.answered(token, report.encode()), context)
         return report.encode()
@@ -73,10 +76,11 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Catch up, and evaluate the global model on the split that is asked for."""
 
-    def answer(frame: bytes, tail: bytes) -> bytes:
+    def answer(frame: bytes, catch_up: CatchUp) -> bytes:
         _, trainer, device, clients = _place(context)
         instruction = EvaluateInstruction.decode(frame)
-        session = _caught_up(trainer, instruction, instruction.digest, tail, context)
+        goal = instruction.round, instruction.digest
+        session = _caught_up(trainer, instruction, goal, catch_up, context)
         data = trainer.share(device, clients, instruction.split)
         column = figures("global", trainer.scores(session.state, data), data.labels)
         return Evaluation(token_of(frame), device, (column,)).encode()
@@ -88,10 +92,11 @@ def evaluate(message: Message, context: Context) -> Message:
 def evaluate_personal(message: Message, context: Context) -> Message:
     """Catch up, take the private rounds, and compare on this client's own test examples."""
 
-    def answer(frame: bytes, tail: bytes) -> bytes:
+    def answer(frame: bytes, catch_up: CatchUp) -> bytes:
         config, trainer, device, clients = _place(context)
         instruction = EvaluateInstruction.decode(frame)
-        session = _caught_up(trainer, instruction, instruction.digest, tail, context)
+        goal = instruction.round, instruction.digest
+        session = _caught_up(trainer, instruction, goal, catch_up, context)
         columns = compared(trainer, config, instruction.run_id, session.state, device, clients)
         return Evaluation(token_of(frame), device, columns).encode()
 
@@ -101,27 +106,26 @@ def evaluate_personal(message: Message, context: Context) -> Message:
 def _caught_up(
     trainer: Trainer,
     instruction: TrainInstruction | EvaluateInstruction,
-    goal: bytes,
-    tail: bytes,
+    goal: tuple[int, bytes],
+    catch_up: CatchUp,
     context: Context,
 ) -> Session:
-    """The session after the tail; it is remembered even if what follows fails."""
+    """The session where the server stands; it is remembered even if what follows fails."""
     trainer.check_layout(instruction.layout_hash)
-    session = _session(context) or Session.begin(
-        trainer.layout, instruction.run_id, instruction.track
-    )
-    session = session.caught_up(tail, trainer.layout, goal)
+    header = LedgerHeader(instruction.track, instruction.run_id, instruction.layout_hash)
+    session = _session(context) or Session.begin(header, trainer.layout)
+    session = session.caught_up(catch_up, header, trainer.layout, *goal)
     _remember(session, context)
     return session
 
 
 def _answered(
-    answer: Callable[[bytes, bytes], bytes], message: Message, context: Context
+    answer: Callable[[bytes, CatchUp], bytes], message: Message, context: Context
 ) -> Message:
     frame = b""
     try:
-        frame, tail = _unpacked(message)
-        return _reply(answer(frame, tail), message)
+        frame, catch_up = _unpacked(message)
+        return _reply(answer(frame, catch_up), message)
     except SamaraError as error:
         session = _session(context)
         position = session.position.round if session else 0
@@ -129,12 +133,13 @@ def _answered(
         return _reply(refusal.encode(), message)
 
 
-def _unpacked(message: Message) -> tuple[bytes, bytes]:
+def _unpacked(message: Message) -> tuple[bytes, CatchUp]:
     record = message.content.config_records.get(RECORD, ConfigRecord())
-    frame, tail = record.get("frame", b""), record.get("tail", b"")
-    if not isinstance(frame, bytes) or not isinstance(tail, bytes):
+    parts = [record.get(name, b"") for name in ("frame", "snapshot", "tail")]
+    frame, snapshot, tail = (part if isinstance(part, bytes) else None for part in parts)
+    if frame is None or snapshot is None or tail is None:
         raise CatchUpError("the message holds no frame; the server is not a Samara server")
-    return frame, tail
+    return frame, CatchUp(snapshot, tail)
 
 
 def _reply(frame: bytes, message: Message) -> Message:

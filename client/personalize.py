@@ -22,7 +22,8 @@ from shared.frames import (
     TrainInstruction,
 )
 from shared.layout import Layout
-from shared.ledger import Ledger, LedgerHeader, follow
+from shared.ledger.ledger import Ledger
+from shared.ledger.records import LedgerHeader
 from shared.replay import digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 from shared.tasks.objectives import cross_entropy
@@ -47,18 +48,15 @@ def personalized(
         state: int64 [d] that the private rounds start from and that they leave alone.
         device: which client.
         clients: of how many.
-        ledger: where the rounds are kept; those that it already holds are replayed, not repeated.
+        ledger: where the rounds are kept; those that it already holds are not repeated.
 
     Raises:
         TrainingError: if a loss is not finite.
-        LedgerError: if the ledger is damaged.
+        LedgerError: if the ledger cannot be written.
     """
     layout = trainer.layout
-    personal = zero_state(layout.size)
-    done = 0
-    for record in ledger.records() if ledger else ():
-        personal = follow(personal, record, layout.hash, layout.distribution)
-        done = record.delta.round
+    personal = ledger.state if ledger else zero_state(layout.size)
+    done = ledger.position.round if ledger else 0
     for number in range(done + 1, config.personal.rounds + 1):
         instruction = _private_instruction(config, number, layout, state + personal)
         report = trainer.train(instruction, state + personal, device, clients)
@@ -67,9 +65,12 @@ def personalized(
         groups = tuple(Group(number, seeds, one) for one in quantize(coefficients.ravel()))
         contributor = Contributor(device, report.examples, len(coefficients))
         delta = RoundDelta(number, PERSONAL_TRACK, report.token, (contributor,), groups)
-        personal = replay(personal, delta.scalar_groups(), layout.distribution)
         if ledger:
-            ledger.append(delta, digest(layout.hash, personal))
+            ledger.append(delta)
+            ledger.compact(number)
+            personal = ledger.state
+        else:
+            personal = replay(personal, delta.scalar_groups(), layout.distribution)
     return personal
 
 
@@ -102,7 +103,12 @@ def compared(
     zero_shot = trainer.scores(nothing, test)
     bias = fitted_bias(trainer.scores(nothing, train), train.labels)
     header = LedgerHeader(PERSONAL_TRACK, run_id, trainer.layout.hash)
-    ledger = Ledger(personal_ledger(config, run_id, device), header)
+    ledger = Ledger(
+        personal_ledger(config, run_id, device),
+        header,
+        trainer.layout,
+        config.ledger.snapshot_every,
+    )
     try:
         personal = personalized(trainer, config, state, device, clients, ledger)
     finally:
@@ -120,11 +126,9 @@ def compared(
 
 
 def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
-    """Where a client of this machine keeps its personal ledger; its folder is made."""
+    """The folder where a client of this machine keeps its personal ledger."""
     run = Path(config.out) if config.out else Path("runs") / run_id.hex()
-    folder = run / "clients" / str(device)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "personal.ledger"
+    return run / "clients" / str(device) / "personal.ledger"
 
 
 def base_rate(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:

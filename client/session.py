@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from shared.errors import CatchUpError, LedgerError
 from shared.layout import Layout
-from shared.ledger import LedgerHeader, Position, follow, records
+from shared.ledger.catch_up import CatchUp, advance
+from shared.ledger.records import LedgerHeader, Position, read_records
+from shared.ledger.snapshots import Snapshot
 from shared.replay import digest, zero_state
 
 
@@ -35,37 +37,55 @@ class Session:
     report: bytes = b""
 
     @classmethod
-    def begin(cls, layout: Layout, run_id: bytes, track: int) -> Self:
+    def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
         """The session of a client that has seen no round of this run."""
         state = zero_state(layout.size)
-        header = LedgerHeader(track, run_id, layout.hash)
         return cls(header.start, state, digest(layout.hash, state))
 
-    def caught_up(self, tail: bytes, layout: Layout, goal: bytes) -> Self:
-        """The session after replaying a ledger tail.
+    def caught_up(
+        self,
+        catch_up: CatchUp,
+        header: LedgerHeader,
+        layout: Layout,
+        goal_round: int,
+        goal_digest: bytes,
+    ) -> Self:
+        """The session where the server stands.
 
         Args:
-            tail: records from the server, beginning right after this session's round.
+            catch_up: from the server; a tail alone begins right after this session's round, a
+                snapshot is of a later one.
+            header: what the instruction says that the ledger belongs to.
             layout: of the adapter.
-            goal: the digest that the server says the tail leads to.
+            goal_round: the last round of the server.
+            goal_digest: of the state after it.
 
         Raises:
-            CatchUpError: if the tail does not continue this session's ledger, is damaged, or
-                leads elsewhere; this session is unchanged.
+            CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
+                or lead elsewhere; this session is unchanged.
         """
-        position, state, reached = self.position, self.state, self.digest
+        begun, state, reached = self.position, self.state, self.digest
         try:
-            for record in records(io.BytesIO(tail), position):
-                state = follow(state, record, layout.hash, layout.distribution)
-                position, reached = record.position, record.end_digest
+            if catch_up.snapshot:
+                snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
+                begun, state = snapshot.position, snapshot.state
+                reached = snapshot.link.end_digest
+                if begun.round <= self.position.round:
+                    raise LedgerError(f"the snapshot is of round {begun.round} and takes it back")
+            state, last = advance(
+                lambda: state, lambda: read_records(io.BytesIO(catch_up.tail), begun), layout
+            )
         except LedgerError as error:
             raise CatchUpError(
                 f"cannot catch up from round {self.position.round}: {error}"
             ) from error
-        if reached != goal:
+        position = last.position if last else begun
+        reached = last.end_digest if last else reached
+        if (position.round, reached) != (goal_round, goal_digest):
             raise CatchUpError(
                 f"stands at round {position.round} with digest {reached.hex()[:12]}, and the "
-                f"server asks for {goal.hex()[:12]}; send the rounds after {self.position.round}"
+                f"server asks for round {goal_round} with {goal_digest.hex()[:12]}; send the "
+                f"rounds after {self.position.round}"
             )
         return replace(self, position=position, state=state, digest=reached)
 

@@ -20,7 +20,7 @@ from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
 from shared.layout import Layout
-from shared.ledger import LedgerHeader
+from shared.ledger.records import LedgerHeader
 from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -51,7 +51,7 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     run_id = run_id_of(config, roster.layout, roster.model_id)
     folder = Path(config.out) if config.out else Path("runs") / run_id.hex()
     header = LedgerHeader(GLOBAL_TRACK, run_id, roster.layout.hash)
-    store = RunStore(folder, roster.layout, header)
+    store = RunStore(folder, roster.layout, header, config.ledger.snapshot_every)
     try:
         if store.ledger.recovered:
             log.warning("%s", store.ledger.recovered)
@@ -118,7 +118,7 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
         "wall_seconds": seconds,
         "peak_memory_bytes": _peak_memory_bytes(),
         "final_round": store.ledger.position.round,
-        "final_digest": store.digest.hex(),
+        "final_digest": store.ledger.digest.hex(),
     }
 
 

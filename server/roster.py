@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from shared.errors import FrameError, SamaraError
 from shared.frames import Hello, Refusal
 from shared.layout import Layout
+from shared.ledger.catch_up import CatchUp
 from shared.wire import RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -62,7 +63,9 @@ class Roster:
         unknown = [node for node in unknown if node not in self._refused]
         if not unknown:
             return
-        messages = [message_to(node, MessageType.QUERY, "hello", b"", b"") for node in unknown]
+        messages = [
+            message_to(node, MessageType.QUERY, "hello", b"", CatchUp()) for node in unknown
+        ]
         hellos = []
         for reply in grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id
@@ -80,6 +83,10 @@ class Roster:
         """Members among these nodes, by device index."""
         known = [self.members[node] for node in nodes if node in self.members]
         return {member.device: member for member in sorted(known, key=lambda m: m.device)}
+
+    def passed(self) -> int:
+        """The round that every known device has reached."""
+        return min((member.round for member in self.members.values()), default=0)
 
     def _admit(self, hello: Hello, node: int) -> None:
         layout = Layout.from_json(hello.layout)
@@ -103,10 +110,12 @@ class Roster:
         log.warning("refused: %s", reason)
 
 
-def message_to(node: int, message_type: str, group: str, frame: bytes, tail: bytes) -> Message:
-    """A Flower message that carries a frame and a ledger tail."""
-    content = RecordDict({RECORD: ConfigRecord({"frame": frame, "tail": tail})})
-    return Message(content, node, message_type, group_id=group)
+def message_to(
+    node: int, message_type: str, group: str, frame: bytes, catch_up: CatchUp
+) -> Message:
+    """A Flower message that carries a frame, and what the node needs to catch up."""
+    parts = ConfigRecord({"frame": frame, "snapshot": catch_up.snapshot, "tail": catch_up.tail})
+    return Message(RecordDict({RECORD: parts}), node, message_type, group_id=group)
 
 
 def frame_of(reply: Message) -> bytes:

@@ -1,6 +1,6 @@
 """The folder of a run: ledger, layout, metrics and result, each written so that it survives.
 
-OUT/ledger         the round deltas (shared/ledger.py)
+OUT/ledger/        the round deltas (shared/ledger)
 OUT/layout.json    what the scalars mean
 OUT/metrics.jsonl  one JSON object per round and per evaluation, as they happen
 OUT/result.json    the summary, written at the end
@@ -12,41 +12,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shared.errors import LedgerError, SamaraError
-from shared.files import write_durably
+from shared.files import make_folder, write_durably
 from shared.layout import Layout
-from shared.ledger import Ledger, LedgerHeader, Record, follow, read_header, read_records
-from shared.replay import check_fits, digest, replay, zero_state
-from shared.round_delta import RoundDelta
+from shared.ledger.ledger import Ledger
+from shared.ledger.proving import Step, proven
+from shared.ledger.records import LedgerHeader
 
-LEDGER_FILE, LAYOUT_FILE = "ledger", "layout.json"
+LEDGER_FOLDER, LAYOUT_FILE = "ledger", "layout.json"
 METRICS_FILE, RESULT_FILE = "metrics.jsonl", "result.json"
 
 
 class RunStore:
-    """The open run of a server: its state, and the folder that outlives the process.
+    """The open run of a server: the folder that outlives the process.
 
     Attributes:
         folder: OUT.
         layout: of the adapter.
-        ledger: of the global track.
-        state: int64 [d], after the ledger's last round.
-        digest: of the state, 32 bytes.
+        ledger: of the global track, with its state.
         events: what happened so far, one dictionary per round and per evaluation.
     """
 
-    def __init__(self, folder: Path, layout: Layout, header: LedgerHeader) -> None:
-        """Begin a run, or continue the one in the folder by replaying its ledger.
+    def __init__(
+        self, folder: Path, layout: Layout, header: LedgerHeader, snapshot_every: int
+    ) -> None:
+        """Begin a run, or continue the one in the folder.
+
+        Args:
+            folder: OUT.
+            layout: of the adapter.
+            header: what the ledger belongs to.
+            snapshot_every: rounds between snapshots of the ledger; 0 makes none.
 
         Raises:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
         layout_file = folder / LAYOUT_FILE
@@ -55,36 +58,15 @@ class RunStore:
         elif read_layout(folder).hash != layout.hash:
             raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
         self.events = _read_events(folder / METRICS_FILE)
-        self.ledger = Ledger(folder / LEDGER_FILE, header)
-        self.state = zero_state(layout.size)
-        try:
-            for record in self.ledger.records():
-                self.state = follow(self.state, record, layout.hash, layout.distribution)
-        except LedgerError as error:
+        self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
+        told = [event["round"] for event in self.events if event.get("event") == "round"]
+        if told and told[-1] > self.ledger.position.round:
             self.ledger.close()
-            raise LedgerError(f"{self.ledger.path}: {error}") from error
-        self.digest = digest(layout.hash, self.state)
-
-    def check(self, delta: RoundDelta) -> None:
-        """Refuse a round that does not fit the state.
-
-        Raises:
-            ReplayError: if it does not; nothing has happened then.
-        """
-        check_fits(self.state, [group.scalars for group in delta.groups])
-
-    def append(self, delta: RoundDelta) -> int:
-        """Apply a round and put it on the disk; returns the bytes added to the ledger.
-
-        Raises:
-            ReplayError: if it does not fit; nothing has happened then.
-            LedgerError: if it cannot be written; nothing has happened then.
-        """
-        state = replay(self.state, delta.scalar_groups(), self.layout.distribution)
-        end_digest = digest(self.layout.hash, state)
-        size = self.ledger.append(delta, end_digest)
-        self.state, self.digest = state, end_digest
-        return size
+            raise LedgerError(
+                f"{self.ledger.folder}: it ends at round {self.ledger.position.round}, and "
+                f"{METRICS_FILE} tells of round {told[-1]}: rounds were lost; restore the folder "
+                f"or delete the later lines of {METRICS_FILE}"
+            )
 
     def note(self, event: dict[str, Any]) -> None:
         """Append an event to the metrics."""
@@ -119,7 +101,10 @@ def _read_events(file: Path) -> list[dict[str, Any]]:
     events = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            events.append(json.loads(line))
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError("it is not a JSON object")
+            events.append(event)
         except ValueError as error:
             raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
     return events
@@ -160,23 +145,10 @@ def read_result(folder: Path) -> dict[str, Any]:
     return content
 
 
-def replayed(folder: Path) -> Iterator[tuple[Record, NDArray[np.int64]]]:
-    """Replay a run's ledger from nothing, proving every digest on the way.
-
-    Yields:
-        Each record with the state after it.
+def replayed(folder: Path) -> Iterator[Step]:
+    """Replay a run's ledger, proving every digest on the way; see `proven`.
 
     Raises:
         SamaraError: at the first thing that is damaged, naming file and round.
     """
-    layout = read_layout(folder)
-    path = folder / LEDGER_FILE
-    if read_header(path).layout_hash != layout.hash:
-        raise LedgerError(f"{path}: round 0: the header is for another layout than {LAYOUT_FILE}")
-    state = zero_state(layout.size)
-    for record in read_records(path):
-        try:
-            state = follow(state, record, layout.hash, layout.distribution)
-        except LedgerError as error:
-            raise LedgerError(f"{path}: {error}") from error
-        yield record, state
+    return proven(folder / LEDGER_FOLDER, read_layout(folder))

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from server.sampling import cohort
 from server.store import RunStore
 from shared.config import RunConfig
 from shared.directions import round_root
-from shared.errors import ReplayError, ReportError, SamaraError, TrainingError
+from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
 from shared.frames import (
     GLOBAL_TRACK,
     EvaluateInstruction,
@@ -71,7 +71,7 @@ class ScalarStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's instruction for every device of the cohort, each with its ledger tail."""
+        """The round's instruction for every device of the cohort, each with what it missed."""
         settings = self._config
         self._roster.greet(grid, settings.cohort.timeout)
         present = self._roster.present(grid.get_node_ids())
@@ -93,7 +93,7 @@ class ScalarStrategy(Strategy):
             clip=settings.clip,
             deadline=0.0,
             layout_hash=self._store.layout.hash,
-            start_digest=self._store.digest,
+            start_digest=self._store.ledger.digest,
         )
         return self._messages(
             self._train.encode(), MessageType.TRAIN, [present[device] for device in chosen]
@@ -126,7 +126,8 @@ class ScalarStrategy(Strategy):
                 f"round {instruction.round}: no report came in. {reasons or 'Nobody answered.'}"
             )
         delta, problem = self._delta(instruction, list(reports.values()))
-        ledger_bytes = self._store.append(delta)
+        ledger_bytes = self._store.ledger.append(delta)
+        self._compact()
         cap = self._config.cohort.weight_cap
         weights = [min(report.examples, cap) for report in reports.values()]
         loss = sum(
@@ -144,7 +145,7 @@ class ScalarStrategy(Strategy):
                 "bytes_up": sum(received.values()),
                 "bytes_down": sum(self._sent.values()),
                 "ledger_bytes": ledger_bytes,
-                "digest": self._store.digest.hex(),
+                "digest": self._store.ledger.digest.hex(),
                 "seconds": time.monotonic() - self._begun,
                 "clients": {
                     str(device): {
@@ -232,7 +233,7 @@ class ScalarStrategy(Strategy):
             GLOBAL_TRACK,
             split,
             self._store.layout.hash,
-            self._store.digest,
+            self._store.ledger.digest,
         )
         present = self._roster.present(grid.get_node_ids())
         kind = f"{MessageType.EVALUATE}.{action}" if action else MessageType.EVALUATE
@@ -244,10 +245,11 @@ class ScalarStrategy(Strategy):
         """One message per device; what it costs is counted where it is made."""
         messages, last = [], self._store.ledger.position.round
         self._sent = {}
+        catch_up_from = cache(self._store.ledger.catch_up)
         for member in members:
-            tail = self._store.ledger.tail(min(member.round, last))
-            self._sent[member.device] = len(frame) + len(tail)
-            messages.append(message_to(member.node, message_type, str(last + 1), frame, tail))
+            catch_up = catch_up_from(min(member.round, last))
+            self._sent[member.device] = len(frame) + len(catch_up)
+            messages.append(message_to(member.node, message_type, str(last + 1), frame, catch_up))
         return messages
 
     def _answers(
@@ -295,11 +297,18 @@ class ScalarStrategy(Strategy):
             return nothing, f"{len(reports)} reports, fewer than cohort.minimum"
         try:
             delta = aggregate(instruction, reports, settings.weight_cap)
-            self._store.check(delta)
+            self._store.ledger.check(delta)
         except ReplayError as error:
             log.warning("round %d changes nothing: %s", instruction.round, error)
             return nothing, str(error)
         return delta, ""
+
+    def _compact(self) -> None:
+        """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""
+        try:
+            self._store.ledger.compact(self._roster.passed())
+        except LedgerError as error:
+            log.warning("%s", error)
 
     def _tell(self, event: dict[str, Any]) -> None:
         self._store.note(event)

@@ -110,6 +110,14 @@ class EvaluateSettings(_Settings):
     every: int = Field(4, ge=0, description="rounds between validations; 0 is never")
 
 
+class LedgerSettings(_Settings):
+    """How the ledgers of a run are kept, the global and the personal ones."""
+
+    snapshot_every: int = Field(
+        1000, ge=0, description="rounds between snapshots; 0 is none, and all rounds are kept"
+    )
+
+
 class RunConfig(_Settings):
     """Everything that decides what a run does."""
 
@@ -137,6 +145,7 @@ class RunConfig(_Settings):
     cohort: CohortSettings = CohortSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     personal: PersonalSettings = PersonalSettings()
+    ledger: LedgerSettings = LedgerSettings()
 
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:

@@ -3,25 +3,51 @@
 import os
 from pathlib import Path
 
+UNFINISHED = ".new"
+"""Ends the names of files that a crash interrupted."""
 
-def write_durably(path: Path, data: bytes) -> None:
+
+def write_durably(path: Path, *parts: bytes | memoryview) -> None:
     """Write a whole file so that a crash leaves either the old content or the new.
 
     Raises:
-        OSError: if the disk refuses; the old content is untouched then.
+        OSError: if the disk refuses; the old content is untouched then, unless it is the
+            folder that cannot be fsynced.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + UNFINISHED)
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless they are there, and wait for the disk.
+
+    Raises:
+        OSError: if the disk refuses, or a file is in the way.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)

@@ -17,7 +17,7 @@ from shared.errors import FrameError
 
 FRAME_VERSION = 1
 RECORD = "samara"
-"""Name of the one record in every Flower message; it holds ``frame`` and, downward, ``tail``."""
+"""Of the one record in a Flower message: ``frame`` and, downward, ``snapshot`` and ``tail``."""
 PERSONAL_ACTION = "personal"
 """Of the evaluate messages that ask for the personal comparison."""
 MAX_FRAME_BYTES = 64 * 2**20

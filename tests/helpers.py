@@ -1,16 +1,28 @@
 """Small layouts, instructions, reports and rounds that many tests start from."""
 
-from collections.abc import Sequence
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from shared.directions import Distribution
 from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
-from shared.ledger import LedgerHeader, encode_record
+from shared.ledger.records import (
+    LedgerHeader,
+    Link,
+    Position,
+    Record,
+    encode_segment_header,
+)
+from shared.ledger.snapshots import Snapshot
 from shared.replay import Pass, digest, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
@@ -74,37 +86,101 @@ def delta_of(round_number: int) -> RoundDelta:
 class History:
     """Rounds of a run as a server would have them.
 
-    `digests`, `states` and `sizes` (of the ledger, header included) have an entry for every
-    round and one before the first.
+    `links`, `digests`, `states` and `sizes` (of the only segment, header included) have an entry
+    for every round and one before the first, where there is no link.
     """
 
     layout: Layout
     header: LedgerHeader
     deltas: tuple[RoundDelta, ...]
+    links: tuple[Link | None, ...]
     digests: tuple[bytes, ...]
     states: tuple[NDArray[np.int64], ...]
     sizes: tuple[int, ...]
-    ledger: bytes
+    segment: bytes
 
     def tail(self, since: int, until: int | None = None) -> bytes:
         """The records of the rounds after `since` up to `until`."""
-        return self.ledger[self.sizes[since] : self.sizes[-1 if until is None else until]]
+        return self.segment[self.sizes[since] : self.sizes[-1 if until is None else until]]
+
+    def snapshot(self, number: int) -> bytes:
+        """The snapshot after a round, as its file has it."""
+        link = self.links[number]
+        assert link is not None
+        return b"".join(Snapshot(self.header, link, self.states[number]).parts())
+
+    def files(self, rounds: int, every: int = 0) -> dict[str, bytes]:
+        """What a ledger's folder holds after so many rounds, with a snapshot every so many."""
+        files: dict[str, bytes] = {}
+        for number in range(rounds + 1):
+            if number == 0 or (every and number % every == 0):
+                if number:
+                    files[f"{number:010}.snap"] = self.snapshot(number)
+                following = f"{number + 1:010}.seg"
+                begin = encode_segment_header(self.header, self.position(number))
+            if number < rounds:
+                files[following] = files.get(following, begin) + self.tail(number, number + 1)
+        return files or {"0000000001.seg": begin}
+
+    def position(self, number: int) -> Position:
+        """Behind a round."""
+        link = self.links[number]
+        return link.position if link else self.header.start
 
 
 def history_of(deltas: Sequence[RoundDelta], layout: Layout) -> History:
     header = LedgerHeader(0, RUN_ID, layout.hash)
-    ledger, head = header.encode(), header.start
-    states, digests, sizes = [zero_state(layout.size)], [], [len(ledger)]
-    digests.append(digest(layout.hash, states[0]))
+    segment, position = encode_segment_header(header, header.start), header.start
+    states, links, sizes = [zero_state(layout.size)], [None], [len(segment)]
+    digests = [digest(layout.hash, states[0])]
     for delta in deltas:
         states.append(replay(states[-1], delta.scalar_groups(), layout.distribution))
         digests.append(digest(layout.hash, states[-1]))
-        ledger += encode_record(delta, digests[-1], head)
-        head = type(head)(delta.round, ledger[-32:])
-        sizes.append(len(ledger))
-    return History(
-        layout, header, tuple(deltas), tuple(digests), tuple(states), tuple(sizes), ledger
-    )
+        record = Record.following(position, delta, digests[-1])
+        segment, position = segment + record.encode(), record.position
+        links.append(record.link)
+        sizes.append(len(segment))
+    whole = (deltas, links, digests, states, sizes)
+    return History(layout, header, *map(tuple, whole), segment)
+
+
+@contextmanager
+def no_sync(size: int) -> Iterator[None]:
+    """The disk takes what is written, and cannot keep it."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        yield
+
+
+@contextmanager
+def no_room(size: int) -> Iterator[None]:
+    """No file may grow beyond a size."""
+    usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What a ledger's folder holds, but for the lock."""
+    files = sorted(path for path in folder.iterdir() if path.name != "lock")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """A ledger's folder that holds these files and no others."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import files_of
 
 from shared.config import RunConfig
 from simulations.simulate import simulate
@@ -48,10 +49,10 @@ def test_flowers_engine_writes_the_same_ledger(settings: dict[str, Any], tmp_pat
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": str(tmp_path / "flower")}
     theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")
-    assert (theirs / "ledger").read_bytes() == (ours / "ledger").read_bytes()
+    assert files_of(theirs / "ledger") == files_of(ours / "ledger")
     for device in range(3):
         personal = Path("clients") / str(device) / "personal.ledger"
-        assert (theirs / personal).read_bytes() == (ours / personal).read_bytes()
+        assert files_of(theirs / personal) == files_of(ours / personal)
 
 
 def test_the_bundle_runs_from_another_directory(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -67,4 +68,4 @@ def test_the_bundle_runs_from_another_directory(settings: dict[str, Any], tmp_pa
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": ""}
     theirs = run_elsewhere(bundle, elsewhere, "in-process", tmp_path / "cwd")
-    assert (theirs / "ledger").read_bytes() == (ours / "ledger").read_bytes()
+    assert files_of(theirs / "ledger") == files_of(ours / "ledger")

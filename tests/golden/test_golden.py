@@ -4,14 +4,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from write import ELEMENTS, FILES, FOLDER, SEEDS, frames, plain
+from write import (
+    ELEMENTS,
+    FILES,
+    FOLDER,
+    NEXT_SEGMENT,
+    SEEDS,
+    SEGMENT,
+    SNAPSHOT,
+    frames,
+    plain,
+)
 
 from client.session import Session
 from shared.directions import directions
 from shared.layout import Layout
-from shared.ledger import read_header, read_records
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.proving import proven
+from shared.ledger.reading import read_header, read_ledger
+from shared.ledger.records import LedgerHeader
 from shared.replay import to_float32
 from shared.wire import Kind
+
+LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
 
 
 def golden(name: str) -> Any:
@@ -24,8 +39,8 @@ def test_the_code_makes_what_the_file_holds(name: str) -> None:
 
 
 def test_every_golden_file_is_held_to_the_code() -> None:
-    kept = {path.name for path in FOLDER.iterdir() if path.suffix not in (".py", "")}
-    assert kept == set(FILES)
+    paths = [path for path in FOLDER.rglob("*") if path.suffix not in (".py", ".pyc", "")]
+    assert {path.relative_to(FOLDER).as_posix() for path in paths} == set(FILES)
 
 
 @pytest.mark.parametrize("distribution", ELEMENTS)
@@ -46,19 +61,33 @@ def test_every_frame_in_the_file_is_read_to_its_fields(kind: Kind) -> None:
     assert plain(asdict(decoded)) == case["fields"]
 
 
-def test_the_ledger_in_the_file_replays_to_its_states() -> None:
+def test_the_ledger_in_the_folder_replays_to_its_states() -> None:
     said = golden("ledger.json")
-    path = FOLDER / "ledger.bin"
-    layout = Layout.from_json(said["layout"])
+    folder, layout = FOLDER / "ledger", Layout.from_json(said["layout"])
     assert layout.hash.hex() == said["layout_hash"]
-    assert read_header(path).layout_hash == layout.hash
-    session, before = Session.begin(layout, bytes.fromhex(said["run_id"]), 0), said["rounds"][0]
-    assert session.digest.hex() == before["digest"]
-    data = path.read_bytes()
-    for step in said["rounds"][1:]:
-        tail = data[before["size"] : step["size"]]
-        session = session.caught_up(tail, layout, bytes.fromhex(step["digest"]))
-        assert [str(number) for number in session.state.tolist()] == step["state"]
-        before = step
-    assert to_float32(session.state).tolist() == said["weights"]
-    assert len(list(read_records(path))) == session.position.round == 3
+    header = LedgerHeader(0, bytes.fromhex(said["run_id"]), layout.hash)
+    assert read_header(folder) == header
+    begin, *rounds = said["rounds"]
+    assert Session.begin(header, layout).digest.hex() == begin["digest"]
+    assert header.start.head.hex() == begin["record_hash"]
+    records = list(read_ledger(folder, strict=True))
+    assert [r.position.head.hex() for r in records] == [r["record_hash"] for r in rounds]
+    _, *steps = proven(folder, layout)
+    for step, expected in zip(steps, rounds, strict=True):
+        assert [str(number) for number in step.state.tolist()] == expected["state"]
+    assert to_float32(steps[-1].state).tolist() == said["weights"]
+
+
+def test_a_client_catches_up_by_the_files_in_the_folder() -> None:
+    said = golden("ledger.json")
+    layout = Layout.from_json(said["layout"])
+    header = LedgerHeader(0, bytes.fromhex(said["run_id"]), layout.hash)
+    first, snapshot, second = ((FOLDER / "ledger" / n).read_bytes() for n in LEDGER_FILES)
+    behind = said["rounds"][0]["size"]
+    goal = 3, bytes.fromhex(said["rounds"][3]["digest"])
+    for catch_up in (
+        CatchUp(tail=first[behind:] + second[behind:]),
+        CatchUp(snapshot, second[behind:]),
+    ):
+        session = Session.begin(header, layout).caught_up(catch_up, header, layout, *goal)
+        assert to_float32(session.state).tolist() == said["weights"]

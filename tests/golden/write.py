@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from shared.frames import (
     token_of,
 )
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
-from shared.ledger import LedgerHeader, encode_record
+from shared.ledger.records import LedgerHeader, Record, encode_segment_header
+from shared.ledger.snapshots import Snapshot
 from shared.model.lora_fa import frozen_a
 from shared.replay import Pass, digest, quantize, replay, to_float32, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
@@ -208,27 +210,55 @@ def rounds() -> list[RoundDelta]:
     ]
 
 
-def made_ledger() -> tuple[bytes, dict[str, Any]]:
+SEGMENT, SNAPSHOT, NEXT_SEGMENT = "0000000001.seg", "0000000002.snap", "0000000003.seg"
+
+
+def made_ledger() -> dict[str, Any]:
+    """Two rounds in a segment, the snapshot after them, and one more round."""
     header = LedgerHeader(0, RUN_ID, LAYOUT.hash)
-    state, position, data = zero_state(LAYOUT.size), header.start, header.encode()
-    steps = [{"round": 0, "size": len(data), "digest": digest(LAYOUT.hash, state), "state": state}]
+    state, position = zero_state(LAYOUT.size), header.start
+    files = {SEGMENT: encode_segment_header(header, position)}
+    steps = [
+        {
+            "round": 0,
+            "size": len(files[SEGMENT]),
+            "digest": digest(LAYOUT.hash, state),
+            "record_hash": position.head,
+            "state": state,
+        }
+    ]
     for delta in rounds():
         state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
-        end_digest = digest(LAYOUT.hash, state)
-        data += encode_record(delta, end_digest, position)
-        position = type(position)(delta.round, data[-32:])
+        record = Record.following(position, delta, digest(LAYOUT.hash, state))
+        position, segment = record.position, NEXT_SEGMENT if SNAPSHOT in files else SEGMENT
+        files[segment] += record.encode()
         steps.append(
-            {"round": delta.round, "size": len(data), "digest": end_digest, "state": state}
+            {
+                "round": delta.round,
+                "size": len(files[segment]),
+                "digest": record.end_digest,
+                "record_hash": position.head,
+                "state": state,
+            }
         )
+        if delta.round == 2:
+            files[SNAPSHOT] = b"".join(Snapshot(header, record.link, state).parts())
+            files[NEXT_SEGMENT] = encode_segment_header(header, position)
     for step in steps:
         step["state"] = [str(number) for number in step["state"].tolist()]  # type: ignore[union-attr]
-    return data, {
+    said = {
         "run_id": RUN_ID,
         "layout": LAYOUT.to_json(),
         "layout_hash": LAYOUT.hash,
         "rounds": steps,
         "weights": to_float32(state),
     }
+    return {**files, "ledger.json": said}
+
+
+def ledger_file(name: str) -> bytes:
+    made: bytes = made_ledger()[name]
+    return made
 
 
 def made_frozen_a() -> list[dict[str, Any]]:
@@ -248,8 +278,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "directions.json": lambda: as_json(made_directions()),
     "seeds.json": lambda: as_json(made_seeds()),
     "frames.json": lambda: as_json(made_frames()),
-    "ledger.bin": lambda: made_ledger()[0],
-    "ledger.json": lambda: as_json(made_ledger()[1]),
+    **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
+    "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     "frozen_a.json": lambda: as_json(made_frozen_a()),
 }
 """The content of every golden file."""
@@ -257,4 +287,5 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 if __name__ == "__main__":
     for name, content in FILES.items():
+        (FOLDER / name).parent.mkdir(exist_ok=True)
         (FOLDER / name).write_bytes(content())

@@ -71,6 +71,7 @@ def test_simulate_inspect_verify(
     status, printed, _ = run("server", "inspect", out)
     assert status == 0
     assert final[:12] in printed
+    assert "0000000001.seg" in printed
     status, printed, _ = run("server", "verify", out)
     assert status == 0
     assert final in printed.replace("\n", "")
@@ -81,7 +82,7 @@ def test_a_flipped_bit_makes_verify_name_the_round(
 ) -> None:
     out = tmp_path / "run"
     run("simulate", scenario, *assignments(settings), "--out", out)
-    ledger = out / "ledger"
+    ledger = out / "ledger" / "0000000001.seg"
     data = bytearray(ledger.read_bytes())
     data[-200] ^= 4
     ledger.write_bytes(data)

@@ -1,23 +1,22 @@
 """Whole federations on a tiny model: the unmodified apps on the in-process engine."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from federations import Settings, Tampering, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import instruction_with
 
-from client.app import app as client_app
 from client.trainer import trainer_for
 from server.aggregate import aggregate
 from server.app import serve
 from server.store import read_layout, read_result, replayed
-from shared.config import RunConfig
-from shared.errors import DataError, LedgerError, SamaraError, TrainingError
+from shared.errors import DataError, SamaraError, TrainingError
 from shared.frames import (
     Evaluation,
     Figures,
@@ -27,32 +26,21 @@ from shared.frames import (
     TrainInstruction,
     token_of,
 )
-from shared.ledger import follow, read_records
-from shared.replay import replay, zero_state
+from shared.ledger.proving import proven
+from shared.ledger.reading import read_ledger
+from shared.replay import digest, replay, zero_state
 from shared.round_delta import RoundDelta
-from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
-
-Settings = dict[str, Any]
-
-
-def config_of(settings: Settings, **changes: Any) -> RunConfig:
-    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return RunConfig.of(settings | dotted, "test")
-
-
-def ledger_of(folder: Path) -> bytes:
-    return (folder / "ledger").read_bytes()
 
 
 def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) -> None:
     folder = simulate(config_of(settings))
     result = read_result(folder)
-    records = list(replayed(folder))
-    assert len(records) == 3
-    last, state = records[-1]
-    assert last.end_digest.hex() == result["final_digest"]
-    assert np.any(state)
+    _, *steps = replayed(folder)
+    assert [step.round for step in steps] == [1, 2, 3]
+    layout = read_layout(folder)
+    assert digest(layout.hash, steps[-1].state).hex() == result["final_digest"]
+    assert np.any(steps[-1].state)
     assert [event["round"] for event in result["rounds"]] == [1, 2, 3]
     assert [(e["round"], e["split"]) for e in result["evaluations"]] == [
         (0, "validation"),
@@ -83,36 +71,8 @@ def test_shared_seeds_make_one_group_and_independent_seeds_one_per_client(
 ) -> None:
     shared = simulate(config_of(settings, seed_policy="shared"))
     independent = simulate(config_of(settings, out=str(tmp_path / "independent")))
-    assert [len(r.delta.groups) for r in read_records(shared / "ledger")] == [1, 1, 1]
-    assert [len(r.delta.groups) for r in read_records(independent / "ledger")] == [3, 3, 3]
-
-
-def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
-    settings: Settings,
-) -> None:
-    config = config_of(settings, cohort__fraction=0.3, rounds=6)
-    folder = simulate(config)
-    cohorts = [[c.device for c in r.delta.contributors] for r in read_records(folder / "ledger")]
-    assert all(len(cohort) == 1 for cohort in cohorts)
-    assert len({cohort[0] for cohort in cohorts}) > 1
-    final = read_result(folder)["evaluations"][-1]
-    assert set(final["columns"]["global"]["clients"]) == {"0", "1", "2"}
-    assert final["refused"] == {}
-
-
-class Tampering(InProcessGrid):
-    """Delivers what `tamper` makes of each reply."""
-
-    tamper: Callable[[Message], Message] = staticmethod(lambda reply: reply)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return [self.tamper(reply) for reply in super().send_and_receive(messages)]
-
-
-def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
-    return kind(client_app, config.data.clients, config.flat())
+    assert [len(r.delta.groups) for r in read_ledger(shared / "ledger")] == [1, 1, 1]
+    assert [len(r.delta.groups) for r in read_ledger(independent / "ledger")] == [3, 3, 3]
 
 
 def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Settings) -> None:
@@ -126,15 +86,16 @@ def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Setting
     layout = read_layout(folder)
     for device in range(3):
         ledger = folder / "clients" / str(device) / "personal.ledger"
-        state = zero_state(layout.size)
-        for record in read_records(ledger):
-            assert [c.device for c in record.delta.contributors] == [device]
-            state = follow(state, record, layout.hash, layout.distribution)
-        assert np.any(state)
+        _, *steps = proven(ledger, layout)
+        for step in steps:
+            assert step.record is not None
+            assert [c.device for c in step.record.delta.contributors] == [device]
+        assert len(steps) == 2
+        assert np.any(steps[-1].state)
     without = simulate(config_of(settings, adapter__label_bias=True, out=config.out + "-without"))
 
     def deltas(run: Path) -> list[bytes]:
-        return [record.end_digest for record in read_records(run / "ledger")]
+        return [record.end_digest for record in read_ledger(run / "ledger")]
 
     assert deltas(without) == deltas(folder)
 
@@ -151,7 +112,7 @@ def test_a_bad_report_is_dropped_alone(settings: Settings) -> None:
 
     grid.tamper = tamper  # type: ignore[attr-defined]
     folder = serve(config, grid)
-    for record in read_records(folder / "ledger"):
+    for record in read_ledger(folder / "ledger"):
         assert [c.device for c in record.delta.contributors] == [0, 2]
     refused = read_result(folder)["rounds"][0]["refused"]
     assert list(refused) == ["1"]
@@ -172,7 +133,7 @@ def test_a_report_in_another_devices_name_is_dropped(settings: Settings) -> None
 
     grid.tamper = tamper  # type: ignore[attr-defined]
     folder = serve(config, grid)
-    (first, *_) = read_records(folder / "ledger")
+    (first, *_) = read_ledger(folder / "ledger")
     assert [c.device for c in first.delta.contributors] == [0, 1]
 
 
@@ -227,38 +188,6 @@ def test_a_repeated_instruction_gets_the_stored_report(settings: Settings) -> No
     assert len(asked) == len(calls) == 3
 
 
-def test_an_interrupted_run_goes_on_to_the_same_ledger(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
-    config = config_of(settings)
-    grid = grid_of(config)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == 5:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(config, grid)
-    assert len(list(read_records(Path(config.out) / "ledger"))) == 1
-    resumed = simulate(config)
-    assert ledger_of(resumed) == ledger_of(whole)
-    before = read_result(resumed)
-    assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
-    assert read_result(simulate(config)) == before
-
-
-def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
-    simulate(config_of(settings))
-    with pytest.raises(LedgerError, match="another run"):
-        simulate(config_of(settings, learning_rate=0.2))
-
-
 def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -281,8 +210,8 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
     }
     states = []
     for config in (many, one):
-        *_, (_, state) = replayed(simulate(config))
-        states.append(state.astype(np.float64))
+        *_, last = replayed(simulate(config))
+        states.append(last.state.astype(np.float64))
     difference = np.linalg.norm(states[0] - states[1]) / np.linalg.norm(states[1])
     assert difference < 1e-3
 
@@ -307,24 +236,6 @@ def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(
         replay(zero_state(layout.size), d.scalar_groups(), layout.distribution) for d in (one, many)
     ]
     np.testing.assert_array_equal(*ends)
-
-
-def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Settings) -> None:
-    config = config_of(settings, rounds=2)
-    grid = grid_of(config)
-    plain = grid._deliver
-
-    def loses_the_tail(message: Message) -> Message:
-        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
-            message.content.config_records["samara"]["tail"] = b""
-        return plain(message)
-
-    grid._deliver = loses_the_tail  # type: ignore[method-assign]
-    folder = serve(config, grid)
-    first, second = read_result(folder)["rounds"]
-    assert first["refused"] == {}
-    assert "digest" in second["refused"]["1"]
-    assert [c.device for c in list(read_records(folder / "ledger"))[1].delta.contributors] == [0, 2]
 
 
 def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
@@ -377,7 +288,7 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     config = config_of(settings, model__path=str(broken))
     with pytest.raises(TrainingError, match=r"round 1: no report.*loss is not finite at step 1"):
         simulate(config)
-    assert list(replayed(Path(config.out))) == []
+    assert [step.round for step in replayed(Path(config.out))] == [0]
     assert not (Path(config.out) / "result.json").exists()
 
 

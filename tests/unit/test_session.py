@@ -1,61 +1,74 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from helpers import RUN_ID, delta_of, history_of, layout_of
+from helpers import delta_of, history_of, layout_of
 
 from client.session import Session
 from shared.errors import CatchUpError
+from shared.ledger import catch_up as catching_up
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader, Record
+from shared.ledger.snapshots import Snapshot
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in (1, 2, 3)], LAYOUT)
+HEADER = HISTORY.header
+
+
+def caught_up(session: Session, catch_up: CatchUp, goal: int) -> Session:
+    """The session after catching up to a round of the history."""
+    return session.caught_up(catch_up, HEADER, LAYOUT, goal, HISTORY.digests[goal])
 
 
 @pytest.fixture
 def session() -> Session:
     """After round 1."""
-    begun = Session.begin(LAYOUT, RUN_ID, 0)
-    return begun.caught_up(HISTORY.tail(0, 1), LAYOUT, HISTORY.digests[1])
+    return caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 1)), 1)
 
 
-def assert_refused(session: Session, tail: bytes, goal: bytes, message: str) -> None:
+def assert_refused(
+    session: Session, tail: bytes, goal: int, message: str, snapshot: bytes = b""
+) -> None:
     before = session.to_bytes()
     with pytest.raises(CatchUpError, match=message):
-        session.caught_up(tail, LAYOUT, goal)
+        caught_up(session, CatchUp(snapshot, tail), goal)
     assert session.to_bytes() == before
 
 
 def test_a_session_begins_where_the_ledger_does() -> None:
-    begun = Session.begin(LAYOUT, RUN_ID, 0)
+    begun = Session.begin(HEADER, LAYOUT)
     assert begun.position == HISTORY.header.start
     assert begun.digest == HISTORY.digests[0]
     assert not begun.state.any()
 
 
 def test_catching_up_reaches_the_state_of_the_server(session: Session) -> None:
-    caught_up = session.caught_up(HISTORY.tail(1), LAYOUT, HISTORY.digests[3])
-    np.testing.assert_array_equal(caught_up.state, HISTORY.states[3])
-    assert (caught_up.position.round, caught_up.digest) == (3, HISTORY.digests[3])
+    after = caught_up(session, CatchUp(tail=HISTORY.tail(1)), 3)
+    np.testing.assert_array_equal(after.state, HISTORY.states[3])
+    assert (after.position.round, after.digest) == (3, HISTORY.digests[3])
     np.testing.assert_array_equal(session.state, HISTORY.states[1])
 
 
 def test_nothing_new_leaves_the_session_where_it_is(session: Session) -> None:
-    same = session.caught_up(b"", LAYOUT, HISTORY.digests[1])
+    same = caught_up(session, CatchUp(), 1)
     assert same.to_bytes() == session.to_bytes()
 
 
 def test_another_goal_is_refused(session: Session) -> None:
-    assert_refused(session, HISTORY.tail(1), HISTORY.digests[2], "stands at round 3")
-    assert_refused(session, HISTORY.tail(1, 2), HISTORY.digests[3], "stands at round 2")
-    assert_refused(session, b"", HISTORY.digests[2], "send the rounds after 1")
+    assert_refused(session, HISTORY.tail(1), 2, "stands at round 3")
+    assert_refused(session, HISTORY.tail(1, 2), 3, "stands at round 2")
+    assert_refused(session, b"", 2, "send the rounds after 1")
 
 
 def test_a_tail_with_a_gap_or_a_repetition_is_refused(session: Session) -> None:
-    assert_refused(session, HISTORY.tail(2), HISTORY.digests[3], "round 2: ")
-    assert_refused(session, HISTORY.tail(0), HISTORY.digests[3], "round 2: ")
+    assert_refused(session, HISTORY.tail(2), 3, "round 2: ")
+    assert_refused(session, HISTORY.tail(0), 3, "round 2: ")
 
 
 def test_the_tail_of_another_run_is_refused() -> None:
-    other = Session.begin(LAYOUT, b"another!", 0)
-    assert_refused(other, HISTORY.tail(0), HISTORY.digests[3], "round 1: ")
+    other = Session.begin(LedgerHeader(0, b"another!", LAYOUT.hash), LAYOUT)
+    assert_refused(other, HISTORY.tail(0), 3, "round 1: ")
 
 
 def test_any_flipped_bit_of_a_tail_is_refused(session: Session) -> None:
@@ -63,19 +76,99 @@ def test_any_flipped_bit_of_a_tail_is_refused(session: Session) -> None:
     for bit in range(0, 8 * len(tail), 3):
         damaged = bytearray(tail)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert_refused(session, bytes(damaged), HISTORY.digests[3], "round [23]: ")
+        assert_refused(session, bytes(damaged), 3, "round [23]: ")
 
 
 def test_any_truncation_of_a_tail_is_refused(session: Session) -> None:
     tail = HISTORY.tail(1)
     for size in range(len(tail)):
-        assert_refused(session, tail[:size], HISTORY.digests[3], "round [123]")
+        assert_refused(session, tail[:size], 3, "round [123]")
 
 
-def test_a_record_that_leads_elsewhere_than_it_says_is_refused(session: Session) -> None:
-    other = layout_of(24)
-    with pytest.raises(CatchUpError, match="round 1: replaying it gives another digest"):
-        Session.begin(LAYOUT, RUN_ID, 0).caught_up(HISTORY.tail(0), other, HISTORY.digests[3])
+def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where digests are checked at the end only."""
+    position, tail = HISTORY.position(1), HISTORY.tail(0, 1)
+    for number, end_digest in ((2, bytes(32)), (3, HISTORY.digests[3])):
+        record = Record.following(position, HISTORY.deltas[number - 1], end_digest)
+        position, tail = record.position, tail + record.encode()
+    caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
+    wrong = Record.following(position, delta_of(4), bytes(32))
+    for every in (1, 2, 3, 256):
+        monkeypatch.setattr(catching_up, "CHECK_EVERY", every)
+        begun = Session.begin(HEADER, LAYOUT)
+        assert_refused(begun, tail + wrong.encode(), 3, "round 2: replaying it gives another")
+
+
+# Catching up by a snapshot
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_snapshot_and_the_records_after_it_reach_the_state_of_the_server(number: int) -> None:
+    answered = Session.begin(HEADER, LAYOUT).answered(b"token of", b"report")
+    after = caught_up(answered, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
+    np.testing.assert_array_equal(after.state, HISTORY.states[3])
+    assert (after.position, after.digest) == (HISTORY.position(3), HISTORY.digests[3])
+    assert (after.token, after.report) == (b"token of", b"report")
+    assert after.to_bytes() == Session.from_bytes(after.to_bytes()).to_bytes()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_snapshot_that_takes_a_client_back_is_refused(number: int) -> None:
+    begun = caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 2)), 2)
+    message = f"the snapshot is of round {number}"
+    assert_refused(begun, HISTORY.tail(number), 3, message, HISTORY.snapshot(number))
+
+
+def test_any_flipped_bit_of_a_snapshot_is_refused(session: Session) -> None:
+    sound, tail = HISTORY.snapshot(2), HISTORY.tail(2)
+    for bit in range(0, 8 * len(sound), 3):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert_refused(session, tail, 3, "from round 1: ", bytes(damaged))
+
+
+def test_a_snapshot_of_another_length_is_refused(session: Session) -> None:
+    sound, tail = HISTORY.snapshot(2), HISTORY.tail(2)
+    for size in range(1, len(sound)):
+        assert_refused(session, tail, 3, "from round 1: ", sound[:size])
+    assert_refused(session, tail, 3, "has 352 bytes, not 353", sound + b"\0")
+
+
+def test_a_snapshot_of_another_run_track_or_layout_is_refused(session: Session) -> None:
+    link = HISTORY.links[2]
+    assert link is not None
+    for other in (
+        replace(HEADER, run_id=b"another!"),
+        replace(HEADER, track=1),
+        replace(HEADER, layout_hash=bytes(32)),
+    ):
+        foreign = b"".join(Snapshot(other, link, HISTORY.states[2]).parts())
+        assert_refused(session, HISTORY.tail(2), 3, "another run, track or layout", foreign)
+
+
+def test_a_snapshot_with_another_state_or_round_does_not_fit_the_chain(session: Session) -> None:
+    """Whoever makes all checksums right still cannot make the records continue it."""
+    link = HISTORY.links[2]
+    assert link is not None
+    for other in (
+        replace(link, end_digest=HISTORY.digests[3]),
+        replace(link, previous=bytes(32), end_digest=HISTORY.digests[3]),
+        replace(link, round=1, end_digest=HISTORY.digests[3]),
+        replace(link, round=4, end_digest=HISTORY.digests[3]),
+    ):
+        forged = b"".join(Snapshot(HEADER, other, HISTORY.states[3]).parts())
+        assert_refused(session, HISTORY.tail(2), 3, "from round 1: ", forged)
+        unproven = b"".join(Snapshot(HEADER, other, HISTORY.states[2]).parts())
+        assert_refused(session, HISTORY.tail(2), 3, "is not that which ended", unproven)
+
+
+def test_another_round_than_the_servers_is_refused(session: Session) -> None:
+    link = HISTORY.links[3]
+    assert link is not None
+    forged = b"".join(Snapshot(HEADER, replace(link, round=9), HISTORY.states[3]).parts())
+    assert_refused(session, b"", 3, "stands at round 9", forged)
 
 
 def test_bytes_hold_the_whole_session(session: Session) -> None:
@@ -86,10 +179,10 @@ def test_bytes_hold_the_whole_session(session: Session) -> None:
     np.testing.assert_array_equal(read.state, answered.state)
     assert (read.position, read.digest) == (answered.position, answered.digest)
     assert (read.token, read.report) == (b"token of", b"report")
-    read.caught_up(HISTORY.tail(1), LAYOUT, HISTORY.digests[3])
+    caught_up(read, CatchUp(tail=HISTORY.tail(1)), 3)
 
 
 def test_catching_up_keeps_the_last_answer(session: Session) -> None:
     answered = session.answered(b"token of", b"report")
-    caught_up = answered.caught_up(HISTORY.tail(1), LAYOUT, HISTORY.digests[3])
-    assert (caught_up.token, caught_up.report) == (b"token of", b"report")
+    after = caught_up(answered, CatchUp(tail=HISTORY.tail(1)), 3)
+    assert (after.token, after.report) == (b"token of", b"report")

@@ -1,0 +1,329 @@
+"""The ledger: an append-only, hash-chained, fsynced log of the round deltas of one track.
+
+A ledger is a folder of segments and snapshots (docs/ledger.md). One process writes it; any number
+may read it at the same time (shared/ledger/reading.py).
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import LedgerError
+from shared.files import make_folder, sync_folder, write_durably
+from shared.layout import Layout
+from shared.ledger.catch_up import CatchUp, advance
+from shared.ledger.reading import (
+    LOCK_FILE,
+    Segment,
+    read_ledger,
+    segment_path,
+    segment_paths,
+    snapshot_path,
+    snapshot_paths,
+)
+from shared.ledger.records import (
+    SEGMENT_HEADER_BYTES,
+    LedgerHeader,
+    Link,
+    Record,
+    encode_segment_header,
+    skip_records,
+)
+from shared.ledger.recovery import recover
+from shared.ledger.snapshots import (
+    Snapshot,
+    UnreadableError,
+    read_snapshot,
+    snapshot_bytes,
+)
+from shared.replay import check_fits, digest, replay, zero_state
+from shared.round_delta import RoundDelta
+
+SEGMENT_BYTES = 16 * 2**20
+"""A segment that has reached this size gets no more records."""
+_CHUNK_BYTES = 2**20
+
+
+class _Span(NamedTuple):
+    """A part of a segment file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+class Ledger:
+    """A ledger opened by its only writer, with the state that it leads to.
+
+    Attributes:
+        folder: of the ledger.
+        header: what it belongs to.
+        position: behind the last whole record.
+        state: int64 [d], there.
+        digest: of the state, 32 bytes.
+        recovered: what was found wrong and set right on opening, for the operator; mostly empty.
+    """
+
+    def __init__(
+        self, folder: Path, header: LedgerHeader, layout: Layout, snapshot_every: int
+    ) -> None:
+        """Open the ledger in a folder, or begin it.
+
+        The state is that of the newest snapshot, with the rounds after it replayed. A torn last
+        record, left by a crash while it was written and so never acknowledged, is cut off. A
+        damaged snapshot is made up for by an older one. `recovered` tells of both; any other
+        damage is an error.
+
+        Args:
+            folder: of the ledger.
+            header: what it belongs to.
+            layout: of the adapter.
+            snapshot_every: rounds between snapshots; 0 makes none.
+
+        Raises:
+            LedgerError: if the ledger is damaged, is being written by another process, or belongs
+                to another run, track or layout.
+        """
+        self.folder, self.header, self._layout = folder, header, layout
+        self._snapshot_every = snapshot_every
+        try:
+            make_folder(folder)
+            self._lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LedgerError(f"{folder}: cannot be opened: {error.strerror}") from error
+        try:
+            self._open()
+        except (LedgerError, OSError) as error:
+            os.close(self._lock)
+            remedy = "restore the folder or begin a new run"
+            raise LedgerError(f"{folder}: {error}; {remedy}") from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LedgerError("another process is writing it") from None
+        if not segment_paths(self.folder) and not snapshot_paths(self.folder):
+            begin = encode_segment_header(self.header, self.header.start)
+            write_durably(segment_path(self.folder, 1), begin)
+        found = recover(self.folder, self.header, self._layout)
+        self._segments = list(found.segments)
+        self._end = self._segments[-1].path.stat().st_size if self._segments else 0
+        self.position, self.recovered = found.position, "\n".join(found.notes)
+        since = found.start.round
+        self.state, last = advance(
+            lambda: self._state_at(since),
+            lambda: read_ledger(self.folder, since) if found.position != found.start else (),
+            self._layout,
+        )
+        self.digest = digest(self._layout.hash, self.state)
+        for path in found.useless:
+            path.unlink()
+        self._snapshots = list(snapshot_paths(self.folder))
+        if last:
+            self._keep_snapshot(last.link)
+
+    def _state_at(self, number: int) -> NDArray[np.int64]:
+        return self._snapshot(number).state if number else zero_state(self._layout.size)
+
+    def _snapshot(self, number: int) -> Snapshot:
+        return read_snapshot(snapshot_path(self.folder, number), self.header, self._layout)
+
+    def check(self, delta: RoundDelta) -> None:
+        """Refuse a round that does not fit the state.
+
+        Raises:
+            ReplayError: if it does not; nothing has happened then.
+        """
+        check_fits(self.state, [group.scalars for group in delta.groups])
+
+    def append(self, delta: RoundDelta) -> int:
+        """Apply a round; it is on the disk when this returns.
+
+        Returns:
+            The bytes of its record.
+
+        Raises:
+            ReplayError: if it does not fit the state; nothing has happened then.
+            LedgerError: if the round does not follow, or the disk refuses; the ledger is then as
+                it was before, unless it is the snapshot after the round that is refused.
+        """
+        if delta.track != self.header.track:
+            raise LedgerError(f"{self.folder}: a delta of track {delta.track} does not belong here")
+        state = replay(self.state, delta.scalar_groups(), self._layout.distribution)
+        record = Record.following(self.position, delta, digest(self._layout.hash, state))
+        try:
+            if self._segment_is_full():
+                self._begin_segment(record.encode())
+            else:
+                self._extend_segment(record.encode())
+        except OSError as error:
+            reason = f"cannot append round {delta.round}: {error.strerror}"
+            raise LedgerError(f"{self.folder}: {reason}") from error
+        self.state, self.digest, self.position = state, record.end_digest, record.position
+        self._keep_snapshot(record.link)
+        return record.size
+
+    def _segment_is_full(self) -> bool:
+        """Whether the next record begins a segment: behind a snapshot, or a large one."""
+        return self._end >= SEGMENT_BYTES or self._snapshots[-1:] == [self.position.round]
+
+    def _begin_segment(self, record: bytes) -> None:
+        """A segment comes into being with its first record, so no crash leaves an empty one."""
+        path = segment_path(self.folder, self.position.round + 1)
+        begin = encode_segment_header(self.header, self.position)
+        try:
+            write_durably(path, begin, record)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._segments.append(Segment(path, self.header, self.position))
+        self._end = len(begin) + len(record)
+
+    def _extend_segment(self, record: bytes) -> None:
+        with self._segments[-1].path.open("r+b", buffering=0) as file:
+            file.truncate(self._end)  # what an append left behind that the disk then refused
+            file.seek(self._end)
+            try:
+                rest = memoryview(record)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(self._end)
+                raise
+        self._end += len(record)
+
+    def _keep_snapshot(self, link: Link) -> None:
+        """Write the snapshot of the state, if it is due after this round and not there yet."""
+        every, number = self._snapshot_every, link.round
+        if not every or number % every or number in self._snapshots:
+            return
+        path = snapshot_path(self.folder, number)
+        try:
+            write_durably(path, *Snapshot(self.header, link, self.state).parts())
+        except OSError as error:
+            raise LedgerError(
+                f"{path}: cannot be written: {error.strerror}; round {number} itself is safe"
+            ) from error
+        self._snapshots.append(number)
+
+    def compact(self, passed: int) -> None:
+        """Delete what nobody needs any more.
+
+        The two newest snapshots stay, and all records after the older one, so that a snapshot
+        that turns out to be damaged can be made up for. Older snapshots go. A segment before them
+        goes when every client has passed it, or when its records and those up to the newest
+        snapshot are longer than that snapshot, which is then what a client gets instead. Oldest
+        go first, so that a crash leaves no gap.
+
+        Args:
+            passed: the round that every known client has reached.
+
+        Raises:
+            LedgerError: if the disk refuses, or the older of the two snapshots turns out to be
+                damaged; then nothing else is deleted before there is a next one.
+        """
+        if len(self._snapshots) < 2:
+            return
+        *outdated, older, newest = self._snapshots
+        obsolete = []
+        for segment, following in pairwise(self._segments):
+            last = following.start.round
+            if last > older or (passed < last and self._is_short(last, newest)):
+                break
+            obsolete.append(segment)
+        if not outdated and not obsolete:
+            return
+        try:
+            self._snapshot(older)
+        except UnreadableError:
+            raise
+        except LedgerError:
+            self._delete([snapshot_path(self.folder, older)])
+            self._snapshots.remove(older)
+            raise
+        self._delete([snapshot_path(self.folder, number) for number in outdated])
+        self._snapshots = [older, newest]
+        self._segments = self._segments[len(obsolete) :]
+        kept = {segment.path for segment in self._segments}
+        self._delete([p for p in segment_paths(self.folder).values() if p not in kept])
+
+    def _delete(self, paths: Sequence[Path]) -> None:
+        try:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise LedgerError(f"{self.folder}: cannot delete: {error.strerror}") from error
+
+    def catch_up(self, since: int) -> CatchUp:
+        """What a client needs that has the rounds up to `since`: the shorter way to the end.
+
+        Raises:
+            LedgerError: if the ledger does not reach that round, or a file is damaged.
+        """
+        newest = self._snapshots[-1] if self._snapshots else 0
+        if since >= newest or (self._reaches_back_to(since) and self._is_short(since, newest)):
+            return CatchUp(tail=b"".join(self.tail(since)))
+        snapshot = b"".join(self._snapshot(newest).parts())
+        return CatchUp(snapshot, b"".join(self.tail(newest)))
+
+    def tail(self, since: int) -> Iterator[bytes]:
+        """The records after round `since` as they stand in the files, in pieces of at most 1 MiB.
+
+        Raises:
+            LedgerError: if the ledger does not reach that round, or not back to it.
+        """
+        try:
+            for span in self._spans(since):
+                with span.path.open("rb") as file:
+                    file.seek(span.begin)
+                    for place in range(span.begin, span.end, _CHUNK_BYTES):
+                        yield file.read(min(_CHUNK_BYTES, span.end - place))
+        except OSError as error:
+            raise LedgerError(f"{self.folder}: cannot be read: {error.strerror}") from error
+
+    def _reaches_back_to(self, since: int) -> bool:
+        return bool(self._segments) and self._segments[0].start.round <= since
+
+    def _is_short(self, since: int, newest: int) -> bool:
+        """Whether the records after a round are no longer than the snapshot that saves them."""
+        before, after = self._spans(since), self._spans(newest)
+        size = sum(s.end - s.begin for s in before) - sum(s.end - s.begin for s in after)
+        return size <= snapshot_bytes(self._layout.size)
+
+    def _spans(self, since: int) -> list[_Span]:
+        """Where the records after a round stand."""
+        if not 0 <= since <= self.position.round:
+            raise LedgerError(f"{self.folder}: there is no round {since} to continue from")
+        if since == self.position.round:
+            return []
+        if not self._reaches_back_to(since):
+            raise LedgerError(f"{self.folder}: the rounds after {since} are only in the snapshot")
+        first = sum(segment.start.round <= since for segment in self._segments) - 1
+        begun, *later = self._segments[first:]
+        try:
+            with begun.path.open("rb") as file:
+                file.seek(SEGMENT_HEADER_BYTES)
+                skip_records(file, begun.start, since - begun.start.round)
+                spans = [_Span(begun.path, file.tell(), begun.path.stat().st_size)]
+            spans += [_Span(s.path, SEGMENT_HEADER_BYTES, s.path.stat().st_size) for s in later]
+        except OSError as error:
+            raise LedgerError(f"{self.folder}: cannot be read: {error.strerror}") from error
+        return [*spans[:-1], spans[-1]._replace(end=self._end)]
+
+    def close(self) -> None:
+        """Let another process write."""
+        os.close(self._lock)

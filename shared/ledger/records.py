@@ -1,0 +1,276 @@
+"""The bytes of a ledger: segment headers, records, and the hash chain that runs through them.
+
+All little-endian (docs/ledger.md has the tables):
+
+    identity        "SAMARALG" · version u16 · 2 zero bytes · track u32 · run id 8 · layout hash 32
+    segment header  identity · round before u32 · record hash of that round 32
+                    · SHA-256 of the preceding 92 bytes
+    record          "SMLR" · length of the delta u32 · round u32 · CRC-32 of the preceding 12 bytes
+                    · round delta (a frame) · end digest 32 · record hash 32
+    record hash     SHA-256(previous record hash · round u32 · SHA-256(round delta) · end digest)
+
+The chain starts with the hash of the identity. That a record hash is made of hashes lets a snapshot
+show that its digest belongs to the chain without carrying the round's scalars.
+"""
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import BinaryIO, Self
+
+from shared.errors import FrameError, LedgerError
+from shared.round_delta import RoundDelta
+from shared.wire import MAX_FRAME_BYTES
+
+LEDGER_VERSION = 2
+SEGMENT_MAGIC = b"SAMARALG"
+HASH_BYTES = 32
+_IDENTITY = struct.Struct("<8sHHI8s32s")
+IDENTITY_BYTES = _IDENTITY.size
+_START = struct.Struct("<I32s")
+SEGMENT_HEADER_BYTES = IDENTITY_BYTES + _START.size + HASH_BYTES
+_RECORD = struct.Struct("<4sIII")
+_RECORD_MAGIC = b"SMLR"
+_TRAILER_BYTES = 2 * HASH_BYTES
+
+
+class TornRecordError(LedgerError):
+    """The bytes end inside a record: it is being written, or a crash left it so."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point between two records: the last round before it and that record's hash."""
+
+    round: int
+    head: bytes
+
+
+@dataclass(frozen=True)
+class LedgerHeader:
+    """What a ledger belongs to.
+
+    Attributes:
+        track: which list of scalars it keeps.
+        run_id: 8 bytes.
+        layout_hash: 32 bytes.
+    """
+
+    track: int
+    run_id: bytes
+    layout_hash: bytes
+
+    def encode(self, magic: bytes = SEGMENT_MAGIC) -> bytes:
+        """The 56 bytes that every file of the ledger begins with."""
+        return _IDENTITY.pack(magic, LEDGER_VERSION, 0, self.track, self.run_id, self.layout_hash)
+
+    @classmethod
+    def decode(cls, data: bytes, magic: bytes) -> Self:
+        """Read an identity whose checksum has been checked.
+
+        Raises:
+            LedgerError: if it is another kind of file or of another version.
+        """
+        found, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
+        if found != magic:
+            raise LedgerError(f"it does not begin with {magic.decode()}")
+        if version != LEDGER_VERSION:
+            raise LedgerError(f"ledger version {version} is not {LEDGER_VERSION}; update Samara")
+        return cls(track, run_id, layout_hash)
+
+    @property
+    def start(self) -> Position:
+        """Where every replay of this ledger begins."""
+        return Position(0, hashlib.sha256(self.encode()).digest())
+
+
+def encode_segment_header(header: LedgerHeader, start: Position) -> bytes:
+    """The bytes before the first record of a segment that continues at `start`."""
+    fields = header.encode() + _START.pack(start.round, start.head)
+    return fields + hashlib.sha256(fields).digest()
+
+
+def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position]:
+    """What a segment belongs to, and the position before its first record.
+
+    Raises:
+        LedgerError: if it is not a sound header.
+    """
+    data = stream.read(SEGMENT_HEADER_BYTES)
+    fields, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
+    if len(data) < SEGMENT_HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
+        raise LedgerError("the segment's header is damaged or there is none")
+    header = LedgerHeader.decode(fields, SEGMENT_MAGIC)
+    start = Position(*_START.unpack_from(fields, IDENTITY_BYTES))
+    if start.round == 0 and start != header.start:
+        raise LedgerError("the segment's header starts another chain than its own")
+    return header, start
+
+
+@dataclass(frozen=True)
+class Link:
+    """A record without its scalars: what its record hash is made of.
+
+    Attributes:
+        previous: the record hash before it, 32 bytes.
+        round: of the record.
+        delta_hash: SHA-256 of the round delta.
+        end_digest: of the state after the round, 32 bytes.
+    """
+
+    previous: bytes
+    round: int
+    delta_hash: bytes
+    end_digest: bytes
+
+    FIELDS = struct.Struct("<32sI32s32s")
+
+    def encode(self) -> bytes:
+        """The 100 bytes that the record hash is the SHA-256 of."""
+        return self.FIELDS.pack(self.previous, self.round, self.delta_hash, self.end_digest)
+
+    @cached_property
+    def position(self) -> Position:
+        """Behind the record."""
+        return Position(self.round, hashlib.sha256(self.encode()).digest())
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One round in the ledger.
+
+    Attributes:
+        delta: the round's scalars.
+        frame: the same as bytes.
+        link: ties it to the chain.
+    """
+
+    delta: RoundDelta
+    frame: bytes
+    link: Link
+
+    @classmethod
+    def following(cls, previous: Position, delta: RoundDelta, end_digest: bytes) -> Self:
+        """The record that extends a ledger by one round.
+
+        Raises:
+            LedgerError: if the round does not follow the previous one.
+        """
+        if delta.round != previous.round + 1:
+            raise LedgerError(f"round {delta.round} does not follow round {previous.round}")
+        frame = delta.encode()
+        delta_hash = hashlib.sha256(frame).digest()
+        return cls(delta, frame, Link(previous.head, delta.round, delta_hash, end_digest))
+
+    def encode(self) -> bytes:
+        """The record's bytes."""
+        fields = struct.pack("<4sII", _RECORD_MAGIC, len(self.frame), self.link.round)
+        checksum = struct.pack("<I", zlib.crc32(fields))
+        return fields + checksum + self.frame + self.end_digest + self.position.head
+
+    @property
+    def end_digest(self) -> bytes:
+        """Of the state after the round, 32 bytes."""
+        return self.link.end_digest
+
+    @property
+    def position(self) -> Position:
+        """Behind this record."""
+        return self.link.position
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record in the file."""
+        return _RECORD.size + len(self.frame) + _TRAILER_BYTES
+
+
+def _read_fields(stream: BinaryIO, expected: int) -> tuple[int, int] | None:
+    """Length of the delta and round that the next record's header tells, or None at the end."""
+    fields = stream.read(_RECORD.size)
+    if not fields:
+        return None
+    if len(fields) < _RECORD.size:
+        raise TornRecordError(f"round {expected}: the ledger ends inside the record")
+    magic, length, number, checksum = _RECORD.unpack(fields)
+    if magic != _RECORD_MAGIC or checksum != zlib.crc32(fields[:12]) or length > MAX_FRAME_BYTES:
+        raise LedgerError(f"round {expected}: the record's header is damaged")
+    return length, number
+
+
+def read_record(stream: BinaryIO, previous: Position) -> Record | None:
+    """The record after a position, or None at the end.
+
+    Args:
+        stream: anything readable that stands right behind `previous`.
+        previous: the position, with the hash that the chain continues from.
+
+    Raises:
+        TornRecordError: if the stream ends inside the record.
+        LedgerError: if the record is damaged or does not continue the chain.
+    """
+    expected = previous.round + 1
+    fields = _read_fields(stream, expected)
+    if fields is None:
+        return None
+    length, number = fields
+    rest = stream.read(length + _TRAILER_BYTES)
+    if len(rest) < length + _TRAILER_BYTES:
+        raise TornRecordError(f"round {expected}: the ledger ends inside the record")
+    frame, end_digest, record_hash = rest[:length], rest[length:-HASH_BYTES], rest[-HASH_BYTES:]
+    link = Link(previous.head, number, hashlib.sha256(frame).digest(), end_digest)
+    if link.position.head != record_hash:
+        raise LedgerError(f"round {expected}: the record is damaged or does not follow the last")
+    try:
+        delta = RoundDelta.decode(frame)
+    except FrameError as error:
+        raise LedgerError(f"round {expected}: {error}") from error
+    if not number == delta.round == expected:
+        raise LedgerError(f"round {expected}: the record says it is round {number}")
+    return Record(delta, frame, link)
+
+
+def read_records(stream: BinaryIO, start: Position) -> Iterator[Record]:
+    """All records behind a position.
+
+    Raises:
+        TornRecordError: if the stream ends inside a record.
+        LedgerError: at the first record that is damaged.
+    """
+    while (record := read_record(stream, start)) is not None:
+        yield record
+        start = record.position
+
+
+def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
+    """Pass over so many records, reading their headers and hashes only.
+
+    Raises:
+        LedgerError: if there are fewer, or a header is damaged.
+    """
+    for expected in range(start.round + 1, start.round + rounds + 1):
+        fields = _read_fields(stream, expected)
+        if fields is None:
+            raise LedgerError(f"there is no round {expected}")
+        stream.seek(fields[0] + HASH_BYTES, os.SEEK_CUR)
+        start = Position(expected, stream.read(HASH_BYTES))
+    if len(start.head) < HASH_BYTES:
+        raise TornRecordError(f"round {start.round}: the ledger ends inside the record")
+    return start
+
+
+def never_written(rest: bytes) -> bool:
+    """Whether what should be the last record is zeros, or ends in zeros instead of a hash.
+
+    Some file systems leave that after a power cut: the length of an append is on the disk, its
+    bytes are not. It was never acknowledged, since `fsync` had not returned.
+    """
+    if rest.count(0) == len(rest):
+        return True
+    magic, length, _, checksum = _RECORD.unpack_from(rest)
+    is_last = len(rest) == _RECORD.size + length + _TRAILER_BYTES
+    sound = magic == _RECORD_MAGIC and checksum == zlib.crc32(rest[:12])
+    return sound and is_last and not any(rest[-HASH_BYTES:])

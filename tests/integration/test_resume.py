@@ -1,0 +1,192 @@
+"""Runs that are interrupted, clients that were away, and the ledger that brings them on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Settings, config_of, grid_of, ledger_of
+from flwr.app import Message, MessageType
+from helpers import files_of
+
+from server.app import serve
+from server.store import read_layout, read_result, replayed
+from shared.config import RunConfig
+from shared.errors import LedgerError, TrainingError
+from shared.frames import Refusal
+from shared.ledger import ledger as ledgers
+from shared.ledger.proving import proven
+from shared.ledger.reading import read_ledger
+from simulations.simulate import simulate
+
+
+def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
+    settings: Settings,
+) -> None:
+    config = config_of(settings, cohort__fraction=0.3, rounds=6)
+    folder = simulate(config)
+    cohorts = [[c.device for c in r.delta.contributors] for r in read_ledger(folder / "ledger")]
+    assert all(len(cohort) == 1 for cohort in cohorts)
+    assert len({cohort[0] for cohort in cohorts}) > 1
+    final = read_result(folder)["evaluations"][-1]
+    assert set(final["columns"]["global"]["clients"]) == {"0", "1", "2"}
+    assert final["refused"] == {}
+
+
+def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Settings) -> None:
+    config = config_of(settings, rounds=2)
+    grid = grid_of(config)
+    plain = grid._deliver
+
+    def loses_the_tail(message: Message) -> Message:
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == "train":
+            message.content.config_records["samara"]["tail"] = b""
+        return plain(message)
+
+    grid._deliver = loses_the_tail  # type: ignore[method-assign]
+    folder = serve(config, grid)
+    first, second = read_result(folder)["rounds"]
+    assert first["refused"] == {}
+    assert "digest" in second["refused"]["1"]
+    assert [c.device for c in list(read_ledger(folder / "ledger"))[1].delta.contributors] == [0, 2]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_ledger(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
+    config = config_of(settings)
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == 5:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
+    assert len(list(read_ledger(Path(config.out) / "ledger"))) == 1
+    resumed = simulate(config)
+    assert ledger_of(resumed) == ledger_of(whole)
+    before = read_result(resumed)
+    assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
+    assert read_result(simulate(config)) == before
+
+
+def with_small_records(settings: Settings, **changes: Any) -> RunConfig:
+    """One client a round, a snapshot every other round, which is longer than a few records."""
+    sparse = {"cohort__fraction": 0.3, "rounds": 7, "ledger__snapshot_every": 2}
+    return config_of(settings, **(sparse | changes))
+
+
+def test_a_run_goes_on_from_a_compacted_ledger_to_the_same_end(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compacted as if a snapshot were shorter than any record, so that everybody gets it."""
+    monkeypatch.setattr(ledgers, "snapshot_bytes", lambda _: 0)
+    config = with_small_records(settings, out=str(tmp_path / "whole"))
+    whole = simulate(config)
+    assert sorted(ledger_of(whole)) == [
+        *("0000000004.snap", "0000000005.seg", "0000000006.snap", "0000000007.seg")
+    ]
+    assert [step.round for step in replayed(whole)] == [4, 5, 6, 7]
+    config = with_small_records(settings)
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == 7:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
+    assert sorted(ledger_of(Path(config.out)))[0] == "0000000004.snap"
+    snapshots: list[bytes] = []
+
+    def watched(message: Message) -> Message:
+        record = message.content.config_records["samara"]
+        snapshots.append(bytes(record.get("snapshot", b"")))  # type: ignore[arg-type]
+        return plain(message)
+
+    grid = grid_of(config)
+    plain, grid._deliver = grid._deliver, watched  # type: ignore[method-assign]
+    resumed = serve(config, grid)
+    assert ledger_of(resumed) == ledger_of(whole)
+    assert read_result(resumed)["final_digest"] == read_result(whole)["final_digest"]
+    assert any(snapshots)
+    assert read_result(resumed)["evaluations"][-1]["refused"] == {}
+
+
+def test_the_way_of_catching_up_does_not_change_the_run(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_tail = simulate(with_small_records(settings, ledger__snapshot_every=0))
+    monkeypatch.setattr(ledgers, "snapshot_bytes", lambda _: 0)
+    config = with_small_records(settings, ledger__snapshot_every=2, out=str(tmp_path / "other"))
+    by_snapshot = simulate(config)
+    digests = [read_result(run)["rounds"][-1]["loss"] for run in (by_tail, by_snapshot)]
+    assert digests[0] == digests[1]
+    *_, first = replayed(by_tail)
+    *_, second = replayed(by_snapshot)
+    np.testing.assert_array_equal(first.state, second.state)
+
+
+def test_a_snapshot_that_was_changed_on_its_way_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "snapshot_bytes", lambda _: 0)
+    config = with_small_records(settings)
+    grid = grid_of(config)
+    plain, tampered = grid._deliver, []
+
+    def tampers(message: Message) -> Message:
+        record = message.content.config_records["samara"]
+        snapshot = bytearray(record.get("snapshot", b""))  # type: ignore[arg-type]
+        if snapshot and not tampered:
+            snapshot[-1] ^= 1
+            record["snapshot"] = bytes(snapshot)
+            tampered.append(message.metadata.message_type)
+            reply = plain(message)
+            refusal = Refusal.decode(bytes(reply.content.config_records["samara"]["frame"]))  # type: ignore[arg-type]
+            assert "the snapshot's state is not that which ended round" in refusal.reason
+            return reply
+        return plain(message)
+
+    grid._deliver = tampers  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="the snapshot's state is not that which ended"):
+        serve(config, grid)
+    assert tampered
+
+
+def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
+    simulate(config_of(settings))
+    with pytest.raises(LedgerError, match="another run"):
+        simulate(config_of(settings, learning_rate=0.2))
+
+
+def test_private_rounds_are_the_same_from_a_compacted_ledger(
+    settings: Settings, tmp_path: Path
+) -> None:
+    ends = []
+    for every in (0, 1):
+        config = config_of(
+            settings,
+            rounds=1,
+            personal__rounds=4,
+            ledger__snapshot_every=every,
+            out=str(tmp_path / str(every)),
+        )
+        folder = simulate(config) / "clients" / "0" / "personal.ledger"
+        *_, last = proven(folder, read_layout(Path(config.out)))
+        ends.append(last)
+    assert sorted(files_of(folder)) == ["0000000003.snap", "0000000004.seg", "0000000004.snap"]
+    assert [end.round for end in ends] == [4, 4]
+    np.testing.assert_array_equal(ends[0].state, ends[1].state)
