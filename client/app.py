@@ -110,7 +110,7 @@ def _caught_up(
     session = _session(context) or Session.begin(
         trainer.layout, instruction.run_id, instruction.track
     )
-    session = session.caught_up(tail, trainer.layout, goal)
+    session = session.caught_up(tail, trainer.layout, goal, trainer.backend)
     _remember(session, context)
     return session
 

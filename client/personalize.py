@@ -67,7 +67,7 @@ def personalized(
         groups = tuple(Group(number, seeds, one) for one in quantize(coefficients.ravel()))
         contributor = Contributor(device, report.examples, len(coefficients))
         delta = RoundDelta(number, PERSONAL_TRACK, report.token, (contributor,), groups)
-        personal = replay(personal, delta.scalar_groups(), layout.distribution)
+        personal = replay(personal, delta.scalar_groups(), layout.distribution, trainer.backend)
         if ledger:
             ledger.append(delta, digest(layout.hash, personal))
     return personal

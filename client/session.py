@@ -4,6 +4,7 @@ A session is a value. It survives between messages as bytes and is never half ch
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from shared.errors import CatchUpError, LedgerError
 from shared.layout import Layout
-from shared.ledger import LedgerHeader, Position, follow, records
-from shared.replay import digest, zero_state
+from shared.ledger import LedgerHeader, Position, Record, follow, records
+from shared.replay import Backend, digest, rebuild, zero_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +42,19 @@ class Session:
         header = LedgerHeader(track, run_id, layout.hash)
         return cls(header.start, state, digest(layout.hash, state))
 
-    def caught_up(self, tail: bytes, layout: Layout, goal: bytes) -> Self:
+    def caught_up(
+        self, tail: bytes, layout: Layout, goal: bytes, backend: Backend | None = None
+    ) -> Self:
         """The session after replaying a ledger tail.
+
+        All its rounds are replayed together and the last digest is proved. Only if that fails
+        are they followed one by one, to name the round that is wrong.
 
         Args:
             tail: records from the server, beginning right after this session's round.
             layout: of the adapter.
             goal: the digest that the server says the tail leads to.
+            backend: what replays.
 
         Raises:
             CatchUpError: if the tail does not continue this session's ledger, is damaged, or
@@ -55,9 +62,10 @@ class Session:
         """
         position, state, reached = self.position, self.state, self.digest
         try:
-            for record in records(io.BytesIO(tail), position):
-                state = follow(state, record, layout.hash, layout.distribution)
-                position, reached = record.position, record.end_digest
+            rounds = list(records(io.BytesIO(tail), position))
+            if rounds:
+                state = _replayed(state, rounds, layout, backend)
+                position, reached = rounds[-1].position, rounds[-1].end_digest
         except LedgerError as error:
             raise CatchUpError(
                 f"cannot catch up from round {self.position.round}: {error}"
@@ -101,3 +109,20 @@ class Session:
             )
         except (KeyError, ValueError) as error:
             raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error
+
+
+def _replayed(
+    state: NDArray[np.int64], rounds: Sequence[Record], layout: Layout, backend: Backend | None
+) -> NDArray[np.int64]:
+    """The state after some rounds, proved.
+
+    Raises:
+        LedgerError: naming the round that leads elsewhere than it says.
+    """
+    entries = [entry for record in rounds for entry in record.delta.scalar_groups()]
+    after = rebuild(state, entries, layout.distribution, backend)
+    if digest(layout.hash, after) == rounds[-1].end_digest:
+        return after
+    for record in rounds:
+        state = follow(state, record, layout.hash, layout.distribution)
+    return state

@@ -71,7 +71,7 @@ class RunStore:
         Raises:
             ReplayError: if it does not; nothing has happened then.
         """
-        check_fits(self.state, [group.scalars for group in delta.groups])
+        check_fits(self.state, delta.changes)
 
     def append(self, delta: RoundDelta) -> int:
         """Apply a round and put it on the disk; returns the bytes added to the ledger.
