@@ -185,7 +185,8 @@ class TrainInstruction:
         sums = np.zeros(-(-gradients.size // self.pool_size) * self.pool_size)
         sums[: gradients.size] = self.clipped(gradients).ravel()
         used = len(self.uses(len(gradients)))
-        return sums.reshape(-1, self.pool_size).sum(axis=0)[:used].astype(np.float32)
+        rounded: NDArray[np.float32] = sums.reshape(-1, self.pool_size).sum(axis=0).astype("f4")
+        return rounded[:used]
 
     def clipped(self, gradients: NDArray[np.float32]) -> NDArray[np.float64]:
         """The projected gradients within ±clip, same shape."""

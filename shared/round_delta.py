@@ -112,7 +112,8 @@ class Group:
             if source.steps * source.queries != count:
                 raise FrameError("a group's coefficients are not one per derived seed")
         elif kind == _EntryKind.POOL:
-            source = PoolSeeds(*reader.fields(cls._POOL_ROOT), reader.array("<u4", count))
+            (root,) = reader.fields(cls._POOL_ROOT)
+            source = PoolSeeds(root, reader.array("<u4", count))
         else:
             source = reader.array("<u8", count)
         return cls(origin, source, Pass(shift, reader.array("<i4", count)))
