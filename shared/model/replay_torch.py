@@ -65,14 +65,14 @@ def directions(
     blocks = -(-count // size)
     counter = torch.arange(counters * blocks, device=seeds.device)
     words = torch.stack(philox4x32(counter, seeds[:, None]), dim=-1)
-    by_block = words.view(-1, blocks, counters, 4).transpose(2, 3)
+    by_block = words.view(len(seeds), blocks, counters, 4).transpose(2, 3)
     if distribution == "gaussian":
         high = torch.bitwise_right_shift(by_block, _HALF_BITS)
         halves = torch.stack([by_block & _LOW_HALF, high], dim=3)
-        return table[halves.reshape(-1, size * blocks)[:, :count]]
+        return table[halves.reshape(len(seeds), size * blocks)[:, :count]]
     places = torch.arange(32, device=seeds.device)[:, None, None]
     bits = torch.bitwise_right_shift(by_block[:, :, None], places) & 1
-    return (bits.reshape(-1, size * blocks)[:, :count] * 4096 - 2048).to(torch.int16)
+    return (bits.reshape(len(seeds), size * blocks)[:, :count] * 4096 - 2048).to(torch.int16)
 
 
 def fold(

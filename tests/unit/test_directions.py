@@ -17,6 +17,8 @@ from shared.directions import (
     directions,
     normals,
     philox4x32,
+    pool_indices,
+    pool_seeds,
     query_seeds,
     rademacher,
     round_root,
@@ -175,6 +177,9 @@ def test_no_two_uses_of_a_seed_share_a_counter(monkeypatch: pytest.MonkeyPatch) 
         "root": lambda: round_root(3, 1, 0),
         "root of the next round": lambda: round_root(3, 2, 0),
         "root of another track": lambda: round_root(3, 1, 1),
+        "seeds of the pool": lambda: pool_seeds(3, np.arange(9, dtype=np.uint32)),
+        "pool, client 1": lambda: pool_indices(3, 1, 5, 7, 20),
+        "pool, client 2": lambda: pool_indices(3, 2, 5, 7, 20),
         "cohort": lambda: cohort_keys(3, 1, np.arange(9, dtype=np.uint32)),
         "cohort of the next round": lambda: cohort_keys(3, 2, np.arange(9, dtype=np.uint32)),
     }
@@ -198,6 +203,22 @@ def test_derived_seeds_are_the_first_two_words_low_word_first() -> None:
     assert round_root(8, 12, 34) == low | high << 32
     low, high, *_ = plain_philox((12, 0, 6, 34), 8)
     assert int(cohort_keys(8, 12, np.array([34], np.uint32))[0]) == low | high << 32
+
+
+def test_seeds_of_a_pool_are_the_first_two_words_of_their_index() -> None:
+    low, high, *_ = plain_philox((2**32 - 1, 0, 7, 0), 2**63 + 5)
+    assert int(pool_seeds(2**63 + 5, np.array([3, 2**32 - 1], np.uint32))[1]) == low | high << 32
+
+
+def test_queries_read_the_pool_in_an_order_of_the_client_over_and_over() -> None:
+    keys = []
+    for pair in range(4):
+        a, b, c, d = plain_philox((pair, 0, 8, 3), 5)
+        keys += [a | b << 32, c | d << 32]
+    order = sorted(range(7), key=keys.__getitem__)
+    expected = (3 * order)[: 4 * 5]
+    assert pool_indices(5, 3, 4, 5, 7).ravel().tolist() == expected
+    np.testing.assert_array_equal(pool_indices(5, 3, 4, 5, 7)[:2], pool_indices(5, 3, 2, 5, 7))
 
 
 @pytest.mark.parametrize("examples", [0, 1, 2, 17, 300])

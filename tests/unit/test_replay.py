@@ -122,7 +122,7 @@ def test_what_just_fits_is_let_through(sign: int) -> None:
 
 
 def test_a_shrink_makes_room_for_what_follows_it_only() -> None:
-    state, wide = np.array([2**61 + 2**60]), one_pass(10, *[WIDEST] * 16)
+    state, wide = np.array([2**61 + 2**60]), one_pass(10, *[WIDEST] * 32)
     check_fits(state, [Shrink(1), wide])
     with pytest.raises(ReplayError, match="does not fit"):
         check_fits(state, [wide, Shrink(1)])
