@@ -107,8 +107,8 @@ class NumbaBackend:
 def _random_words(first, seed, words):
     """Philox4x32-10 of eight counters from `first` on, in the domain of directions.
 
-    Eight at once is what lets the compiler use vectors and the processor overlap them with the
-    table look-ups that follow. Words are held in 64 bits, as the products need.
+    Eight at once is what lets the compiler use vectors and the processor overlap them with table
+    look-ups. Words are held in 64 bits, as the products need.
 
     Args:
         first: uint64.
@@ -134,13 +134,20 @@ def _random_words(first, seed, words):
 
 @_inlined
 def _normals_of_block(block, seed, table, words, z, row):
-    """The 2,048 normals of a block into a row of z int16 [n, 2048]; words [4, 8] is scratch."""
-    for j in range(0, 256, _COUNTERS_AT_ONCE):
-        _random_words(np.uint64(256 * block + j), seed, words)
+    """The 2,048 normals of a block into a row of z int16 [n, 2048]; words [2, 4, 8] is scratch.
+
+    The next words are begun before the last ones are looked up, so that neither the table nor the
+    multiplications are waited for. The words of the last turn are made in vain.
+    """
+    first = np.uint64(256 * block)
+    _random_words(first, seed, words[0])
+    for turn in range(1, 256 // _COUNTERS_AT_ONCE + 1):
+        _random_words(first + np.uint64(_COUNTERS_AT_ONCE * turn), seed, words[turn & 1])
+        last_words = words[(turn - 1) & 1]
         for w in range(4):
-            at = 512 * w + j
+            at = 512 * w + _COUNTERS_AT_ONCE * (turn - 1)
             for i in range(_COUNTERS_AT_ONCE):
-                word = words[w, i]
+                word = last_words[w, i]
                 z[row, at + i] = table[word & _LOW_HALF]
                 z[row, at + 256 + i] = table[word >> _HALF_BITS]
 
@@ -162,7 +169,7 @@ def _fold_normals(state, seeds, coefficients, table, first, last):
     Products are of 32 bits, so that they are vectors: a coefficient is low + high·2³². The high
     parts are zero as a rule and then cost nothing.
     """
-    words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
+    words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     z = np.zeros((_SEEDS_AT_ONCE, _NORMALS_PER_BLOCK), np.int16)
     low, high = np.zeros(_SEEDS_AT_ONCE, np.int32), np.zeros(_SEEDS_AT_ONCE, np.int32)
     for block in range(first, last):
@@ -227,7 +234,7 @@ def _fold_signs(state, seeds, coefficients, first, last):
 @_compiled
 def _fill_normals(z, seeds, table, first, last):
     """Columns of z int16 [n, d] on the blocks first … last − 1."""
-    words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
+    words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     whole = np.empty((1, _NORMALS_PER_BLOCK), np.int16)
     for row in range(len(seeds)):
         for block in range(first, last):
