@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 import shared.replay_numba
 from shared.directions import Distribution, directions
 from shared.errors import ReplayError
-from shared.layout import Layout
-from shared.ledger import follow, read_records
 from shared.model import replay_torch
 from shared.model.replay_torch import TorchBackend, backend_for
 from shared.normal_table import NORMAL_TABLE
@@ -137,19 +135,6 @@ def test_replay_of_the_golden_file(backend: Backend, case: dict[str, Any]) -> No
     state = replay(start, entries, case["distribution"], backend)
     assert [str(number) for number in state[: len(case["head"])].tolist()] == case["head"]
     assert hashlib.sha256(state.astype("<i8").tobytes()).hexdigest() == case["sha256"]
-
-
-def test_the_golden_ledger_leads_to_its_states(backend: Backend) -> None:
-    said = json.loads((GOLDEN / "ledger.json").read_text())
-    layout = Layout.from_json(said["layout"])
-    state = zero_state(layout.size)
-    for record, expected in zip(
-        read_records(GOLDEN / "ledger.bin"), said["rounds"][1:], strict=True
-    ):
-        followed = follow(state, record, layout.hash, layout.distribution)
-        state = replay(state, record.delta.scalar_groups(), layout.distribution, backend)
-        np.testing.assert_array_equal(state, followed)
-        assert [str(number) for number in state.tolist()] == expected["state"]
 
 
 @pytest.mark.parametrize("how", SIZES)
