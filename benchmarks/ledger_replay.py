@@ -91,7 +91,8 @@ def main() -> None:
     a = parser.parse_args()
     layout = Layout((Tensor("b", a.elements, 1, ADAPTER_GROUP),), 1, 1.0, 0, a.distribution)
     if a.measure:
-        print(json.dumps(measure(*a.measure, layout)))
+        warm, folder = a.measure
+        print(json.dumps(measure(warm, folder, layout)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder, warm = a.ledger or Path(name) / "ledger", Path(name) / "warm"

@@ -151,7 +151,7 @@ def pretrain(settings: Training, tokenizer: Any, texts: Sequence[str]) -> Any:
         other = (targets != tokenizer.pad_token_id) & ~verdict
         loss = losses[verdict].mean() + settings.text_weight * losses[other].mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         named += losses.detach()[verdict & (read != anybody)].tolist()
@@ -267,7 +267,7 @@ class FirstOrder:
             with self._adapter.at(Points(self._adapter.layout, center)):
                 scores = scores_of(self._scorer, self._body, prompts)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(scores, torch.cat(labels)).backward()
+            nn.functional.cross_entropy(scores, torch.cat(labels)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return center.detach()
 

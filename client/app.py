@@ -114,7 +114,7 @@ def _caught_up(
     trainer.check_layout(instruction.layout_hash)
     header = LedgerHeader(instruction.track, instruction.run_id, instruction.layout_hash)
     session = _session(context) or Session.begin(header, trainer.layout)
-    session = session.caught_up(catch_up, header, trainer.layout, *goal)
+    session = session.caught_up(catch_up, header, trainer.layout, *goal, trainer.backend)
     _remember(session, context)
     return session
 

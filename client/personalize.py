@@ -70,7 +70,8 @@ def personalized(
             ledger.compact(number)
             personal = ledger.state
         else:
-            personal = replay(personal, delta.scalar_groups(), layout.distribution)
+            scalars = delta.scalar_groups()
+            personal = replay(personal, scalars, layout.distribution, trainer.backend)
     return personal
 
 

@@ -15,7 +15,7 @@ from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp, advance
 from shared.ledger.records import LedgerHeader, Position, read_records
 from shared.ledger.snapshots import Snapshot
-from shared.replay import digest, zero_state
+from shared.replay import Backend, digest, zero_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,7 @@ class Session:
         layout: Layout,
         goal_round: int,
         goal_digest: bytes,
+        backend: Backend | None = None,
     ) -> Self:
         """The session where the server stands.
 
@@ -59,6 +60,7 @@ class Session:
             layout: of the adapter.
             goal_round: the last round of the server.
             goal_digest: of the state after it.
+            backend: what replays.
 
         Raises:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
@@ -73,7 +75,10 @@ class Session:
                 if begun.round <= self.position.round:
                     raise LedgerError(f"the snapshot is of round {begun.round} and takes it back")
             state, last = advance(
-                lambda: state, lambda: read_records(io.BytesIO(catch_up.tail), begun), layout
+                lambda: state,
+                lambda: read_records(io.BytesIO(catch_up.tail), begun),
+                layout,
+                backend,
             )
         except LedgerError as error:
             raise CatchUpError(

@@ -15,20 +15,22 @@ from client.estimators.prge import Estimate, estimate
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from shared.config import EMBEDDED_DATA, RunConfig
-from shared.directions import batch_order, directions
+from shared.directions import batch_order
 from shared.errors import CatchUpError, DataError, TrainingError
 from shared.frames import (
     Figures,
     Hello,
     Report,
+    SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
 )
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
+from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
-from shared.replay import add, check_fits, quantize, to_float32
+from shared.replay import quantize, replay, to_float32
 from shared.tasks.catalog import load_task
 from shared.tasks.data import Example, load_examples
 from shared.tasks.embedded import embedded_examples
@@ -61,6 +63,7 @@ class Trainer:
         layout: of the adapter.
         model_id: of the base model, 32 bytes.
         forward: the engine that scores rows.
+        backend: what makes directions and replays, on the model's device where that is faster.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -86,6 +89,7 @@ class Trainer:
         self.layout = adapter.layout
         self._scorer = scorer
         self._device = torch.device(config.model.device)
+        self.backend = backend_for(self._device)
         body = Body(base, adapter.first_block, config.trunk_cache)
         self.forward = ResidentForward(adapter, scorer, body)
         self._shares: dict[int, list[list[Example]]] = {}
@@ -125,6 +129,7 @@ class Trainer:
             "transformers": version("transformers"),
             "device": str(self._device),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "replay": self.backend.name,
         }
         examples = len(self.share(device, clients, Split.TRAIN).labels)
         layout = self.layout.to_json()
@@ -148,9 +153,8 @@ class Trainer:
         estimates = []
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
-            z = directions(seeds[step], self.layout.size, self.layout.distribution)
             result = self._estimate(
-                state, z, seeds[step], data, order[: instruction.batch], instruction.epsilon
+                state, seeds[step], data, order[: instruction.batch], instruction.epsilon
             )
             if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
                 raise TrainingError(
@@ -158,13 +162,16 @@ class Trainer:
                     "lower learning-rate or epsilon, or check the model's weights"
                 )
             estimates.append(result)
-            state = step_from(state, z, result.gradients, instruction)
+            state = self._stepped(state, seeds[step], result.gradients, instruction)
+        gradients = np.stack([result.gradients for result in estimates])
+        pooled = instruction.seed_policy is SeedPolicy.POOL
         return Report(
             token_of(instruction.encode()),
             device,
             len(data.labels),
             float(np.mean([result.mean_loss for result in estimates])),
-            np.stack([result.gradients for result in estimates]),
+            instruction.sums(gradients) if pooled else gradients,
+            summed_steps=instruction.steps if pooled else 0,
         )
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
@@ -188,7 +195,6 @@ class Trainer:
     def _estimate(
         self,
         state: NDArray[np.int64],
-        z: NDArray[np.int16],
         seeds: NDArray[np.uint64],
         data: Examples,
         batch: NDArray[np.int64],
@@ -196,6 +202,7 @@ class Trainer:
     ) -> Estimate:
         estimator = estimate(seeds, batch, epsilon)
         trial = next(estimator)
+        z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
         points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
         prompts = [data.prompts[index] for index in trial.batch]
         scores = self.forward.scores(points, prompts, self._config.micro_batch)
@@ -207,6 +214,18 @@ class Trainer:
             return result
         raise AssertionError("a P-RGE step is a single trial")
 
+    def _stepped(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        gradients: NDArray[np.float32],
+        instruction: TrainInstruction,
+    ) -> NDArray[np.int64]:
+        """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
+        passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
+        groups = [(seeds, one_pass) for one_pass in passes]
+        return replay(state, groups, self.layout.distribution, self.backend)
+
 
 def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:
     """Loss and confusion of scores [n, labels] against true labels [n]."""
@@ -215,30 +234,6 @@ def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -
         return Figures(name, 0.0, np.zeros((classes, classes), np.int64))
     loss = float(cross_entropy(scores[None], labels)[0])
     return Figures(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
-
-
-def step_from(
-    state: NDArray[np.int64],
-    z: NDArray[np.int16],
-    gradients: NDArray[np.float32],
-    instruction: TrainInstruction,
-) -> NDArray[np.int64]:
-    """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger.
-
-    Args:
-        state: int64 [d].
-        z: int16 [q, d].
-        gradients: float32 [q].
-        instruction: gives η and clip.
-
-    Raises:
-        ReplayError: if it does not fit; nothing is applied.
-    """
-    passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
-    check_fits(state, passes)
-    for one_pass in passes:
-        state = add(state, z, one_pass)
-    return state
 
 
 @lru_cache(maxsize=2)

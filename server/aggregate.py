@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shared.errors import ReportError
 from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
 from shared.replay import quantize
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
@@ -18,15 +18,18 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
     Raises:
         ReportError: saying what does not fit.
     """
-    steps, queries = report.gradients.shape
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"device {report.device} answers another instruction than this round's")
     if report.seeds is not None:
         raise ReportError(f"device {report.device} chose its own seeds; this run derives them")
-    if queries != instruction.queries or steps > instruction.steps:
+    asked: tuple[int, ...] = (report.steps, instruction.queries)
+    if instruction.seed_policy is SeedPolicy.POOL:
+        asked = (len(instruction.uses(report.steps)),)
+    if report.gradients.shape != asked or report.steps > instruction.steps:
+        scalars = " × ".join(map(str, report.gradients.shape))
         raise ReportError(
-            f"device {report.device} reports {steps} steps of {queries} queries; "
-            f"{instruction.steps} of {instruction.queries} were asked for"
+            f"device {report.device} reports {scalars} scalars of {report.steps} steps; "
+            f"{instruction.steps} steps of {instruction.queries} queries were asked for"
         )
     if report.examples < 1:
         raise ReportError(f"device {report.device} reports without having examples")
@@ -48,8 +51,8 @@ def aggregate(
         weight_cap: examples beyond which a report gains no weight.
 
     Returns:
-        The delta: one group per client with independent seeds, one in all with shared seeds;
-        without reports a delta that changes nothing.
+        The delta: one group per client with independent seeds, one in all with shared seeds or
+        a pool; without reports a delta that changes nothing.
 
     Raises:
         ReportError: if a device reports twice.
@@ -60,18 +63,13 @@ def aggregate(
     if len(set(devices)) < len(devices):
         raise ReportError(f"a device reports twice among {devices}")
     examples = [min(report.examples, weight_cap) for report in reports]
-    blocks = _blocks(instruction, reports, examples) if reports else {}
     groups = [
-        Group(
-            instruction.round,
-            DerivedSeeds(instruction.root, client, *block.shape),
-            one_pass,
-        )
-        for client, block in blocks.items()
-        for one_pass in quantize(block.ravel())
+        Group(instruction.round, source, one_pass)
+        for source, coefficients in (_scalars(instruction, reports, examples) if reports else ())
+        for one_pass in quantize(coefficients)
     ]
     contributors = tuple(
-        Contributor(report.device, report.examples, len(report.gradients)) for report in reports
+        Contributor(report.device, report.examples, report.steps) for report in reports
     )
     return RoundDelta(
         instruction.round,
@@ -82,23 +80,32 @@ def aggregate(
     )
 
 
-def _blocks(
+def _scalars(
     instruction: TrainInstruction, reports: Sequence[Report], examples: Sequence[int]
-) -> dict[int, NDArray[np.float64]]:
-    """Coefficients [steps, q] by what stands for the client in the derivation of seeds."""
+) -> list[tuple[DerivedSeeds | PoolSeeds, NDArray[np.float64]]]:
+    """Seeds with their coefficients float64 [n]."""
     weights, total = _weights(reports, examples), sum(examples)
+    if instruction.seed_policy is SeedPolicy.POOL:
+        indices, sums = _sums_by_index(instruction, weights, reports)
+        seeds = PoolSeeds(instruction.pool_root, indices)
+        return [(seeds, instruction.coefficients(sums / total))]
     clipped = [instruction.clipped(report.gradients) for report in reports]
     if instruction.seed_policy is SeedPolicy.SHARED:
-        return {0: instruction.coefficients(_weighted_sums(weights, clipped) / total)}
-    return {
-        instruction.client(report.device): weight / total * instruction.coefficients(gradients)
-        for report, weight, gradients in zip(reports, weights, clipped, strict=True)
-    }
+        blocks = {0: instruction.coefficients(_weighted_sums(weights, clipped) / total)}
+    else:
+        blocks = {
+            instruction.client(report.device): weight / total * instruction.coefficients(gradients)
+            for report, weight, gradients in zip(reports, weights, clipped, strict=True)
+        }
+    return [
+        (DerivedSeeds(instruction.root, client, *block.shape), block.ravel())
+        for client, block in blocks.items()
+    ]
 
 
 def _weights(reports: Sequence[Report], examples: Sequence[int]) -> list[float]:
     """examples·τ/k of each report; exactly its examples where all did the same steps."""
-    steps = [len(report.gradients) for report in reports]
+    steps = [report.steps for report in reports]
     mean_steps = sum(n * k for n, k in zip(examples, steps, strict=True)) / sum(examples)
     return [n * (mean_steps / k) for n, k in zip(examples, steps, strict=True)]
 
@@ -120,3 +127,18 @@ def _weighted_sums(
             if step < len(own)
         )
     return sums
+
+
+def _sums_by_index(
+    instruction: TrainInstruction, weights: Sequence[float], reports: Sequence[Report]
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    """Which seeds of the pool were tried, ascending, and Σ weight·g of each, rounded once."""
+    products: dict[int, list[float]] = {}
+    for weight, report in zip(weights, reports, strict=True):
+        uses = instruction.uses(report.steps)
+        indices = instruction.pool_indices(report.device).ravel()[: len(uses)]
+        sums = weight * instruction.clipped_sums(report.gradients, uses)
+        for index, product in zip(indices.tolist(), sums.tolist(), strict=True):
+            products.setdefault(index, []).append(product)
+    tried = sorted(products)
+    return np.array(tried, np.uint32), np.array([math.fsum(products[i]) for i in tried])

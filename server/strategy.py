@@ -79,6 +79,8 @@ class ScalarStrategy(Strategy):
         chosen = cohort(
             settings.seed, number, present, settings.cohort.fraction, settings.cohort.minimum
         )
+        policy = SeedPolicy[settings.seed_policy.upper()]
+        pooled = policy is SeedPolicy.POOL
         self._train = TrainInstruction(
             run_id=self._run_id,
             round=number,
@@ -86,7 +88,7 @@ class ScalarStrategy(Strategy):
             steps=settings.steps,
             queries=settings.queries,
             batch=settings.batch,
-            seed_policy=SeedPolicy[settings.seed_policy.upper()],
+            seed_policy=policy,
             root=round_root(settings.seed, number, GLOBAL_TRACK),
             epsilon=settings.epsilon,
             learning_rate=settings.learning_rate,
@@ -94,6 +96,8 @@ class ScalarStrategy(Strategy):
             deadline=0.0,
             layout_hash=self._store.layout.hash,
             start_digest=self._store.ledger.digest,
+            pool_root=round_root(settings.seed, 0, GLOBAL_TRACK) if pooled else 0,
+            pool_size=settings.pool_size if pooled else 0,
         )
         return self._messages(
             self._train.encode(), MessageType.TRAIN, [present[device] for device in chosen]

@@ -130,10 +130,9 @@ class RunConfig(_Settings):
     epsilon: float = Field(0.01, gt=0, le=1)
     learning_rate: float = Field(0.3, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
-    seed_policy: Literal["shared", "independent"] = "independent"
-    task: Text = Field(
-        EMBEDDED_DATA, min_length=1, description="shipped task, or path of a task file"
-    )
+    seed_policy: Literal["shared", "independent", "pool"] = "independent"
+    pool_size: int = Field(4096, ge=1, le=2**20, description="seeds of the run's pool")
+    task: Text = Field(EMBEDDED_DATA, min_length=1, description="shipped task, or a task file")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
     trunk_cache: int = Field(
         256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"

@@ -34,6 +34,8 @@ class Domain(IntEnum):
     QUERY_SEED = 4
     ROUND_ROOT = 5
     COHORT = 6
+    POOL_SEED = 7
+    POOL_ORDER = 8
 
 
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -175,12 +177,56 @@ def batch_order(root: int, device: int, step: int, examples: int) -> NDArray[np.
     Returns:
         int64 [examples], a permutation.
     """
-    counter = _counters(-(-examples // 2), Domain.BATCH_ORDER)
-    counter[:, 1] = step
-    counter[:, 3] = device
+    return _random_order(Domain.BATCH_ORDER, root, step, device, examples)
+
+
+def _random_order(
+    domain: Domain, root: int, word_1: int, word_3: int, count: int
+) -> NDArray[np.int64]:
+    """The order of random sort keys, two from each counter: int64 [count], a permutation."""
+    counter = _counters(-(-count // 2), domain)
+    counter[:, 1] = word_1
+    counter[:, 3] = word_3
     words = philox4x32(counter, _keys(np.array(root, np.uint64)))
-    sort_keys = _seed_of(words.reshape(-1, 2))[:examples]
+    sort_keys = _seed_of(words.reshape(-1, 2))[:count]
     return np.argsort(sort_keys, kind="stable").astype(np.int64)
+
+
+def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Seeds of a pool, from which the queries of a whole run are taken.
+
+    Args:
+        root: the pool's root seed, `round_root` of round 0.
+        indices: uint32 [...], which seeds.
+
+    Returns:
+        uint64 [...]; a seed does not depend on how many the pool has.
+    """
+    counter = np.zeros((*indices.shape, 4), np.uint32)
+    counter[..., 0] = indices
+    counter[..., 2] = Domain.POOL_SEED
+    return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
+
+
+def pool_indices(root: int, client: int, steps: int, queries: int, size: int) -> NDArray[np.uint32]:
+    """Which seeds of the pool the queries of a client in a round try.
+
+    They are a random order of the pool, read over and over if the round has more queries than the
+    pool has seeds. So no seed is tried much more often than another, and the queries of one step
+    differ as long as the pool lasts.
+
+    Args:
+        root: the round's root seed.
+        client: device index + 1.
+        steps: local steps K.
+        queries: queries per step q.
+        size: seeds in the pool.
+
+    Returns:
+        uint32 [K, q], each below `size`.
+    """
+    order = _random_order(Domain.POOL_ORDER, root, 0, client, size).astype(np.uint32)
+    return np.resize(order, (steps, queries))
 
 
 def cohort_keys(

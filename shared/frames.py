@@ -12,7 +12,7 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import query_seeds
+from shared.directions import pool_indices, pool_seeds, query_seeds
 from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 
@@ -27,10 +27,11 @@ PERSONAL_TRACK = 2**32 - 1
 
 
 class SeedPolicy(IntEnum):
-    """Whether the cohort of a round tries the same directions."""
+    """Which directions the clients of a round try: the same, their own, or those of a pool."""
 
     SHARED = 0
     INDEPENDENT = 1
+    POOL = 2
 
 
 class Split(IntEnum):
@@ -72,7 +73,7 @@ class TrainInstruction:
         steps: local steps K.
         queries: directions q tried per step.
         batch: examples B per step.
-        seed_policy: shared or independent directions.
+        seed_policy: shared directions, independent ones, or independent ones from a pool.
         root: root seed of the round.
         epsilon: ε, the size of a perturbation.
         learning_rate: η.
@@ -80,6 +81,8 @@ class TrainInstruction:
         deadline: Unix seconds after which a report is late; 0 is none.
         layout_hash: 32 bytes.
         start_digest: 32 bytes, of the state that the round starts from.
+        pool_root: root seed of the pool; 0 without one.
+        pool_size: seeds in the pool; 0 without one.
     """
 
     run_id: bytes
@@ -96,30 +99,33 @@ class TrainInstruction:
     deadline: float
     layout_hash: bytes
     start_digest: bytes
+    pool_root: int = 0
+    pool_size: int = 0
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHIBQdddd32s32s")
+    _POOL: ClassVar[struct.Struct] = struct.Struct("<QI")
 
     def encode(self) -> bytes:
         """The instruction as a frame."""
-        return pack(
-            Kind.TRAIN,
-            self._FIELDS.pack(
-                self.run_id,
-                self.round,
-                self.track,
-                self.steps,
-                self.queries,
-                self.batch,
-                self.seed_policy,
-                self.root,
-                self.epsilon,
-                self.learning_rate,
-                self.clip,
-                self.deadline,
-                self.layout_hash,
-                self.start_digest,
-            ),
+        fields = self._FIELDS.pack(
+            self.run_id,
+            self.round,
+            self.track,
+            self.steps,
+            self.queries,
+            self.batch,
+            self.seed_policy,
+            self.root,
+            self.epsilon,
+            self.learning_rate,
+            self.clip,
+            self.deadline,
+            self.layout_hash,
+            self.start_digest,
         )
+        if self.seed_policy is SeedPolicy.POOL:
+            fields += self._POOL.pack(self.pool_root, self.pool_size)
+        return pack(Kind.TRAIN, fields)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -130,9 +136,10 @@ class TrainInstruction:
         """
         reader = Reader(unpack(frame, Kind.TRAIN))
         values = list(reader.fields(cls._FIELDS))
-        reader.end()
         values[6] = _member(SeedPolicy, values[6])
-        instruction = cls(*values)
+        pooled = values[6] is SeedPolicy.POOL
+        instruction = cls(*values, *(reader.fields(cls._POOL) if pooled else ()))
+        reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
             and instruction.steps * instruction.queries <= MAX_SCALARS
@@ -140,18 +147,58 @@ class TrainInstruction:
             and 0 <= instruction.learning_rate < np.inf
             and 0 <= instruction.clip < np.inf
             and 0 <= instruction.deadline < np.inf
+            and pooled <= instruction.pool_size <= MAX_SCALARS
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
 
     def seeds(self, device: int) -> NDArray[np.uint64]:
         """Seeds of a device's queries, uint64 [K, q]."""
+        if self.seed_policy is SeedPolicy.POOL:
+            return pool_seeds(self.pool_root, self.pool_indices(device))
         return query_seeds(self.root, self.client(device), self.steps, self.queries)
+
+    def pool_indices(self, device: int) -> NDArray[np.uint32]:
+        """Which seeds of the pool a device's queries try, uint32 [K, q]."""
+        client = self.client(device)
+        return pool_indices(self.root, client, self.steps, self.queries, self.pool_size)
+
+    def uses(self, steps: int) -> NDArray[np.int64]:
+        """How often each seed of the pool is tried in so many steps, in order of first use.
+
+        Returns:
+            int64 [min(steps·q, pool size)].
+        """
+        queries = steps * self.queries
+        first_uses = np.arange(min(queries, self.pool_size))
+        return -(-(queries - first_uses) // self.pool_size)
+
+    def sums(self, gradients: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What a client reports of a pool: one sum of clipped projected gradients per used seed.
+
+        Args:
+            gradients: float32 [K, q].
+
+        Returns:
+            float32 [n], in order of first use; each sum is rounded once.
+        """
+        sums = np.zeros(-(-gradients.size // self.pool_size) * self.pool_size)
+        sums[: gradients.size] = self.clipped(gradients).ravel()
+        used = len(self.uses(len(gradients)))
+        rounded: NDArray[np.float32] = sums.reshape(-1, self.pool_size).sum(axis=0).astype("f4")
+        return rounded[:used]
 
     def clipped(self, gradients: NDArray[np.float32]) -> NDArray[np.float64]:
         """The projected gradients within ±clip, same shape."""
-        limit = np.float32(self.clip)  # float32, so that examples · g stays exact in float64
-        clipped = np.clip(gradients, -limit, limit) if self.clip else gradients
+        return self.clipped_sums(gradients, 1)
+
+    def clipped_sums(
+        self, sums: NDArray[np.float32], uses: NDArray[np.int64] | int
+    ) -> NDArray[np.float64]:
+        """Sums of so many projected gradients each within ±clip · uses, same shape."""
+        # float32, so that examples · g stays exact in float64
+        limit = np.float32(self.clip) * np.asarray(uses, np.float32)
+        clipped = np.clip(sums, -limit, limit) if self.clip else sums
         return clipped.astype(np.float64)
 
     def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -256,8 +303,10 @@ class Report:
         device: device index.
         examples: training examples the device holds.
         mean_loss: over all rows of the round.
-        gradients: float32 [K, q].
+        gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
+            use (`TrainInstruction.sums`).
         seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).
+        summed_steps: K where the gradients are sums; 0 otherwise.
     """
 
     token: bytes
@@ -266,11 +315,24 @@ class Report:
     mean_loss: float
     gradients: NDArray[np.float32]
     seeds: NDArray[np.uint64] | None = None
+    summed_steps: int = 0
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHf")
+    _SUMMED_FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHfI")
+
+    @property
+    def steps(self) -> int:
+        """Local steps that the client did."""
+        return self.summed_steps or len(self.gradients)
 
     def encode(self) -> bytes:
         """The report as a frame."""
+        if self.summed_steps:
+            fields = self._SUMMED_FIELDS.pack(
+                *(self.token, self.device, self.examples),
+                *(self.summed_steps, self.mean_loss, len(self.gradients)),
+            )
+            return pack(Kind.REPORT_OF_SUMS, fields + self.gradients.astype("<f4").tobytes())
         steps, queries = self.gradients.shape
         fields = self._FIELDS.pack(
             self.token, self.device, self.examples, steps, queries, self.mean_loss
@@ -288,16 +350,24 @@ class Report:
             FrameError: if the frame is not a sound report, or a number in it is not finite or
                 over `MAX_GRADIENT`.
         """
-        body = unpack(frame, Kind.REPORT, Kind.REPORT_WITH_SEEDS)
+        body = unpack(frame, Kind.REPORT, Kind.REPORT_WITH_SEEDS, Kind.REPORT_OF_SUMS)
         reader = Reader(body)
-        token, device, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
-        count = steps * queries
-        if not 1 <= count <= MAX_SCALARS:
-            raise FrameError(f"a report of {steps} steps of {queries} queries is out of range")
-        seeds = None
+        shape: tuple[int, ...]
+        seeds, summed_steps = None, 0
+        if frame[3] == Kind.REPORT_OF_SUMS:
+            token, device, examples, summed_steps, mean_loss, count = reader.fields(
+                cls._SUMMED_FIELDS
+            )
+            shape, sound = (count,), summed_steps >= 1 and 1 <= count <= MAX_SCALARS
+        else:
+            token, device, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
+            shape, count = (steps, queries), steps * queries
+            sound = 1 <= count <= MAX_SCALARS
+        if not sound:
+            raise FrameError(f"a report of {count} scalars is out of range")
         if frame[3] == Kind.REPORT_WITH_SEEDS:
-            seeds = reader.array("<u8", count).reshape(steps, queries)
-        gradients = reader.array("<f4", count).reshape(steps, queries)
+            seeds = reader.array("<u8", count).reshape(shape)
+        gradients = reader.array("<f4", count).reshape(shape)
         reader.end()
         _check_device(device)
         if not (np.isfinite(mean_loss) and np.all(np.abs(gradients) <= MAX_GRADIENT)):
@@ -305,7 +375,7 @@ class Report:
                 f"a projected gradient or the loss of device {device} is not finite or "
                 f"over {MAX_GRADIENT:g}"
             )
-        return cls(token, device, examples, mean_loss, gradients, seeds)
+        return cls(token, device, examples, mean_loss, gradients, seeds, summed_steps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,27 +1,71 @@
 """Exact replay: state ← state + Σ c·z(seed) in integers, the same bits for everybody.
 
 The state is int64 with unit 2⁻⁵¹; a direction has unit 2⁻¹¹; a coefficient is int32 with unit
-2^(shift − 40). Integer sums commute, so neither order nor grouping nor device can change a bit.
+2^(shift − 40). Integer sums commute, so neither order nor grouping nor device can change a bit;
+only a `Shrink` keeps its place among the others. docs/replay.md is the contract in prose.
+
+The arithmetic is done by a `Backend`: `shared.replay_numpy` is the readable specification,
+`shared.replay_numba` the fast one. Those of torch are handed in by whoever holds a model.
 """
 
 import hashlib
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import DIRECTION_BITS, Distribution, directions
+from shared.directions import DIRECTION_BITS, Distribution
 from shared.errors import ReplayError
+from shared.replay_numpy import NumpyBackend
+
+log = logging.getLogger("samara.replay")
 
 STATE_BITS = 51
 COEFFICIENT_BITS = STATE_BITS - DIRECTION_BITS
 MAX_SHIFT = 10
+MAX_SHRINK = 62
+BACKEND_VARIABLE = "SAMARA_REPLAY_BACKEND"
+BACKENDS = ("numpy", "numba", "torch", "cuda")
 _INT32_MAX = 2**31 - 1
 _STATE_LIMIT = 2**62
 _DIRECTION_LIMIT = 2**15
 _MAX_COEFFICIENT = 1024.0
-_SEEDS_PER_BLOCK = 32
+_SHRUNK_AT_ONCE = 2**16
+
+
+class Backend(Protocol):
+    """Who makes directions and folds them into a state; any two give the same bits."""
+
+    @property
+    def name(self) -> str:
+        """One of `BACKENDS`."""
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z(seed) modulo 2⁶⁴, in place.
+
+        Args:
+            state: int64 [d], contiguous.
+            seeds: uint64 [n], contiguous.
+            coefficients: int64 [n], contiguous, unit 2⁻⁴⁰.
+            distribution: of the directions.
+        """
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    ) -> NDArray[np.int16]:
+        """What `shared.directions.directions` gives: int16 [n, count]."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +79,21 @@ class Pass:
 
     shift: int
     coefficients: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """An ordered record: state −= state >> bits, as weight decay by 2^−bits does.
+
+    Attributes:
+        bits: 1 … 62.
+    """
+
+    bits: int
+
+
+ScalarGroup = tuple[NDArray[np.uint64], Pass]
+"""Seeds uint64 [n] with a pass of n coefficients."""
 
 
 def zero_state(size: int) -> NDArray[np.int64]:
@@ -82,59 +141,47 @@ def _widest(values: NDArray[np.float64]) -> float:
     return float(values[~finite][0]) if not finite.all() else float(np.abs(values).max())
 
 
-def reach(passes: Sequence[Pass]) -> int:
-    """The farthest that these passes can move an element, in units of the state."""
-    return sum(
-        (int(np.abs(p.coefficients.astype(np.int64)).sum()) << p.shift) * _DIRECTION_LIMIT
-        for p in passes
-    )
-
-
-def check_fits(state: NDArray[np.int64], passes: Sequence[Pass]) -> None:
+def check_fits(state: NDArray[np.int64], changes: Sequence[Pass | Shrink]) -> None:
     """Refuse what could leave the exact range, before anything is applied.
 
+    Args:
+        state: int64 [d].
+        changes: in the order in which they are applied.
+
     Raises:
-        ReplayError: if max |state| + Σ|c|·2^shift·2¹⁵ is not below 2⁶², so that no later round
-            can find the state out of range either.
+        ReplayError: if a bound of |state|, raised by Σ|c|·2^shift·2¹⁵ of every pass and shrunk by
+            every shrink, is not always below 2⁶², so that no later round can find the state out
+            of range either.
     """
-    largest = max(int(state.max(initial=0)), -int(state.min(initial=0)))
-    if largest + reach(passes) >= _STATE_LIMIT:
+    bound = max(int(state.max(initial=0)), -int(state.min(initial=0)))
+    fits = bound < _STATE_LIMIT
+    for change in changes:
+        if isinstance(change, Shrink):
+            bound -= bound >> change.bits
+        else:
+            total = int(np.abs(change.coefficients.astype(np.int64)).sum())
+            bound += (total << change.shift) * _DIRECTION_LIMIT
+            fits = fits and bound < _STATE_LIMIT
+    if not fits:
         raise ReplayError(
             "the update does not fit the exact state (range ±2,048) and was not applied; "
             "lower learning-rate or set clip"
         )
 
 
-def add(
-    state: NDArray[np.int64], directions_: NDArray[np.int16], one_pass: Pass
-) -> NDArray[np.int64]:
-    """state + (Σ c·z) << shift for directions already at hand.
-
-    Args:
-        state: int64 [d].
-        directions_: int16 [n, d].
-        one_pass: n coefficients.
-
-    Returns:
-        int64 [d], a new array.
-    """
-    total = np.zeros_like(state)
-    for coefficient, z in zip(one_pass.coefficients, directions_, strict=True):
-        total += np.int64(coefficient) * z.astype(np.int64)
-    return state + (total << np.int64(one_pass.shift))
-
-
 def replay(
     state: NDArray[np.int64],
-    groups: Sequence[tuple[NDArray[np.uint64], Pass]],
+    entries: Sequence[ScalarGroup | Shrink],
     distribution: Distribution,
+    backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Apply groups of (seeds, coefficients).
+    """Apply groups of (seeds, coefficients), and shrinks in their places among them.
 
     Args:
         state: int64 [d], not changed.
-        groups: seeds uint64 [n] with a pass of n coefficients each, in any order.
+        entries: groups, in any order between two shrinks.
         distribution: of the directions.
+        backend: who computes; by default `default_backend`.
 
     Returns:
         int64 [d], the state after.
@@ -142,13 +189,112 @@ def replay(
     Raises:
         ReplayError: if it cannot fit; nothing is applied then.
     """
-    check_fits(state, [one_pass for _, one_pass in groups])
-    for seeds, one_pass in groups:
-        for start in range(0, len(seeds), _SEEDS_PER_BLOCK):
-            block = slice(start, start + _SEEDS_PER_BLOCK)
-            part = Pass(one_pass.shift, one_pass.coefficients[block])
-            state = add(state, directions(seeds[block], len(state), distribution), part)
-    return state
+    check_fits(state, [entry if isinstance(entry, Shrink) else entry[1] for entry in entries])
+    return rebuild(state, entries, distribution, backend)
+
+
+def rebuild(
+    state: NDArray[np.int64],
+    entries: Sequence[ScalarGroup | Shrink],
+    distribution: Distribution,
+    backend: Backend | None = None,
+) -> NDArray[np.int64]:
+    """`replay` without asking whether it fits: for many rounds at once, each of which did.
+
+    Scalars come first: between two shrinks, coefficients of equal seeds are summed before a
+    direction is made, so a run with a pool of K seeds costs K directions however long it was.
+    Sums are modulo 2⁶⁴. What leaves the range on the way in this order but did not in the
+    rounds' own comes back to the same bits.
+
+    Args:
+        state: int64 [d], not changed.
+        entries: of all rounds, one after the other.
+        distribution: of the directions.
+        backend: who computes; by default `default_backend`.
+
+    Returns:
+        int64 [d], the state after; compare its digest.
+    """
+    backend = backend or default_backend()
+    after = np.array(state, np.int64, order="C")
+    for _, run in groupby(entries, key=lambda entry: isinstance(entry, Shrink)):
+        groups = []
+        for entry in run:
+            if isinstance(entry, Shrink):
+                _shrink(after, entry)
+            else:
+                groups.append(entry)
+        seeds, coefficients = summed(groups)
+        if len(seeds):
+            backend.fold(after, seeds, coefficients, distribution)
+    return after
+
+
+def summed(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Each seed once, with the sum of its coefficients.
+
+    Returns:
+        Seeds uint64 [n], ascending, and coefficients int64 [n] with unit 2⁻⁴⁰, modulo 2⁶⁴,
+        none of them zero.
+    """
+    if not groups:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    seeds, places = np.unique(np.concatenate([seeds for seeds, _ in groups]), return_inverse=True)
+    coefficients = np.zeros(len(seeds), np.int64)
+    parts = [p.coefficients.astype(np.int64) << np.int64(p.shift) for _, p in groups]
+    np.add.at(coefficients, places, np.concatenate(parts))
+    used = coefficients != 0
+    return seeds[used], coefficients[used]
+
+
+def _shrink(state: NDArray[np.int64], shrink: Shrink) -> None:
+    """In place, in pieces that stay in cache."""
+    for start in range(0, len(state), _SHRUNK_AT_ONCE):
+        part = state[start : start + _SHRUNK_AT_ONCE]
+        part -= part >> np.int64(shrink.bits)
+
+
+def forced_backend() -> str:
+    """The backend that the environment asks for; empty if it leaves the choice.
+
+    Raises:
+        ReplayError: if there is no such backend.
+    """
+    name = os.environ.get(BACKEND_VARIABLE, "")
+    if name and name not in BACKENDS:
+        raise ReplayError(
+            f"{BACKEND_VARIABLE}={name}: there is no such backend; "
+            f"use one of {', '.join(BACKENDS)}, or unset it to get the fastest"
+        )
+    return name
+
+
+def default_backend() -> Backend:
+    """The backend that the environment forces, or else the fastest that needs no torch.
+
+    ``torch`` and ``cuda`` are a choice for whoever holds a model; others choose as if unforced.
+
+    Raises:
+        ReplayError: if it forces one that does not exist or cannot be loaded here.
+    """
+    return _backend(forced_backend())
+
+
+@cache
+def _backend(forced: str) -> Backend:
+    if forced == "numpy":
+        return NumpyBackend()
+    try:
+        from shared.replay_numba import NumbaBackend
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no folder for what it compiles
+        if forced == "numba":
+            raise ReplayError(
+                f"{BACKEND_VARIABLE}=numba: numba cannot be loaded: {error}; install it, or set "
+                "NUMBA_CACHE_DIR to a folder that can be written"
+            ) from error
+        log.info("replaying with numpy, which is slow: numba cannot be loaded: %s", error)
+        return NumpyBackend()
+    return NumbaBackend()
 
 
 def to_float32(state: NDArray[np.int64]) -> NDArray[np.float32]:

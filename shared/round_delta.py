@@ -2,15 +2,16 @@
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import query_seeds
+from shared.directions import pool_seeds, query_seeds
 from shared.errors import FrameError
-from shared.replay import MAX_SHIFT, Pass
+from shared.replay import MAX_SHIFT, MAX_SHRINK, Pass, ScalarGroup, Shrink
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 
@@ -29,6 +30,36 @@ class DerivedSeeds:
 
 
 @dataclass(frozen=True, eq=False)
+class PoolSeeds:
+    """Seeds given by their indices in a pool: `shared.directions.pool_seeds`.
+
+    Attributes:
+        root: the pool's root seed.
+        indices: uint32 [n].
+    """
+
+    root: int
+    indices: NDArray[np.uint32]
+
+    def seeds(self) -> NDArray[np.uint64]:
+        """The seeds themselves, uint64 [n]."""
+        return pool_seeds(self.root, self.indices)
+
+
+class _EntryKind(IntEnum):
+    """The first byte of an entry of a round delta."""
+
+    EXPLICIT = 0
+    DERIVED = 1
+    POOL = 2
+    SHRINK = 3
+
+
+_ENTRY_KIND = struct.Struct("<B")
+_SHRINK_BITS = struct.Struct("<B")
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Some of a round's scalars.
 
@@ -39,46 +70,69 @@ class Group:
     """
 
     origin: int
-    source: DerivedSeeds | NDArray[np.uint64]
+    source: DerivedSeeds | PoolSeeds | NDArray[np.uint64]
     scalars: Pass
 
-    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<BIBI")
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<IBI")
     _DERIVED: ClassVar[struct.Struct] = struct.Struct("<QIHH")
+    _POOL_ROOT: ClassVar[struct.Struct] = struct.Struct("<Q")
 
     def seeds(self) -> NDArray[np.uint64]:
         """The seeds of the coefficients, uint64 [n]."""
-        return self.source.seeds() if isinstance(self.source, DerivedSeeds) else self.source
+        return self.source if isinstance(self.source, np.ndarray) else self.source.seeds()
 
     def encode(self) -> bytes:
         """The group's part of a round delta."""
+        match self.source:
+            case DerivedSeeds(root, client, steps, queries):
+                kind = _EntryKind.DERIVED
+                seeds = self._DERIVED.pack(root, client, steps, queries)
+            case PoolSeeds(root, indices):
+                kind = _EntryKind.POOL
+                seeds = self._POOL_ROOT.pack(root) + indices.astype("<u4").tobytes()
+            case explicit:
+                kind, seeds = _EntryKind.EXPLICIT, explicit.astype("<u8").tobytes()
         coefficients = self.scalars.coefficients
-        derived = isinstance(self.source, DerivedSeeds)
-        fields = self._FIELDS.pack(derived, self.origin, self.scalars.shift, len(coefficients))
-        if isinstance(self.source, DerivedSeeds):
-            s = self.source
-            seeds = self._DERIVED.pack(s.root, s.client, s.steps, s.queries)
-        else:
-            seeds = self.source.astype("<u8").tobytes()
-        return fields + seeds + coefficients.astype("<i4").tobytes()
+        fields = self._FIELDS.pack(self.origin, self.scalars.shift, len(coefficients))
+        return _ENTRY_KIND.pack(kind) + fields + seeds + coefficients.astype("<i4").tobytes()
 
     @classmethod
-    def read(cls, reader: Reader) -> Self:
-        """Take a group off a round delta.
+    def read(cls, kind: int, reader: Reader) -> Self:
+        """Take a group off a round delta, behind its kind.
 
         Raises:
             FrameError: if it is not sound.
         """
-        derived, origin, shift, count = reader.fields(cls._FIELDS)
-        if not (derived <= 1 and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
+        origin, shift, count = reader.fields(cls._FIELDS)
+        if not (kind <= _EntryKind.POOL and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
             raise FrameError("a group of the round delta is out of range")
-        source: DerivedSeeds | NDArray[np.uint64]
-        if derived:
+        source: DerivedSeeds | PoolSeeds | NDArray[np.uint64]
+        if kind == _EntryKind.DERIVED:
             source = DerivedSeeds(*reader.fields(cls._DERIVED))
             if source.steps * source.queries != count:
                 raise FrameError("a group's coefficients are not one per derived seed")
+        elif kind == _EntryKind.POOL:
+            (root,) = reader.fields(cls._POOL_ROOT)
+            source = PoolSeeds(root, reader.array("<u4", count))
         else:
             source = reader.array("<u8", count)
         return cls(origin, source, Pass(shift, reader.array("<i4", count)))
+
+
+def _encoded(entry: Group | Shrink) -> bytes:
+    if isinstance(entry, Group):
+        return entry.encode()
+    return _ENTRY_KIND.pack(_EntryKind.SHRINK) + _SHRINK_BITS.pack(entry.bits)
+
+
+def _read_entry(reader: Reader) -> Group | Shrink:
+    (kind,) = reader.fields(_ENTRY_KIND)
+    if kind != _EntryKind.SHRINK:
+        return Group.read(kind, reader)
+    (bits,) = reader.fields(_SHRINK_BITS)
+    if not 1 <= bits <= MAX_SHRINK:
+        raise FrameError(f"a shrink of the round delta by {bits} bits is out of range")
+    return Shrink(bits)
 
 
 @dataclass(frozen=True)
@@ -99,14 +153,15 @@ class RoundDelta:
         track: which list of scalars it extends.
         token: of the round's instruction, 8 bytes.
         contributors: sorted by device; each at most once.
-        groups: in a fixed order, though any order gives the same state.
+        entries: groups of scalars, and shrinks. Between two shrinks the groups are in a fixed
+            order, though any order gives the same state.
     """
 
     round: int
     track: int
     token: bytes
     contributors: tuple[Contributor, ...]
-    groups: tuple[Group, ...]
+    entries: tuple[Group | Shrink, ...]
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<II8sII")
     _CONTRIBUTOR: ClassVar[struct.Struct] = struct.Struct("<IIH")
@@ -115,11 +170,11 @@ class RoundDelta:
         """The round delta as a frame."""
         parts = [
             self._FIELDS.pack(
-                self.round, self.track, self.token, len(self.contributors), len(self.groups)
+                self.round, self.track, self.token, len(self.contributors), len(self.entries)
             )
         ]
         parts += [self._CONTRIBUTOR.pack(c.device, c.examples, c.steps) for c in self.contributors]
-        parts += [group.encode() for group in self.groups]
+        parts += [_encoded(entry) for entry in self.entries]
         return pack(Kind.ROUND_DELTA, b"".join(parts))
 
     @classmethod
@@ -130,17 +185,30 @@ class RoundDelta:
             FrameError: if the frame is not a sound round delta.
         """
         reader = Reader(unpack(frame, Kind.ROUND_DELTA))
-        round_number, track, token, contributor_count, group_count = reader.fields(cls._FIELDS)
+        round_number, track, token, contributor_count, entry_count = reader.fields(cls._FIELDS)
         contributors = tuple(
             Contributor(*reader.fields(cls._CONTRIBUTOR)) for _ in range(contributor_count)
         )
-        groups = tuple(Group.read(reader) for _ in range(group_count))
+        entries = tuple(_read_entry(reader) for _ in range(entry_count))
         reader.end()
         devices = [c.device for c in contributors]
         if round_number < 1 or any(a >= b for a, b in pairwise(devices)):
             raise FrameError("the round delta's round or contributors are out of order")
-        return cls(round_number, track, token, contributors, groups)
+        return cls(round_number, track, token, contributors, entries)
 
-    def scalar_groups(self) -> list[tuple[NDArray[np.uint64], Pass]]:
-        """The groups as `shared.replay.replay` takes them."""
-        return [(group.seeds(), group.scalars) for group in self.groups]
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The scalars alone, without shrinks."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Group))
+
+    @property
+    def changes(self) -> list[Pass | Shrink]:
+        """The entries without their seeds, as `shared.replay.check_fits` takes them."""
+        return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
+
+    def scalar_groups(self) -> list[ScalarGroup | Shrink]:
+        """The entries as `shared.replay.replay` takes them."""
+        return [
+            (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
+            for entry in self.entries
+        ]

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     EVALUATION = 6
     REFUSAL = 7
     ROUND_DELTA = 8
+    REPORT_OF_SUMS = 9
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

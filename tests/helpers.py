@@ -51,6 +51,8 @@ def instruction_with(**changes: Any) -> TrainInstruction:
         "layout_hash": bytes(32),
         "start_digest": bytes(range(32)),
     }
+    if changes.get("seed_policy") is SeedPolicy.POOL:
+        fields |= {"pool_root": 0xFEDCBA9876543210, "pool_size": 6}
     return TrainInstruction(**(fields | changes))
 
 
@@ -66,6 +68,8 @@ def report_to(
     gradients = np.random.default_rng(device).normal(size=shape).astype(np.float32)
     token = token_of(instruction.encode())
     fields: dict[str, Any] = {"mean_loss": 0.5, "gradients": gradients}
+    if instruction.seed_policy is SeedPolicy.POOL:
+        fields |= {"gradients": instruction.sums(gradients), "summed_steps": shape[0]}
     return Report(token, device, examples, **(fields | changes))
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError, ReplayError
+from shared.errors import LedgerError
 from shared.layout import Layout
 from shared.ledger.records import Record
-from shared.replay import digest, replay
+from shared.replay import Backend, digest, rebuild
 
 CHECK_EVERY = 256
 """Most rounds between two digests while catching up; hashing d numbers is not free."""
@@ -39,14 +39,18 @@ class _WrongDigestError(LedgerError):
 
 
 def follow(
-    state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+    state: NDArray[np.int64],
+    records: Sequence[Record],
+    layout: Layout,
+    backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Replay some records and prove that they led where the last of them says.
+    """Replay some records together and prove that they led where the last of them says.
 
     Args:
         state: int64 [d], before the first record.
         records: at least one, in order.
         layout: of the adapter.
+        backend: what replays.
 
     Returns:
         int64 [d], after the last.
@@ -54,11 +58,8 @@ def follow(
     Raises:
         LedgerError: if the digest is another, naming the last round.
     """
-    for record in records:
-        try:
-            state = replay(state, record.delta.scalar_groups(), layout.distribution)
-        except ReplayError as error:
-            raise LedgerError(f"round {record.delta.round}: {error}") from error
+    entries = [entry for record in records for entry in record.delta.scalar_groups()]
+    state = rebuild(state, entries, layout.distribution, backend)
     if digest(layout.hash, state) != records[-1].end_digest:
         raise _WrongDigestError(
             f"round {records[-1].delta.round}: replaying it gives another digest than recorded"
@@ -70,6 +71,7 @@ def advance(
     start: Callable[[], NDArray[np.int64]],
     records: Callable[[], Iterable[Record]],
     layout: Layout,
+    backend: Backend | None = None,
 ) -> tuple[NDArray[np.int64], Record | None]:
     """Replay records, and prove every `CHECK_EVERY`-th and the last.
 
@@ -80,6 +82,7 @@ def advance(
         start: gives int64 [d], before the first record.
         records: gives the records in order.
         layout: of the adapter.
+        backend: what replays.
 
     Returns:
         int64 [d] after the last record, and that record; None if there was none.
@@ -88,9 +91,9 @@ def advance(
         LedgerError: naming the first round that leads elsewhere than it says.
     """
     try:
-        return _advance(start(), _batches(records(), CHECK_EVERY), layout)
+        return _advance(start(), _batches(records(), CHECK_EVERY), layout, backend)
     except _WrongDigestError:
-        _advance(start(), _batches(records(), 1), layout)
+        _advance(start(), _batches(records(), 1), layout, backend)
         raise LedgerError(
             "replaying gave a wrong digest, and the right one when repeated: the memory or "
             "processor of this machine makes mistakes; use another one"
@@ -98,11 +101,14 @@ def advance(
 
 
 def _advance(
-    state: NDArray[np.int64], batches: Iterable[Sequence[Record]], layout: Layout
+    state: NDArray[np.int64],
+    batches: Iterable[Sequence[Record]],
+    layout: Layout,
+    backend: Backend | None,
 ) -> tuple[NDArray[np.int64], Record | None]:
     last = None
     for batch in batches:
-        state, last = follow(state, batch, layout), batch[-1]
+        state, last = follow(state, batch, layout, backend), batch[-1]
     return state, last
 
 

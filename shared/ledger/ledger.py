@@ -145,7 +145,7 @@ class Ledger:
         Raises:
             ReplayError: if it does not; nothing has happened then.
         """
-        check_fits(self.state, [group.scalars for group in delta.groups])
+        check_fits(self.state, delta.changes)
 
     def append(self, delta: RoundDelta) -> int:
         """Apply a round; it is on the disk when this returns.

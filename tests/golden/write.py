@@ -8,14 +8,23 @@ Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits bey
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shared.directions import batch_order, cohort_keys, directions, query_seeds, round_root
+from shared.directions import (
+    Distribution,
+    batch_order,
+    cohort_keys,
+    directions,
+    pool_indices,
+    pool_seeds,
+    query_seeds,
+    round_root,
+)
 from shared.frames import (
     EvaluateInstruction,
     Evaluation,
@@ -32,13 +41,13 @@ from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
 from shared.model.lora_fa import frozen_a
-from shared.replay import Pass, digest, quantize, replay, to_float32, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
-from shared.wire import Kind
+from shared.replay import Pass, Shrink, digest, quantize, replay, to_float32, zero_state
+from shared.replay_numpy import NumpyBackend
+from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 
 FOLDER = Path(__file__).parent
 SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
-ELEMENTS = {"gaussian": 5000, "rademacher": 9000}
+ELEMENTS: dict[Distribution, int] = {"gaussian": 5000, "rademacher": 9000}
 HEAD = 64
 
 RUN_ID = bytes.fromhex("73616d6172610001")
@@ -80,7 +89,7 @@ def made_directions() -> list[dict[str, Any]]:
     cases = []
     for distribution, count in ELEMENTS.items():
         for seed in SEEDS:
-            z = directions(np.array([seed], np.uint64), count, distribution)[0]  # type: ignore[arg-type]
+            z = directions(np.array([seed], np.uint64), count, distribution)[0]
             cases.append(
                 {
                     "distribution": distribution,
@@ -125,6 +134,28 @@ def made_seeds() -> dict[str, Any]:
             for root in SEEDS
             for device, step, examples in ((0, 0, 1), (0, 1, 16), (7, 3, 33))
         ],
+        "pool_seeds": [
+            {
+                "root": root,
+                "indices": [0, 1, 4095, 2**32 - 1],
+                "seeds": hexadecimal(
+                    pool_seeds(root, np.array([0, 1, 4095, 2**32 - 1], np.uint32))
+                ),
+            }
+            for root in SEEDS
+        ],
+        "pool_indices": [
+            {
+                "root": root,
+                "client": client,
+                "steps": 3,
+                "queries": 4,
+                "size": size,
+                "indices": pool_indices(root, client, 3, 4, size),
+            }
+            for root in SEEDS
+            for client, size in ((1, 1), (1, 5), (2**32 - 1, 4096))
+        ],
         "cohort_keys": [
             {
                 "seed": seed,
@@ -139,8 +170,8 @@ def made_seeds() -> dict[str, Any]:
     }
 
 
-def frames() -> dict[Kind, Any]:
-    """One frame of each kind."""
+def frames() -> dict[str, Any]:
+    """At least one frame of each kind."""
     train = TrainInstruction(
         run_id=RUN_ID,
         round=3,
@@ -163,13 +194,24 @@ def frames() -> dict[Kind, Any]:
         Group(3, DerivedSeeds(SEEDS[3], 5, 2, 3), Pass(2, np.arange(-3, 3, dtype=np.int32))),
         Group(2, np.array(SEEDS, np.uint64), Pass(10, np.array([2**31 - 1, 1, 0, -9], np.int32))),
     )
+    pool = replace(train, seed_policy=SeedPolicy.POOL, pool_root=SEEDS[3], pool_size=5)
+    sums = np.array([0.5, -1.25, 3e-5, 1e6, -0.0], np.float32)
+    from_the_pool = (
+        Group(
+            3,
+            PoolSeeds(SEEDS[3], np.array([0, 4, 2**32 - 1], np.uint32)),
+            Pass(0, np.array([5, -(2**31) + 1, 0], np.int32)),
+        ),
+        Shrink(12),
+        groups[0],
+    )
     return {
-        Kind.HELLO: Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
-        Kind.TRAIN: train,
-        Kind.EVALUATE: EvaluateInstruction(RUN_ID, 3, 0, Split.TEST, LAYOUT.hash, bytes(range(32))),
-        Kind.REPORT: Report(token, 4, 120, 0.6875, gradients),
-        Kind.REPORT_WITH_SEEDS: Report(token, 4, 120, 0.6875, gradients, train.seeds(4)),
-        Kind.EVALUATION: Evaluation(
+        "hello": Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
+        "train": train,
+        "evaluate": EvaluateInstruction(RUN_ID, 3, 0, Split.TEST, LAYOUT.hash, bytes(range(32))),
+        "report": Report(token, 4, 120, 0.6875, gradients),
+        "report_with_seeds": Report(token, 4, 120, 0.6875, gradients, train.seeds(4)),
+        "evaluation": Evaluation(
             token,
             4,
             (
@@ -177,17 +219,19 @@ def frames() -> dict[Kind, Any]:
                 Figures("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
             ),
         ),
-        Kind.REFUSAL: Refusal(token, 4, 2, "stands at round 2"),
-        Kind.ROUND_DELTA: RoundDelta(
+        "refusal": Refusal(token, 4, 2, "stands at round 2"),
+        "round_delta": RoundDelta(
             3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
         ),
+        "train_with_a_pool": pool,
+        "report_of_sums": Report(token_of(pool.encode()), 4, 120, 0.6875, sums, summed_steps=2),
+        "round_delta_with_a_shrink": RoundDelta(3, 0, token, (), from_the_pool),
     }
 
 
 def made_frames() -> dict[str, Any]:
     return {
-        kind.name.lower(): {"frame": frame.encode(), "fields": asdict(frame)}
-        for kind, frame in frames().items()
+        name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames().items()
     }
 
 
@@ -261,6 +305,37 @@ def ledger_file(name: str) -> bytes:
     return made
 
 
+def replay_case(distribution: Distribution) -> dict[str, Any]:
+    """Seeds that come back, coefficients whose sum is wide, a shrink, and elements past a block."""
+    size, widest = ELEMENTS[distribution], 2**31 - 1
+    state = (np.arange(size) - size // 2) * 2**46
+    seeds = np.array([*SEEDS, SEEDS[1]], np.uint64)
+    steps = [
+        {"seeds": seeds, "shift": 3, "coefficients": [7, -widest, 0, 12_345, widest]},
+        {"seeds": seeds[:2], "shift": 10, "coefficients": [widest, -3]},
+        {"shrink": 5},
+        {"seeds": seeds[3:], "shift": 0, "coefficients": [-1, 99_999]},
+    ]
+    entries = [
+        Shrink(step["shrink"])
+        if "shrink" in step
+        else (step["seeds"], Pass(step["shift"], np.array(step["coefficients"], np.int32)))
+        for step in steps
+    ]
+    after = replay(state, entries, distribution, NumpyBackend())
+    for step in steps:
+        if "seeds" in step:
+            step["seeds"] = [f"{seed:016x}" for seed in step["seeds"].tolist()]
+    return {
+        "distribution": distribution,
+        "count": size,
+        "start": "element i is (i - count // 2) * 2**46",
+        "entries": steps,
+        "head": [str(number) for number in after[:HEAD].tolist()],
+        "sha256": sha256(after),
+    }
+
+
 def made_frozen_a() -> list[dict[str, Any]]:
     cases = []
     for seed in SEEDS:
@@ -280,6 +355,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames.json": lambda: as_json(made_frames()),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
+    "replay.json": lambda: as_json([replay_case(distribution) for distribution in ELEMENTS]),
     "frozen_a.json": lambda: as_json(made_frozen_a()),
 }
 """The content of every golden file."""

@@ -28,8 +28,8 @@ from shared.frames import (
 )
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
-from shared.replay import digest, replay, zero_state
-from shared.round_delta import RoundDelta
+from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
+from shared.round_delta import PoolSeeds, RoundDelta
 from simulations.simulate import simulate
 
 
@@ -56,7 +56,7 @@ def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) ->
     assert read_layout(folder).hash.hex() == result["layout_hash"]
 
 
-@pytest.mark.parametrize("policy", ["shared", "independent"])
+@pytest.mark.parametrize("policy", ["shared", "independent", "pool"])
 def test_the_same_settings_give_the_same_ledger(
     policy: str, settings: Settings, tmp_path: Path
 ) -> None:
@@ -73,6 +73,53 @@ def test_shared_seeds_make_one_group_and_independent_seeds_one_per_client(
     independent = simulate(config_of(settings, out=str(tmp_path / "independent")))
     assert [len(r.delta.groups) for r in read_ledger(shared / "ledger")] == [1, 1, 1]
     assert [len(r.delta.groups) for r in read_ledger(independent / "ledger")] == [3, 3, 3]
+
+
+def test_a_run_with_a_pool_is_rebuilt_from_as_many_directions_as_the_pool_has(
+    settings: Settings,
+) -> None:
+    config = config_of(settings, seed_policy="pool", pool_size=5, rounds=4, steps=3)
+    folder = simulate(config)
+    layout, rounds = read_layout(folder), [step.record for step in replayed(folder) if step.record]
+    assert [len(record.delta.contributors) for record in rounds] == [3, 3, 3, 3]
+    for record in rounds:
+        (group,) = record.delta.groups
+        assert isinstance(group.source, PoolSeeds)
+        assert group.source.indices.tolist() == [0, 1, 2, 3, 4]
+    result = read_result(folder)
+    assert result["rounds"][0]["bytes_up"] == 3 * (34 + 5 * 4)
+    entries = [entry for record in rounds for entry in record.delta.scalar_groups()]
+    seeds, _ = summed([entry for entry in entries if not isinstance(entry, Shrink)])
+    assert len(seeds) == 5
+    rebuilt = rebuild(zero_state(layout.size), entries, layout.distribution)
+    assert np.any(rebuilt)
+    assert digest(layout.hash, rebuilt).hex() == result["final_digest"]
+
+
+def test_with_a_pool_who_was_away_catches_up(settings: Settings) -> None:
+    config = config_of(
+        settings,
+        seed_policy="pool",
+        pool_size=64,
+        cohort__fraction=0.3,
+        rounds=4,
+        personal__rounds=1,
+    )
+    final = read_result(simulate(config))["evaluations"][-1]
+    assert set(final["columns"]["global"]["clients"]) == {"0", "1", "2"}
+    assert final["refused"] == {}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_the_backend_does_not_change_the_ledger(
+    backend: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = simulate(config_of(settings))
+    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", backend)
+    trainer_for.cache_clear()
+    second = simulate(config_of(settings, out=str(tmp_path / "second")))
+    trainer_for.cache_clear()
+    assert ledger_of(first) == ledger_of(second)
 
 
 def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Settings) -> None:

@@ -20,8 +20,8 @@ from shared.frames import (
     Split,
     TrainInstruction,
 )
-from shared.replay import Pass
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.replay import Pass, Shrink
+from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -38,12 +38,15 @@ EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split
 @st.composite
 def trains(draw: st.DrawFn) -> TrainInstruction:
     steps = draw(FROM_ONE)
+    policy = draw(st.sampled_from(SeedPolicy))
+    pool = (draw(U64), draw(st.integers(1, 2**20))) if policy is SeedPolicy.POOL else ()
     return TrainInstruction(
         *(draw(NAME), draw(U32.filter(bool)), draw(U32)),
         *(steps, draw(st.integers(1, min(2**16 - 1, 2**20 // steps))), draw(U32.filter(bool))),
-        *(draw(st.sampled_from(SeedPolicy)), draw(U64)),
+        *(policy, draw(U64)),
         *(draw(NUMBER.filter(bool)), draw(NUMBER), draw(NUMBER), draw(NUMBER)),
         *(draw(HASH), draw(HASH)),
+        *pool,
     )
 
 
@@ -53,6 +56,9 @@ def reports(draw: st.DrawFn) -> Report:
     gradient = st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32)
     seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
     loss = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    if draw(st.booleans()):
+        sums = draw(hnp.arrays(np.float32, shape[0], elements=gradient))
+        return Report(draw(NAME), draw(U32), draw(U32), draw(loss), sums, None, draw(FROM_ONE))
     gradients = hnp.arrays(np.float32, shape, elements=gradient)
     return Report(draw(NAME), draw(U32), draw(U32), draw(loss), draw(gradients), draw(seeds))
 
@@ -72,7 +78,8 @@ def groups(draw: st.DrawFn) -> Group:
     steps, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     count, whole = steps * queries, st.integers(-(2**31), 2**31 - 1)
     derived = st.builds(DerivedSeeds, U64, U32, st.just(steps), st.just(queries))
-    source = derived | hnp.arrays(np.uint64, count, elements=U64)
+    pooled = st.builds(PoolSeeds, U64, hnp.arrays(np.uint32, count, elements=U32))
+    source = derived | pooled | hnp.arrays(np.uint64, count, elements=U64)
     scalars = Pass(draw(st.integers(0, 10)), draw(hnp.arrays(np.int32, count, elements=whole)))
     return Group(draw(U32), draw(source), scalars)
 
@@ -83,7 +90,7 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
         Contributor(device, draw(U32), draw(U16))
         for device in sorted(draw(st.sets(U32, max_size=3)))
     )
-    some = tuple(draw(st.lists(groups(), max_size=3)))
+    some = tuple(draw(st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=3)))
     return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)
 
 
@@ -97,6 +104,7 @@ DECODED_BY = {
     Kind.EVALUATION: Evaluation,
     Kind.REFUSAL: Refusal,
     Kind.ROUND_DELTA: RoundDelta,
+    Kind.REPORT_OF_SUMS: Report,
 }
 
 

@@ -12,9 +12,13 @@ from shared.replay import (
     MAX_SHIFT,
     STATE_BITS,
     Pass,
-    add,
+    ScalarGroup,
+    Shrink,
+    check_fits,
     quantize,
+    rebuild,
     replay,
+    summed,
     to_float32,
 )
 
@@ -27,8 +31,6 @@ COEFFICIENTS = hnp.arrays(
     st.integers(1, 6),
     elements=st.floats(-1024, 1024) | st.floats(-1, 1) | st.floats(-1e-9, 1e-9),
 )
-
-ScalarGroup = tuple[NDArray[np.uint64], Pass]
 
 
 @st.composite
@@ -62,19 +64,39 @@ def test_a_group_may_be_split_and_reordered(
 def test_a_range_of_elements_may_be_replayed_alone(
     state: NDArray[np.int64], group: ScalarGroup, cut: int, how: Distribution
 ) -> None:
-    seeds, scalars = group
     whole = replay(state, [group], how)
     np.testing.assert_array_equal(replay(state[:cut], [group], how), whole[:cut])
-    z = directions(seeds, SIZE, how)
-    np.testing.assert_array_equal(add(state[cut:], z[:, cut:], scalars), whole[cut:])
+    seeds, coefficients = summed([group])
+    z = directions(seeds, SIZE, how)[:, cut:].astype(np.int64)
+    np.testing.assert_array_equal(state[cut:] + coefficients @ z, whole[cut:])
 
 
-@given(STATES, st.lists(groups(), max_size=4), st.integers(0, 4), DISTRIBUTIONS)
+ENTRIES = st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=6)
+
+
+@given(STATES, ENTRIES, st.integers(0, 6), DISTRIBUTIONS)
 def test_replaying_head_and_then_tail_is_replaying_all(
-    state: NDArray[np.int64], some: list[ScalarGroup], cut: int, how: Distribution
+    state: NDArray[np.int64], some: list[ScalarGroup | Shrink], cut: int, how: Distribution
 ) -> None:
     in_two = replay(replay(state, some[:cut], how), some[cut:], how)
     np.testing.assert_array_equal(in_two, replay(state, some, how))
+
+
+@given(STATES, ENTRIES, DISTRIBUTIONS)
+def test_a_rebuild_is_the_rounds_one_by_one(
+    state: NDArray[np.int64], entries: list[ScalarGroup | Shrink], how: Distribution
+) -> None:
+    after = state
+    for entry in entries:
+        after = replay(after, [entry], how)
+    np.testing.assert_array_equal(rebuild(state, entries, how), after)
+
+
+@given(STATES, ENTRIES, DISTRIBUTIONS)
+def test_what_fits_leaves_a_state_that_fits(
+    state: NDArray[np.int64], entries: list[ScalarGroup | Shrink], how: Distribution
+) -> None:
+    check_fits(replay(state, entries, how), [])
 
 
 @given(STATES, groups(), DISTRIBUTIONS)
@@ -99,6 +121,8 @@ def test_quantized_coefficients_are_the_nearest_under_the_smallest_shift(
     assert total.tolist() == [round(c / 2**shift) for c in exact]
     assert shift == 0 or max(abs(round(c / 2 ** (shift - 1))) for c in exact) > WIDEST
     assert len(passes) == 1 or shift == MAX_SHIFT
+    lost = [abs(c - int(n) * 2**shift) for c, n in zip(exact, total, strict=True)]
+    assert max(lost) <= Fraction(2**shift, 2)
 
 
 @given(hnp.arrays(np.int64, 20, elements=st.integers(-(2**62), 2**62)))

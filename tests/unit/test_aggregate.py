@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from server.aggregate import aggregate, check_report
 from server.sampling import cohort
+from shared.directions import directions
 from shared.errors import ReplayError, ReportError, SamaraError
 from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
 from shared.replay import replay
-from shared.round_delta import Contributor, DerivedSeeds, RoundDelta
+from shared.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
 
 CAP = 10_000
 ASKED = instruction_with(steps=4, queries=3)
 SHARED = instruction_with(steps=4, queries=3, seed_policy=SeedPolicy.SHARED)
+POOL = instruction_with(steps=4, queries=3, seed_policy=SeedPolicy.POOL, pool_size=5)
 UNIT = 2.0**-30
 """Of a coefficient under the coarsest shift."""
 
@@ -38,9 +40,10 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
     [
         ({"token": bytes(8)}, "answers another instruction"),
         ({"seeds": ASKED.seeds(5)}, "chose its own seeds"),
-        ({"steps": 5}, "reports 5 steps of 3 queries; 4 of 3 were asked for"),
-        ({"gradients": np.zeros((4, 2), np.float32)}, "4 steps of 2 queries"),
-        ({"gradients": np.zeros((4, 4), np.float32)}, "4 steps of 4 queries"),
+        ({"steps": 5}, "reports 5 × 3 scalars of 5 steps; 4 steps of 3 queries were asked for"),
+        ({"gradients": np.zeros((4, 2), np.float32)}, "4 × 2 scalars of 4 steps"),
+        ({"gradients": np.zeros((4, 4), np.float32)}, "4 × 4 scalars of 4 steps"),
+        ({"gradients": np.zeros(5, np.float32), "summed_steps": 4}, "5 scalars of 4 steps"),
         ({"examples": 0}, "without having examples"),
     ],
 )
@@ -106,6 +109,63 @@ def test_fewer_steps_are_scaled_to_the_mean_number_of_steps(asked: TrainInstruct
     else:
         np.testing.assert_allclose(found[1], first, rtol=0, atol=UNIT)
         np.testing.assert_allclose(found[2], second, rtol=0, atol=UNIT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradients": np.zeros(4, np.float32)},
+        {"gradients": np.zeros(6, np.float32)},
+        {"summed_steps": 1},
+        {"summed_steps": 5},
+        {"gradients": np.zeros((4, 3), np.float32), "summed_steps": 0},
+    ],
+)
+def test_a_report_that_has_not_one_sum_per_used_seed_is_refused(changes: dict[str, Any]) -> None:
+    check_report(report_to(POOL, 5), POOL)
+    with pytest.raises(ReportError, match=r"device 5 reports .* were asked for"):
+        check_report(report_to(POOL, 5, **changes), POOL)
+
+
+def test_a_pool_makes_one_group_of_its_used_seeds() -> None:
+    for count in (1, 2, 20):
+        (group,) = aggregate(POOL, [report_to(POOL, device) for device in range(count)], CAP).groups
+        assert isinstance(group.source, PoolSeeds)
+        assert group.source.root == POOL.pool_root
+        assert group.source.indices.tolist() == [0, 1, 2, 3, 4]
+    (few,) = aggregate(POOL, [report_to(POOL, 0, steps=1)], CAP).groups
+    assert isinstance(few.source, PoolSeeds)
+    assert few.source.indices.tolist() == sorted(POOL.pool_indices(0)[0].tolist())
+
+
+def test_sums_of_a_pool_are_weighed_like_the_gradients_they_are_of() -> None:
+    """The state is that of independent clients which tried the same seeds, up to rounding."""
+    size, clients = 40, {0: (10, 4), 1: (30, 2), 7: (5000, 4)}
+    examples = sum(n for n, _ in clients.values())
+    mean_steps = sum(n * k for n, k in clients.values()) / examples
+    expected, reports = np.zeros(size), []
+    for device, (n, steps) in clients.items():
+        gradients = np.random.default_rng(device).normal(size=(steps, 3)).astype(np.float32)
+        sums = POOL.sums(gradients)
+        reports.append(report_to(POOL, device, n, steps, gradients=sums))
+        z = directions(POOL.seeds(device)[:steps].ravel(), size, "gaussian") / 2048
+        weight = n / examples * mean_steps / steps
+        expected -= POOL.learning_rate / 3 * weight * gradients.ravel().astype(float) @ z
+    delta = aggregate(POOL, reports, CAP)
+    assert [c.steps for c in delta.contributors] == [4, 2, 4]
+    state = replay(np.zeros(size, np.int64), delta.scalar_groups(), "gaussian")
+    np.testing.assert_allclose(np.ldexp(state.astype(float), -51), expected, atol=1e-7)
+
+
+def test_a_sum_of_a_pool_beyond_what_clipping_leaves_is_cut() -> None:
+    asked = replace(POOL, clip=0.5)
+    report = report_to(asked, gradients=np.full(5, 100, np.float32))
+    (group,) = aggregate(asked, [report], CAP).groups
+    assert isinstance(group.source, PoolSeeds)
+    uses = dict(zip(asked.pool_indices(0).flat, asked.uses(4).tolist(), strict=False))
+    expected = [-0.1 / 3 * 0.5 * uses[index] for index in group.source.indices.tolist()]
+    found = np.ldexp(group.scalars.coefficients.astype(float), group.scalars.shift - 40)
+    np.testing.assert_allclose(found, expected, atol=UNIT)
 
 
 def test_shared_seeds_make_one_group_however_many_clients() -> None:

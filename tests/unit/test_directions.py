@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
+from scipy.stats import kstest
 
 import shared.directions as directions_module
 from shared.directions import (
@@ -17,11 +18,14 @@ from shared.directions import (
     directions,
     normals,
     philox4x32,
+    pool_indices,
+    pool_seeds,
     query_seeds,
     rademacher,
     round_root,
 )
 from shared.normal_table import NORMAL_TABLE, TABLE_SHA256
+from shared.replay_numba import NumbaBackend
 
 SEEDS = [0, 1, 2**32, 2**64 - 1, 0x243F6A8885A308D3]
 
@@ -130,6 +134,25 @@ def test_distribution_function_is_the_normal_one(sample: NDArray[np.float64]) ->
     assert np.abs(share - ndtr(edges + 0.5 / 2048)).max() < 2 / np.sqrt(sample.size) + 2**-16
 
 
+def test_every_seed_passes_kolmogorov_and_smirnov() -> None:
+    """64 p-values: none absurdly small, and they are themselves uniform."""
+    z = NumbaBackend().directions(np.arange(64, dtype=np.uint64), 2**14, "gaussian")
+    p_values = [kstest(row / 2048, "norm").pvalue for row in z]
+    assert min(p_values) > 1e-6
+    assert kstest(p_values, "uniform").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_tensors_of_an_adapter_are_perturbed_independently(distribution: Distribution) -> None:
+    """12 tensors of 16 × 64, one behind the other, under 32 seeds: each pair's correlation."""
+    seeds = query_seeds(2, 1, 8, 4).ravel()
+    z = NumbaBackend().directions(seeds, 12 * 1024, distribution) / 2048
+    tensors = z.reshape(32, 12, 1024)
+    correlation = np.triu(tensors @ tensors.transpose(0, 2, 1), k=1) / 32
+    assert np.abs(correlation).max() < 5
+    assert abs(correlation.sum()) < 5 * np.sqrt(32 * 12 * 11 / 2)
+
+
 @pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
 def test_directions_of_different_seeds_are_uncorrelated(distribution: Distribution) -> None:
     seeds = np.array([*range(32), *(seed << 32 for seed in range(1, 32))], np.uint64)
@@ -175,6 +198,9 @@ def test_no_two_uses_of_a_seed_share_a_counter(monkeypatch: pytest.MonkeyPatch) 
         "root": lambda: round_root(3, 1, 0),
         "root of the next round": lambda: round_root(3, 2, 0),
         "root of another track": lambda: round_root(3, 1, 1),
+        "seeds of the pool": lambda: pool_seeds(3, np.arange(9, dtype=np.uint32)),
+        "pool, client 1": lambda: pool_indices(3, 1, 5, 7, 20),
+        "pool, client 2": lambda: pool_indices(3, 2, 5, 7, 20),
         "cohort": lambda: cohort_keys(3, 1, np.arange(9, dtype=np.uint32)),
         "cohort of the next round": lambda: cohort_keys(3, 2, np.arange(9, dtype=np.uint32)),
     }
@@ -191,6 +217,17 @@ def test_query_seeds_differ_and_depend_on_their_place_alone() -> None:
     np.testing.assert_array_equal(query_seeds(9, 2, 6, 5)[:3, :2], query_seeds(9, 2, 3, 2))
 
 
+@pytest.mark.slow
+def test_ten_million_derived_seeds_do_not_collide() -> None:
+    """Twenty rounds of five clients in one run, 100,000 queries each."""
+    roots = [round_root(7, number, 0) for number in range(1, 21)]
+    parts = [query_seeds(root, client, 50, 2000) for root in roots for client in range(1, 6)]
+    seeds = np.concatenate([*(part.ravel() for part in parts), np.array(roots, np.uint64)])
+    seeds.sort()
+    assert len(seeds) == 10**7 + 20
+    assert np.all(seeds[1:] != seeds[:-1])
+
+
 def test_derived_seeds_are_the_first_two_words_low_word_first() -> None:
     low, high, *_ = plain_philox((4, 2, 4, 11), 2**63 + 5)
     assert int(query_seeds(2**63 + 5, 11, 3, 5)[2, 4]) == low | high << 32
@@ -198,6 +235,22 @@ def test_derived_seeds_are_the_first_two_words_low_word_first() -> None:
     assert round_root(8, 12, 34) == low | high << 32
     low, high, *_ = plain_philox((12, 0, 6, 34), 8)
     assert int(cohort_keys(8, 12, np.array([34], np.uint32))[0]) == low | high << 32
+
+
+def test_seeds_of_a_pool_are_the_first_two_words_of_their_index() -> None:
+    low, high, *_ = plain_philox((2**32 - 1, 0, 7, 0), 2**63 + 5)
+    assert int(pool_seeds(2**63 + 5, np.array([3, 2**32 - 1], np.uint32))[1]) == low | high << 32
+
+
+def test_queries_read_the_pool_in_an_order_of_the_client_over_and_over() -> None:
+    keys = []
+    for pair in range(4):
+        a, b, c, d = plain_philox((pair, 0, 8, 3), 5)
+        keys += [a | b << 32, c | d << 32]
+    order = sorted(range(7), key=keys.__getitem__)
+    expected = (3 * order)[: 4 * 5]
+    assert pool_indices(5, 3, 4, 5, 7).ravel().tolist() == expected
+    np.testing.assert_array_equal(pool_indices(5, 3, 4, 5, 7)[:2], pool_indices(5, 3, 2, 5, 7))
 
 
 @pytest.mark.parametrize("examples", [0, 1, 2, 17, 300])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import delta_of, instruction_with, report_to
 
+from shared.directions import pool_seeds
 from shared.errors import FrameError
 from shared.frames import (
     MAX_COLUMNS,
@@ -35,6 +36,7 @@ def figures(name: str, loss: float) -> Figures:
 
 
 ASKED = instruction_with()
+POOL = instruction_with(seed_policy=SeedPolicy.POOL)
 FRAMES: dict[Kind, Any] = {
     Kind.HELLO: Hello(3, 100, 7, bytes(range(32)), "{}", '{"größe": 1}'),
     Kind.TRAIN: ASKED,
@@ -44,6 +46,7 @@ FRAMES: dict[Kind, Any] = {
     Kind.EVALUATION: Evaluation(bytes(8), 3, (figures("global", 0.5), figures("zero-shot", 0.7))),
     Kind.REFUSAL: Refusal(bytes(8), 3, 7, "no room"),
     Kind.ROUND_DELTA: delta_of(4),
+    Kind.REPORT_OF_SUMS: report_to(POOL),
 }
 DECODERS: list[Callable[[bytes], object]] = [
     Hello.decode,
@@ -227,7 +230,9 @@ def test_a_text_that_is_not_utf8_is_refused() -> None:
         (0, "<I", (0,)),  # round 0
         (16, "<I", (2,)),  # more contributors than there are
         (20, "<I", (3,)),  # more groups than there are
-        (34, "<B", (2,)),  # a kind of seeds that does not exist
+        (34, "<B", (4,)),  # a kind of entry that does not exist
+        (34, "<BB", (3, 0)),  # a shrink by nothing
+        (34, "<BB", (3, 63)),  # a shrink by more than the state has
         (39, "<B", (11,)),  # shift 11
         (40, "<I", (0,)),  # no coefficient
         (40, "<I", (2**20 + 1,)),  # too many coefficients
@@ -255,6 +260,8 @@ def test_contributors_must_ascend(devices: tuple[int, int]) -> None:
         (Kind.REPORT, 16, "<HH", (65_535, 16)),
         (Kind.REPORT, 16, "<HH", (65_535, 65_535)),
         (Kind.REPORT_WITH_SEEDS, 16, "<HH", (65_535, 16)),
+        (Kind.REPORT_OF_SUMS, 22, "<I", (2**20,)),
+        (Kind.REPORT_OF_SUMS, 22, "<I", (2**32 - 1,)),
         (Kind.EVALUATION, 12, "<H", (1024,)),
         (Kind.EVALUATION, 12, "<HH", (1024, 64)),
         (Kind.EVALUATION, 16, "<I", (2**32 - 1,)),
@@ -281,6 +288,8 @@ def test_token_changes_with_every_field_of_the_instruction() -> None:
         {"learning_rate": 0.2}, {"clip": 1.0}, {"deadline": 1.0}, {"run_id": bytes(8)},
         {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {},
     ]  # fmt: skip
+    pool: dict[str, Any] = {"seed_policy": SeedPolicy.POOL}
+    changes += [pool, pool | {"pool_root": 1}, pool | {"pool_size": 7}]
     assert {field for change in changes for field in change} == set(vars(ASKED))
     tokens = {token_of(instruction_with(**change).encode()) for change in changes}
     assert len(tokens) == len(changes)
@@ -292,6 +301,45 @@ def test_seeds_are_shared_or_each_device_has_its_own() -> None:
     np.testing.assert_array_equal(shared.seeds(0), shared.seeds(5))
     own = [ASKED.seeds(device) for device in (0, 5)]
     assert len({*shared.seeds(0).flat, *own[0].flat, *own[1].flat}) == 3 * 8
+
+
+def test_seeds_of_a_pool_are_each_devices_own_order_of_the_same_few() -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.POOL, steps=3)
+    whole = pool_seeds(asked.pool_root, np.arange(asked.pool_size, dtype=np.uint32))
+    for device in (0, 5):
+        seeds, indices = asked.seeds(device), asked.pool_indices(device)
+        np.testing.assert_array_equal(seeds, whole[indices])
+        assert set(seeds[:2].flat) == set(whole.tolist())
+        np.testing.assert_array_equal(indices.flat[6:], indices.flat[:6])
+    assert np.any(asked.seeds(0) != asked.seeds(5))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_pool_has_one_sum_per_used_seed(steps: int) -> None:
+    asked = instruction_with(seed_policy=SeedPolicy.POOL, steps=4, clip=1.5)
+    gradients = np.random.default_rng(0).normal(size=(steps, 4)).astype(np.float32)
+    found: dict[int, float] = {}
+    for index, g in zip(asked.pool_indices(2).flat, gradients.flat, strict=False):
+        found[index] = found.get(index, 0.0) + float(np.clip(g, -1.5, 1.5))
+    sums = asked.sums(gradients)
+    assert sums.dtype == np.float32
+    assert sums.tolist() == [float(np.float32(total)) for total in found.values()]
+    uses = asked.uses(steps)
+    assert (len(uses), uses.sum()) == (len(found), steps * 4)
+
+
+@pytest.mark.parametrize("size", [0, 2**20 + 1])
+def test_a_pool_of_no_or_too_many_seeds_is_refused(size: int) -> None:
+    frame = instruction_with(seed_policy=SeedPolicy.POOL, pool_size=size).encode()
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(frame)
+
+
+@pytest.mark.parametrize("count", [0, 2**20 + 1])
+def test_a_report_of_no_or_too_many_sums_is_refused(count: int) -> None:
+    report = report_to(POOL, gradients=np.zeros(count, np.float32))
+    with pytest.raises(FrameError, match="out of range"):
+        Report.decode(report.encode())
 
 
 def test_gradients_are_clipped_only_if_asked() -> None:

@@ -169,7 +169,7 @@ def test_what_a_failed_append_could_not_take_back_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(write_files(tmp_path, HISTORY.files(1))) as ledger:
-        longer = replace(HISTORY.deltas[1], groups=HISTORY.deltas[1].groups * 2)
+        longer = replace(HISTORY.deltas[1], entries=HISTORY.deltas[1].entries * 2)
         path = tmp_path / "0000000001.seg"
         with no_sync(0), pytest.raises(LedgerError, match="cannot append"):
             ledger.append(longer)

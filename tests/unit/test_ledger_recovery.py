@@ -17,7 +17,7 @@ from shared.ledger.ledger import Ledger
 from shared.ledger.proving import proven
 from shared.ledger.records import Record
 from shared.ledger.snapshots import Snapshot
-from shared.replay import digest
+from shared.replay import Backend, digest
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)
@@ -294,10 +294,13 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
     plain = catch_up.follow
 
     def counted(
-        state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+        state: NDArray[np.int64],
+        records: Sequence[Record],
+        layout: Layout,
+        backend: Backend | None,
     ) -> NDArray[np.int64]:
         replayed.extend(record.delta.round for record in records)
-        return plain(state, records, layout)
+        return plain(state, records, layout, backend)
 
     monkeypatch.setattr(catch_up, "follow", counted)
     with opened(write_files(tmp_path, SOUND)):
@@ -319,10 +322,13 @@ def test_long_records_are_proved_and_let_go_early(
     plain = catch_up.follow
 
     def counted(
-        state: NDArray[np.int64], records: Sequence[Record], layout: Layout
+        state: NDArray[np.int64],
+        records: Sequence[Record],
+        layout: Layout,
+        backend: Backend | None,
     ) -> NDArray[np.int64]:
         lengths.append(len(records))
-        return plain(state, records, layout)
+        return plain(state, records, layout, backend)
 
     monkeypatch.setattr(catch_up, "follow", counted)
     write_files(tmp_path, HISTORY.files(7))

@@ -1,0 +1,1 @@
+"""What was measured, as programs; ``samara bench`` runs those that need no data."""

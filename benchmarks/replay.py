@@ -1,0 +1,179 @@
+"""How fast directions are made and replayed, side by side with what others do.
+
+The peers' loop is MeZO's (Malladi et al., 2023): for every seed, reset torch's generator, draw a
+float32 normal for every tensor, and add a multiple of it. Everything is measured in turn,
+repetition by repetition, and a ratio is taken within its repetition, so that a machine whose
+clock or neighbours change does not favour anybody. Figures are medians.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from shared.directions import Distribution
+from shared.errors import ConfigError
+from shared.model.replay_torch import TorchBackend
+from shared.replay import Backend
+from shared.replay_numpy import NumpyBackend
+
+Shapes = list[tuple[int, int]]
+
+ADAPTERS: dict[str, Shapes] = {
+    "minilm-top2": [(384, 4)] * 4,
+    "minilm": [(384, 16)] * 12,
+    "tinyllama": [(2048, 16), (256, 16)] * 22,
+    "llama2-7b": [(4096, 16)] * 64,
+}
+"""Shapes of the matrices B on query and value projections."""
+
+PEER_LOOP = "peer loop"
+
+
+class _Subject(NamedTuple):
+    """Something to measure: who does what to how many elements."""
+
+    work: str
+    backend: str
+    distribution: str
+    run: Callable[[], object]
+
+
+def measured(
+    adapters: Sequence[str], seeds: int, threads: int, repetitions: int
+) -> list[dict[str, Any]]:
+    """Rows of figures.
+
+    Args:
+        adapters: names in `ADAPTERS`.
+        seeds: folded at once.
+        threads: of the CPU; 0 is one per core.
+        repetitions: of everything.
+
+    Returns:
+        One row per adapter, work, backend and distribution. An element is one element of one
+        direction.
+
+    Raises:
+        ConfigError: if there is no such adapter.
+    """
+    unknown = [name for name in adapters if name not in ADAPTERS]
+    if unknown:
+        raise ConfigError(
+            f"--adapter {unknown[0]}: there is no such adapter; use one of {', '.join(ADAPTERS)}"
+        )
+    threads = threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    rows = []
+    for name in adapters:
+        shapes = ADAPTERS[name]
+        size = sum(rows * columns for rows, columns in shapes)
+        subjects = _subjects(shapes, size, seeds, threads)
+        for subject in subjects:
+            subject.run()  # compiles, and brings memory in
+        speeds: dict[_Subject, list[float]] = {subject: [] for subject in subjects}
+        for _ in range(repetitions):
+            for subject in subjects:
+                speeds[subject].append(size * seeds / _seconds(subject.run))
+        peer = next(speeds[subject] for subject in subjects if subject.work == PEER_LOOP)
+        rows += [
+            {
+                "work": subject.work,
+                "backend": subject.backend,
+                "distribution": subject.distribution,
+                "d": size,
+                "seeds": seeds,
+                "threads": threads,
+                "elements_per_second": median(speed),
+                "ratio_over_peer_loop": median(a / b for a, b in zip(speed, peer, strict=True)),
+            }
+            for subject, speed in speeds.items()
+        ]
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows as a table."""
+    first = rows[0]
+    threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
+    shown = Table(title=f"{first['seeds']} seeds on {threads}; million elements of directions/s")
+    for column in ("d", "work", "backend", "distribution", "million/s", "× peers"):
+        shown.add_column(column, justify="right")
+    previous = first["d"]
+    for row in rows:
+        if row["d"] != previous:
+            shown.add_section()
+        previous = row["d"]
+        shown.add_row(
+            f"{row['d']:,}",
+            *(row[key] for key in ("work", "backend", "distribution")),
+            f"{row['elements_per_second'] / 1e6:,.1f}",
+            f"{row['ratio_over_peer_loop']:,.1f}",
+        )
+    return shown
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def _backends(threads: int) -> list[Backend]:
+    from shared.replay_numba import NumbaBackend
+
+    backends: list[Backend] = [NumpyBackend(), NumbaBackend(threads)]
+    backends.append(TorchBackend(torch.device("cpu")))
+    if torch.cuda.is_available():
+        from shared.model.replay_cuda import CudaBackend
+
+        backends.append(CudaBackend(torch.device("cuda")))
+    return backends
+
+
+def _subjects(shapes: Shapes, size: int, count: int, threads: int) -> list[_Subject]:
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(2**63, size=count, dtype=np.uint64)
+    coefficients = rng.integers(-(2**31) + 1, 2**31, size=count)
+    weights = [torch.zeros(shape) for shape in shapes]
+    state, copy = np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+    def peer_loop() -> None:
+        for seed, coefficient in zip(seeds.tolist(), coefficients.tolist(), strict=True):
+            torch.manual_seed(seed)
+            for weight in weights:
+                z = torch.normal(mean=0.0, std=1.0, size=weight.shape)
+                weight.add_(z, alpha=coefficient * 2.0**-40)
+
+    def randn() -> None:
+        for seed in seeds.tolist():
+            torch.manual_seed(seed)
+            torch.randn(size)
+
+    def copies() -> None:
+        for _ in range(count):
+            np.copyto(copy, state)
+
+    def replay(backend: Backend, distribution: Distribution) -> Callable[[], None]:
+        return lambda: backend.fold(state, seeds, coefficients, distribution)
+
+    def directions(backend: Backend, distribution: Distribution) -> Callable[[], object]:
+        return lambda: backend.directions(seeds, size, distribution)
+
+    distributions: tuple[Distribution, ...] = ("gaussian", "rademacher")
+    return [
+        _Subject(PEER_LOOP, "torch", "gaussian", peer_loop),
+        _Subject("randn", "torch", "gaussian", randn),
+        _Subject("copy of state", "numpy", "none", copies),
+        *(
+            _Subject(work, backend.name, distribution, make(backend, distribution))
+            for backend in _backends(threads)
+            for distribution in distributions
+            for work, make in (("replay", replay), ("directions", directions))
+        ),
+    ]

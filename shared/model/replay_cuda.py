@@ -1,0 +1,157 @@
+"""Replay on a GPU as a Triton kernel: a program holds a block of the state in registers.
+
+Needs the extra ``samara[cuda]``. Triton's own Philox is the one of the format.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from shared.directions import Distribution
+from shared.normal_table import NORMAL_TABLE
+
+_SHAPES = {
+    "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
+    "rademacher": {"SIGNS": True, "COUNTERS": 64, "ROWS": 32, "WORD": 64},
+}
+"""A block: how many counters, rows of 256 elements from a word, elements from word to word."""
+
+
+@triton.jit
+def _words(seed, block, COUNTERS: tl.constexpr):
+    """Philox4x32-10 of a block's counters (counter, 0, 1, 0): 1 is the domain of directions."""
+    counter = (block * COUNTERS + tl.arange(0, COUNTERS)).to(tl.uint32)
+    zero = counter * 0
+    return tl.philox(seed, counter, zero, zero + 1, zero)
+
+
+@triton.jit
+def _elements(word, table, SIGNS: tl.constexpr, ROWS: tl.constexpr):
+    """The elements that one word of each counter gives: int16 [ROWS, COUNTERS]."""
+    row = tl.arange(0, ROWS)[:, None].to(tl.uint32)
+    if SIGNS:
+        return ((word[None, :] >> row) & 1).to(tl.int16) * 4096 - 2048
+    else:
+        return tl.load(table + ((word[None, :] >> (16 * row)) & 0xFFFF).to(tl.int32))
+
+
+@triton.jit
+def _places(block, COUNTERS: tl.constexpr, ROWS: tl.constexpr):
+    """Where the elements of word 0 lie: int32 [ROWS, COUNTERS]."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COUNTERS)[None, :]
+    return block * (4 * ROWS * COUNTERS) + 256 * row + column
+
+
+@triton.jit
+def _fold(
+    state,
+    seeds,
+    coefficients,
+    table,
+    n,
+    d,
+    SIGNS: tl.constexpr,
+    COUNTERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    """A block of state += Σ c·z over n seeds."""
+    block = tl.program_id(0)
+    total0 = tl.zeros((ROWS, COUNTERS), tl.int64)
+    total1, total2, total3 = total0, total0, total0
+    for i in range(n):
+        c = tl.load(coefficients + i)
+        w0, w1, w2, w3 = _words(tl.load(seeds + i), block, COUNTERS)
+        total0 += c * _elements(w0, table, SIGNS, ROWS).to(tl.int64)
+        total1 += c * _elements(w1, table, SIGNS, ROWS).to(tl.int64)
+        total2 += c * _elements(w2, table, SIGNS, ROWS).to(tl.int64)
+        total3 += c * _elements(w3, table, SIGNS, ROWS).to(tl.int64)
+    place = _places(block, COUNTERS, ROWS)
+    _add(state, place, total0, d)
+    _add(state, place + WORD, total1, d)
+    _add(state, place + 2 * WORD, total2, d)
+    _add(state, place + 3 * WORD, total3, d)
+
+
+@triton.jit
+def _add(state, place, total, d):
+    inside = place < d
+    tl.store(state + place, tl.load(state + place, inside) + total, inside)
+
+
+@triton.jit
+def _fill(
+    z,
+    seeds,
+    table,
+    d,
+    SIGNS: tl.constexpr,
+    COUNTERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    """A block of one direction."""
+    block, i = tl.program_id(0), tl.program_id(1)
+    w0, w1, w2, w3 = _words(tl.load(seeds + i), block, COUNTERS)
+    place = _places(block, COUNTERS, ROWS)
+    direction = z + i.to(tl.int64) * d
+    tl.store(direction + place, _elements(w0, table, SIGNS, ROWS), place < d)
+    place += WORD
+    tl.store(direction + place, _elements(w1, table, SIGNS, ROWS), place < d)
+    place += WORD
+    tl.store(direction + place, _elements(w2, table, SIGNS, ROWS), place < d)
+    place += WORD
+    tl.store(direction + place, _elements(w3, table, SIGNS, ROWS), place < d)
+
+
+class CudaBackend:
+    """`shared.replay.Backend` on a GPU.
+
+    Attributes:
+        device: of the GPU.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._table = torch.from_numpy(NORMAL_TABLE.copy()).to(device)
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z, in place."""
+        on_device, factors = (
+            torch.from_numpy(array).to(self.device) for array in (state, coefficients)
+        )
+        grid = (_blocks(len(state), distribution),)
+        _fold[grid](
+            *(on_device, self._bits(seeds), factors, self._table, len(seeds), len(state)),
+            **_SHAPES[distribution],
+        )
+        state[:] = on_device.cpu().numpy()
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    ) -> NDArray[np.int16]:
+        """Directions of n seeds, int16 [n, count]."""
+        z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
+        if z.numel():
+            grid = (_blocks(count, distribution), len(seeds))
+            _fill[grid](z, self._bits(seeds), self._table, count, **_SHAPES[distribution])
+        whole: NDArray[np.int16] = z.cpu().numpy()
+        return whole
+
+    def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
+        return torch.from_numpy(seeds.view(np.int64)).to(self.device)
+
+
+def _blocks(count: int, distribution: Distribution) -> int:
+    shape = _SHAPES[distribution]
+    return -(-count // (4 * shape["ROWS"] * shape["COUNTERS"]))

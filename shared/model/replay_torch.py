@@ -1,0 +1,171 @@
+"""Replay in torch's operators: runs on any device, and exports to a phone as it stands.
+
+Everything is int64, in which a product of two 32-bit words keeps its bits whatever its sign says.
+Shifts are `torch.bitwise_right_shift`, the spelling that exporters know.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.directions import Distribution, Domain
+from shared.errors import ReplayError
+from shared.normal_table import NORMAL_TABLE
+from shared.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_LOW_WORD, _WORD_BITS = 0xFFFFFFFF, 32
+_LOW_HALF, _HALF_BITS = 0xFFFF, 16
+_ELEMENTS_AT_ONCE = 2**22
+
+
+def philox4x32(first: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Ten rounds of Philox4x32 in the domain of directions.
+
+    Args:
+        first: int64, word 0 of each counter.
+        seeds: int64, the keys, broadcast against the counters.
+
+    Returns:
+        The four words, int64 in 0 … 2³² − 1.
+    """
+    zero = torch.zeros_like(first + seeds)
+    c0, c1, c2, c3 = first + zero, zero, zero + int(Domain.DIRECTION), zero
+    k0 = seeds & _LOW_WORD
+    k1 = torch.bitwise_right_shift(seeds, _WORD_BITS) & _LOW_WORD
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (torch.bitwise_right_shift(product1, _WORD_BITS) & _LOW_WORD) ^ c1 ^ k0,
+            product1 & _LOW_WORD,
+            (torch.bitwise_right_shift(product0, _WORD_BITS) & _LOW_WORD) ^ c3 ^ k1,
+            product0 & _LOW_WORD,
+        )
+        k0 = (k0 + _KEY_INCREMENTS[0]) & _LOW_WORD
+        k1 = (k1 + _KEY_INCREMENTS[1]) & _LOW_WORD
+    return c0, c1, c2, c3
+
+
+def directions(
+    seeds: torch.Tensor, table: torch.Tensor, count: int, distribution: Distribution
+) -> torch.Tensor:
+    """Directions z of n seeds in the element order of the format.
+
+    Args:
+        seeds: int64 [n], the bits of the seeds.
+        table: int16 [65536] on the seeds' device, `shared.normal_table.NORMAL_TABLE`.
+        count: d.
+        distribution: ``gaussian`` or ``rademacher``.
+
+    Returns:
+        int16 [n, d]; multiply by 2⁻¹¹.
+    """
+    size, counters = (2048, 256) if distribution == "gaussian" else (8192, 64)
+    blocks = -(-count // size)
+    counter = torch.arange(counters * blocks, device=seeds.device)
+    words = torch.stack(philox4x32(counter, seeds[:, None]), dim=-1)
+    by_block = words.view(len(seeds), blocks, counters, 4).transpose(2, 3)
+    if distribution == "gaussian":
+        high = torch.bitwise_right_shift(by_block, _HALF_BITS)
+        halves = torch.stack([by_block & _LOW_HALF, high], dim=3)
+        return table[halves.reshape(len(seeds), size * blocks)[:, :count]]
+    places = torch.arange(32, device=seeds.device)[:, None, None]
+    bits = torch.bitwise_right_shift(by_block[:, :, None], places) & 1
+    return (bits.reshape(len(seeds), size * blocks)[:, :count] * 4096 - 2048).to(torch.int16)
+
+
+def fold(
+    state: torch.Tensor,
+    seeds: torch.Tensor,
+    coefficients: torch.Tensor,
+    table: torch.Tensor,
+    distribution: Distribution,
+) -> torch.Tensor:
+    """state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
+
+    Args:
+        state: int64 [d].
+        seeds: int64 [n], the bits of the seeds.
+        coefficients: int64 [n], unit 2⁻⁴⁰.
+        table: as for `directions`.
+        distribution: of the directions.
+
+    Returns:
+        int64 [d].
+    """
+    z = directions(seeds, table, state.shape[0], distribution).to(torch.int64)
+    return state + (coefficients[:, None] * z).sum(0)
+
+
+def shrink(state: torch.Tensor, bits: int) -> torch.Tensor:
+    """state − (state >> bits), as a pure function: int64 [d]."""
+    return state - torch.bitwise_right_shift(state, bits)
+
+
+class TorchBackend:
+    """`shared.replay.Backend` on a torch device.
+
+    Attributes:
+        device: where the arithmetic is done.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._table = torch.from_numpy(NORMAL_TABLE.copy()).to(device)
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z, in place."""
+        on_device = torch.from_numpy(state).to(self.device)
+        keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
+        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
+        for start in range(0, len(seeds), at_once):
+            some = slice(start, start + at_once)
+            on_device = fold(on_device, keys[some], factors[some], self._table, distribution)
+        state[:] = on_device.cpu().numpy()
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    ) -> NDArray[np.int16]:
+        """Directions of n seeds, int16 [n, count]."""
+        z = np.empty((len(seeds), count), np.int16)
+        keys, at_once = self._bits(seeds), max(1, _ELEMENTS_AT_ONCE // max(1, count))
+        for start in range(0, len(seeds), at_once):
+            some = slice(start, start + at_once)
+            z[some] = directions(keys[some], self._table, count, distribution).cpu().numpy()
+        return z
+
+    def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
+        return torch.from_numpy(seeds.view(np.int64)).to(self.device)
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend that the environment forces, or else the fastest beside a model on this device.
+
+    Raises:
+        ReplayError: if it forces one that does not exist or cannot be loaded here.
+    """
+    forced = forced_backend()
+    if forced == "torch":
+        return TorchBackend(device)
+    if forced == "cuda" or (not forced and device.type == "cuda"):
+        try:
+            from shared.model.replay_cuda import CudaBackend
+
+            return CudaBackend(device)
+        except ImportError as error:
+            if forced:
+                raise ReplayError(
+                    f"{BACKEND_VARIABLE}=cuda: triton cannot be loaded: {error}; "
+                    "pip install 'samara[cuda]'"
+                ) from error
+            return TorchBackend(device)
+    return default_backend()

@@ -1,0 +1,259 @@
+"""Replay compiled by numba: blocks of the state stay in cache while many seeds are folded.
+
+The kernels release Python's lock and run on plain threads, each on its own range of blocks.
+Numba's own pools are not used: one aborts when two threads call it, the other after a fork.
+Compiling waits for the first call; what was compiled is kept on disk.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numba import config, njit
+from numpy.typing import NDArray
+
+from shared.directions import Distribution, Domain
+from shared.errors import ReplayError
+from shared.normal_table import NORMAL_TABLE
+
+_NORMALS_PER_BLOCK = 2048
+_SIGNS_PER_BLOCK = 8192
+_SEEDS_AT_ONCE = 4
+_COUNTERS_AT_ONCE = 8
+_WORK_PER_THREAD = 2**21
+"""Elements times seeds below which a thread costs more than it brings."""
+
+_DIRECTION = np.uint64(Domain.DIRECTION)
+_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_INCREMENT_0, _INCREMENT_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW_HALF, _HALF_BITS = np.uint32(0xFFFF), np.uint32(16)
+_ONE, _NOTHING = np.uint32(1), np.int64(0)
+
+_compiled = njit(nogil=True, cache=True)
+_inlined = njit(nogil=True, cache=True, inline="always")
+
+
+class NumbaBackend:
+    """`shared.replay.Backend` on all cores, or on as many threads as asked for.
+
+    Attributes:
+        threads: most threads of a call.
+    """
+
+    name = "numba"
+
+    def __init__(self, threads: int = 0) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            threads: 0 is NUMBA_NUM_THREADS, by default one per core.
+
+        Raises:
+            ReplayError: if it is negative.
+        """
+        if threads < 0:
+            raise ReplayError(f"replay cannot run on {threads} threads; use 0 for one per core")
+        self.threads = threads or int(config.NUMBA_NUM_THREADS)
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z, in place."""
+
+        def fold(first: int, last: int) -> None:
+            if distribution == "gaussian":
+                _fold_normals(state, seeds, coefficients, NORMAL_TABLE, first, last)
+            else:
+                _fold_signs(state, seeds, coefficients, first, last)
+
+        self._over_blocks(fold, len(seeds), len(state), distribution)
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    ) -> NDArray[np.int16]:
+        """Directions of n seeds, int16 [n, count]."""
+        z = np.empty((len(seeds), count), np.int16)
+
+        def fill(first: int, last: int) -> None:
+            if distribution == "gaussian":
+                _fill_normals(z, seeds, NORMAL_TABLE, first, last)
+            else:
+                _fill_signs(z, seeds, first, last)
+
+        self._over_blocks(fill, len(seeds), count, distribution)
+        return z
+
+    def _over_blocks(
+        self, work: Callable[[int, int], None], seeds: int, count: int, distribution: Distribution
+    ) -> None:
+        """Do the work on all blocks, a range of them per thread."""
+        size = _NORMALS_PER_BLOCK if distribution == "gaussian" else _SIGNS_PER_BLOCK
+        blocks = -(-count // size)
+        threads = max(1, min(self.threads, blocks, seeds * count // _WORK_PER_THREAD))
+        if threads == 1:
+            work(0, blocks)
+            return
+        bounds = [blocks * thread // threads for thread in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, bounds[:-1], bounds[1:]))
+
+
+@_inlined
+def _random_words(first, seed, words):
+    """Philox4x32-10 of eight counters from `first` on, in the domain of directions.
+
+    Eight at once is what lets the compiler use vectors and the processor overlap them with table
+    look-ups. Words are held in 64 bits, as the products need.
+
+    Args:
+        first: uint64.
+        seed: uint64.
+        words: uint32 [4, 8], filled.
+    """
+    for j in range(_COUNTERS_AT_ONCE):
+        c0, c1, c2, c3 = first + np.uint64(j), np.uint64(0), _DIRECTION, np.uint64(0)
+        k0, k1 = seed & _LOW_WORD, seed >> _WORD_BITS
+        for _ in range(10):
+            product0, product1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
+            c0 = (product1 >> _WORD_BITS) ^ c1 ^ k0
+            c1 = product1 & _LOW_WORD
+            c2 = (product0 >> _WORD_BITS) ^ c3 ^ k1
+            c3 = product0 & _LOW_WORD
+            k0 = (k0 + _INCREMENT_0) & _LOW_WORD
+            k1 = (k1 + _INCREMENT_1) & _LOW_WORD
+        words[0, j] = np.uint32(c0)
+        words[1, j] = np.uint32(c1)
+        words[2, j] = np.uint32(c2)
+        words[3, j] = np.uint32(c3)
+
+
+@_inlined
+def _normals_of_block(block, seed, table, words, z, row):
+    """The 2,048 normals of a block into a row of z int16 [n, 2048]; words [2, 4, 8] is scratch.
+
+    The next words are begun before the last ones are looked up, so that neither the table nor the
+    multiplications are waited for. The words of the last turn are made in vain.
+    """
+    first = np.uint64(256 * block)
+    _random_words(first, seed, words[0])
+    for turn in range(1, 256 // _COUNTERS_AT_ONCE + 1):
+        _random_words(first + np.uint64(_COUNTERS_AT_ONCE * turn), seed, words[turn & 1])
+        last_words = words[(turn - 1) & 1]
+        for w in range(4):
+            at = 512 * w + _COUNTERS_AT_ONCE * (turn - 1)
+            for i in range(_COUNTERS_AT_ONCE):
+                word = last_words[w, i]
+                z[row, at + i] = table[word & _LOW_HALF]
+                z[row, at + 256 + i] = table[word >> _HALF_BITS]
+
+
+@_inlined
+def _words_of_block(block, seed, words, sign_words):
+    """The 256 words whose bits are a block's signs: uint64 [256] is filled."""
+    for j in range(0, 64, _COUNTERS_AT_ONCE):
+        _random_words(np.uint64(64 * block + j), seed, words)
+        for w in range(4):
+            for i in range(_COUNTERS_AT_ONCE):
+                sign_words[64 * w + j + i] = np.uint64(words[w, i])
+
+
+@_compiled
+def _fold_normals(state, seeds, coefficients, table, first, last):
+    """state += Σ c·z on the blocks first … last − 1.
+
+    Products are of 32 bits, so that they are vectors: a coefficient is low + high·2³². The high
+    parts are zero as a rule and then cost nothing.
+    """
+    words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
+    z = np.zeros((_SEEDS_AT_ONCE, _NORMALS_PER_BLOCK), np.int16)
+    low, high = np.zeros(_SEEDS_AT_ONCE, np.int32), np.zeros(_SEEDS_AT_ONCE, np.int32)
+    for block in range(first, last):
+        part = state[_NORMALS_PER_BLOCK * block : _NORMALS_PER_BLOCK * (block + 1)]
+        for start in range(0, len(seeds), _SEEDS_AT_ONCE):
+            low[:], high[:] = 0, 0
+            for i in range(min(_SEEDS_AT_ONCE, len(seeds) - start)):
+                coefficient = coefficients[start + i]
+                low[i] = np.int32(coefficient)
+                high[i] = np.int32((coefficient - np.int64(low[i])) >> 32)
+                _normals_of_block(block, seeds[start + i], table, words, z, i)
+            c0, c1, c2, c3 = low[0], low[1], low[2], low[3]
+            for j in range(len(part)):
+                part[j] += (
+                    np.int64(c0) * np.int64(z[0, j])
+                    + np.int64(c1) * np.int64(z[1, j])
+                    + np.int64(c2) * np.int64(z[2, j])
+                    + np.int64(c3) * np.int64(z[3, j])
+                )
+            if high.any():
+                c0, c1, c2, c3 = high[0], high[1], high[2], high[3]
+                for j in range(len(part)):
+                    part[j] += (
+                        np.int64(c0) * np.int64(z[0, j])
+                        + np.int64(c1) * np.int64(z[1, j])
+                        + np.int64(c2) * np.int64(z[2, j])
+                        + np.int64(c3) * np.int64(z[3, j])
+                    ) << 32
+
+
+@_compiled
+def _fold_signs(state, seeds, coefficients, first, last):
+    """state += Σ c·z on the blocks first … last − 1, as 2·(sum where the bit is set) − Σ c."""
+    words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
+    bits = np.zeros((_SEEDS_AT_ONCE, 256), np.uint64)
+    c = np.zeros(_SEEDS_AT_ONCE, np.int64)
+    total = np.empty(_SIGNS_PER_BLOCK, np.int64)
+    all_coefficients = coefficients.sum()
+    for block in range(first, last):
+        total[:] = 0
+        for start in range(0, len(seeds), _SEEDS_AT_ONCE):
+            c[:] = 0
+            for i in range(min(_SEEDS_AT_ONCE, len(seeds) - start)):
+                c[i] = coefficients[start + i]
+                _words_of_block(block, seeds[start + i], words, bits[i])
+            c0, c1, c2, c3 = c[0], c[1], c[2], c[3]
+            for t in range(32):
+                bit = np.uint64(1) << np.uint64(t)
+                part = total[256 * t : 256 * (t + 1)]
+                for k in range(len(part)):
+                    part[k] += (
+                        (c0 if bits[0, k] & bit else _NOTHING)
+                        + (c1 if bits[1, k] & bit else _NOTHING)
+                        + (c2 if bits[2, k] & bit else _NOTHING)
+                        + (c3 if bits[3, k] & bit else _NOTHING)
+                    )
+        part = state[_SIGNS_PER_BLOCK * block : _SIGNS_PER_BLOCK * (block + 1)]
+        for j in range(len(part)):
+            part[j] += ((total[j] << 1) - all_coefficients) << 11
+
+
+@_compiled
+def _fill_normals(z, seeds, table, first, last):
+    """Columns of z int16 [n, d] on the blocks first … last − 1."""
+    words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
+    whole = np.empty((1, _NORMALS_PER_BLOCK), np.int16)
+    for row in range(len(seeds)):
+        for block in range(first, last):
+            _normals_of_block(block, seeds[row], table, words, whole, 0)
+            part = z[row, _NORMALS_PER_BLOCK * block : _NORMALS_PER_BLOCK * (block + 1)]
+            for j in range(len(part)):
+                part[j] = whole[0, j]
+
+
+@_compiled
+def _fill_signs(z, seeds, first, last):
+    """Columns of z int16 [n, d] on the blocks first … last − 1."""
+    words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
+    bits = np.empty(256, np.uint64)
+    for row in range(len(seeds)):
+        for block in range(first, last):
+            _words_of_block(block, seeds[row], words, bits)
+            for t in range(32):
+                begin = _SIGNS_PER_BLOCK * block + 256 * t
+                part = z[row, begin : begin + 256]
+                for k in range(len(part)):
+                    part[k] = 2048 if bits[k] >> np.uint64(t) & np.uint64(1) else -2048

@@ -1,0 +1,35 @@
+"""Replay in numpy: the readable specification, for everywhere that has nothing faster."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.directions import Distribution, directions
+
+_ELEMENTS_AT_ONCE = 2**18
+
+
+class NumpyBackend:
+    """`shared.replay.Backend` as plainly as it can be written."""
+
+    name = "numpy"
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z, in place."""
+        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
+        for start in range(0, len(seeds), at_once):
+            some = slice(start, start + at_once)
+            z = self.directions(seeds[some], len(state), distribution)
+            for coefficient, direction in zip(coefficients[some], z, strict=True):
+                state += coefficient * direction
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    ) -> NDArray[np.int16]:
+        """Directions of n seeds, int16 [n, count]."""
+        return directions(seeds, count, distribution)
