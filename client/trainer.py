@@ -89,7 +89,7 @@ class Trainer:
         self.layout = adapter.layout
         self._scorer = scorer
         self._device = torch.device(config.model.device)
-        self.backend = backend_for(self._device)
+        self.backend = backend_for(self._device, config.threads)
         body = Body(base, adapter.first_block, config.trunk_cache)
         self.forward = ResidentForward(adapter, scorer, body)
         self._shares: dict[int, list[list[Example]]] = {}

@@ -269,19 +269,22 @@ def forced_backend() -> str:
     return name
 
 
-def default_backend() -> Backend:
+def default_backend(threads: int = 0) -> Backend:
     """The backend that the environment forces, or else the fastest that needs no torch.
 
     ``torch`` and ``cuda`` are a choice for whoever holds a model; others choose as if unforced.
 
+    Args:
+        threads: most threads of a call; 0 leaves it to the backend.
+
     Raises:
         ReplayError: if it forces one that does not exist or cannot be loaded here.
     """
-    return _backend(forced_backend())
+    return _backend(forced_backend(), threads)
 
 
 @cache
-def _backend(forced: str) -> Backend:
+def _backend(forced: str, threads: int) -> Backend:
     if forced == "numpy":
         return NumpyBackend()
     try:
@@ -294,7 +297,7 @@ def _backend(forced: str) -> Backend:
             ) from error
         log.info("replaying with numpy, which is slow: numba cannot be loaded: %s", error)
         return NumpyBackend()
-    return NumbaBackend()
+    return NumbaBackend(threads)
 
 
 def to_float32(state: NDArray[np.int64]) -> NDArray[np.float32]:

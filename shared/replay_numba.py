@@ -28,7 +28,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _INCREMENT_0, _INCREMENT_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 _LOW_HALF, _HALF_BITS = np.uint32(0xFFFF), np.uint32(16)
-_ONE, _NOTHING = np.uint32(1), np.int64(0)
+_NOTHING = np.int64(0)
 
 _compiled = njit(nogil=True, cache=True)
 _inlined = njit(nogil=True, cache=True, inline="always")
@@ -162,42 +162,55 @@ def _words_of_block(block, seed, words, sign_words):
                 sign_words[64 * w + j + i] = np.uint64(words[w, i])
 
 
+@_inlined
+def _common_shift(coefficients):
+    """How many of their lowest bits are zero in all of them; 0 if nothing else is in them."""
+    bits, shift = np.int64(0), 0
+    for coefficient in coefficients:
+        bits |= coefficient
+    while bits != 0 and bits & 1 == 0:
+        bits >>= 1
+        shift += 1
+    return shift
+
+
 @_compiled
 def _fold_normals(state, seeds, coefficients, table, first, last):
     """state += Σ c·z on the blocks first … last − 1.
 
-    Products are of 32 bits, so that they are vectors: a coefficient is low + high·2³². The high
-    parts are zero as a rule and then cost nothing.
+    Products are of 32 bits, so that they are vectors. Coefficients of four seeds are therefore
+    (low + high·2³²)·2^shift, with the largest shift that they have in common; those of one group
+    need no high part then.
     """
     words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     z = np.zeros((_SEEDS_AT_ONCE, _NORMALS_PER_BLOCK), np.int16)
-    low, high = np.zeros(_SEEDS_AT_ONCE, np.int32), np.zeros(_SEEDS_AT_ONCE, np.int32)
+    digits = np.empty((2, _SEEDS_AT_ONCE), np.int32)
     for block in range(first, last):
         part = state[_NORMALS_PER_BLOCK * block : _NORMALS_PER_BLOCK * (block + 1)]
         for start in range(0, len(seeds), _SEEDS_AT_ONCE):
-            low[:], high[:] = 0, 0
-            for i in range(min(_SEEDS_AT_ONCE, len(seeds) - start)):
-                coefficient = coefficients[start + i]
-                low[i] = np.int32(coefficient)
-                high[i] = np.int32((coefficient - np.int64(low[i])) >> 32)
+            some = coefficients[start : start + _SEEDS_AT_ONCE]
+            shift = _common_shift(some)
+            digits[:] = 0
+            for i in range(len(some)):
+                digits[0, i] = np.int32(some[i] >> shift)
+                digits[1, i] = np.int32(((some[i] >> shift) - np.int64(digits[0, i])) >> 32)
                 _normals_of_block(block, seeds[start + i], table, words, z, i)
-            c0, c1, c2, c3 = low[0], low[1], low[2], low[3]
-            for j in range(len(part)):
-                part[j] += (
-                    np.int64(c0) * np.int64(z[0, j])
-                    + np.int64(c1) * np.int64(z[1, j])
-                    + np.int64(c2) * np.int64(z[2, j])
-                    + np.int64(c3) * np.int64(z[3, j])
-                )
-            if high.any():
-                c0, c1, c2, c3 = high[0], high[1], high[2], high[3]
-                for j in range(len(part)):
-                    part[j] += (
-                        np.int64(c0) * np.int64(z[0, j])
-                        + np.int64(c1) * np.int64(z[1, j])
-                        + np.int64(c2) * np.int64(z[2, j])
-                        + np.int64(c3) * np.int64(z[3, j])
-                    ) << 32
+            for digit in range(2):
+                if digits[digit].any():
+                    c0, c1, c2, c3 = (
+                        digits[digit, 0],
+                        digits[digit, 1],
+                        digits[digit, 2],
+                        digits[digit, 3],
+                    )
+                    scale = shift + 32 * digit
+                    for j in range(len(part)):
+                        part[j] += (
+                            np.int64(c0) * np.int64(z[0, j])
+                            + np.int64(c1) * np.int64(z[1, j])
+                            + np.int64(c2) * np.int64(z[2, j])
+                            + np.int64(c3) * np.int64(z[3, j])
+                        ) << scale
 
 
 @_compiled

@@ -147,8 +147,12 @@ class TorchBackend:
         return torch.from_numpy(seeds.view(np.int64)).to(self.device)
 
 
-def backend_for(device: torch.device) -> Backend:
+def backend_for(device: torch.device, threads: int = 0) -> Backend:
     """The backend that the environment forces, or else the fastest beside a model on this device.
+
+    Args:
+        device: of the model.
+        threads: most threads of a call on the CPU; 0 leaves it to the backend.
 
     Raises:
         ReplayError: if it forces one that does not exist or cannot be loaded here.
@@ -168,4 +172,4 @@ def backend_for(device: torch.device) -> Backend:
                     "pip install 'samara[cuda]'"
                 ) from error
             return TorchBackend(device)
-    return default_backend()
+    return default_backend(threads)

@@ -99,6 +99,21 @@ def test_folding_is_the_written_sum_modulo_the_width_of_the_state(
     np.testing.assert_array_equal(state, expected)
 
 
+@pytest.mark.parametrize("shift", [1, 12, 31, 32, 62])
+@pytest.mark.parametrize("how", SIZES)
+def test_coefficients_may_share_any_power_of_two(
+    backend: Backend, how: Distribution, shift: int
+) -> None:
+    seeds, coefficients = scalars_of(5)
+    coefficients >>= shift
+    coefficients <<= shift
+    state, expected = np.arange(300), np.arange(300)
+    for coefficient, z in zip(coefficients, directions(seeds, 300, how), strict=True):
+        expected += coefficient * z.astype(np.int64)
+    backend.fold(state, seeds, coefficients, how)
+    np.testing.assert_array_equal(state, expected)
+
+
 @pytest.mark.parametrize("how", SIZES)
 def test_neither_order_nor_split_of_the_seeds_changes_a_bit(
     backend: Backend, how: Distribution
