@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ VERDICT = re.compile(
 class Training:
     """Settings of the pretraining."""
 
-    texts: int = 150_000
-    steps: int = 4_000
+    texts: int = 100_000
+    steps: int = 3_000
     seed: int = 1
     hidden: int = 128
     blocks: int = 4
@@ -306,7 +307,8 @@ def measured(folder: Path, training: Training, settings: Probe, seeds: int) -> d
     """All figures of the record."""
     task = load_task("messages")
     base = load_base_model(str(folder))
-    fresh = list(messages.pretraining_text(2000, training.seed + 1))
+    texts = messages.pretraining_text(training.texts + 2000, training.seed)
+    fresh = list(islice(texts, training.texts, None))
     figures: dict[str, Any] = {"verdicts": verdict_accuracy(base, task, fresh)}
     for seed in range(seeds):
         ceilings = embedded_ceilings(settings.writers, seed)
@@ -322,7 +324,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the model goes")
     folder = parser.parse_args().folder
     training, settings = Training(), Probe()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     texts = list(messages.pretraining_text(training.texts, training.seed))
     tokenizer = tokenizer_of(texts)
     start = time.process_time()

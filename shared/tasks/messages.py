@@ -40,6 +40,8 @@ TURNED_ASPECTS: Final = 4
 """How many aspects a community turns against the public."""
 READERS: Final = 256
 """How many of the public have a name."""
+READER_TURNS: Final = 0.4
+"""How likely a reader is turned against the public in a debated aspect."""
 VERDICTS: Final = 8
 """How many of the public say what they think of a message."""
 
@@ -278,7 +280,9 @@ def _reader(seed: int, index: int) -> Writer:
     return _writer(
         draws,
         user="".join(syllables[digit] for digit in divmod(index, len(syllables))),
-        prefers=_preferences(draws, draws.below(len(_DEBATED_ASPECTS) + 1)),
+        prefers=tuple(
+            pair[pair in _DEBATED_ASPECTS and draws.chance(READER_TURNS)] for pair in ASPECTS
+        ),
         setting=draws.pick(("company", "evening")),
         strength=draws.pick((MILD, STRONG)),
     )

@@ -83,7 +83,7 @@ def test_messages_are_the_same_everywhere() -> None:
     everything = [messages(writer, 20, split, 5) for writer in writers(4, 7) for split in SPLITS]
     content = json.dumps([everything, list(pretraining_text(50, 7))])
     assert hashlib.sha256(content.encode()).hexdigest() == (
-        "0059f8d0f5773632ad72b264e05118e630eb5398a2ce14d06d65a02e6fa10e46"
+        "d14df58c069cd912da738cc39e9e4b448651fe12c273f2180d2e31c5a1500aef"
     )
 
 
