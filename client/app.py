@@ -135,11 +135,10 @@ def _answered(
 
 def _unpacked(message: Message) -> tuple[bytes, CatchUp]:
     record = message.content.config_records.get(RECORD, ConfigRecord())
-    parts = [record.get(name, b"") for name in ("frame", "snapshot", "tail")]
-    frame, snapshot, tail = (part if isinstance(part, bytes) else None for part in parts)
-    if frame is None or snapshot is None or tail is None:
-        raise CatchUpError("the message holds no frame; the server is not a Samara server")
-    return frame, CatchUp(snapshot, tail)
+    match [record.get(name, b"") for name in ("frame", "snapshot", "tail")]:
+        case [bytes(frame), bytes(snapshot), bytes(tail)]:
+            return frame, CatchUp(snapshot, tail)
+    raise CatchUpError("the message holds no frame; the server is not a Samara server")
 
 
 def _reply(frame: bytes, message: Message) -> Message:

@@ -5,6 +5,7 @@ same exact replay, a ledger that never leaves the client. The weights that a per
 global + personal, summed as integers.
 """
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from shared.ledger.records import LedgerHeader
 from shared.replay import digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 from shared.tasks.objectives import cross_entropy
+
+log = logging.getLogger("samara.client")
 
 BIAS_PENALTY = 1e-3
 """Keeps a label bias finite where a client has seen one label only."""
@@ -110,6 +113,8 @@ def compared(
         trainer.layout,
         config.ledger.snapshot_every,
     )
+    if ledger.recovered:
+        log.warning("%s", ledger.recovered)
     try:
         personal = personalized(trainer, config, state, device, clients, ledger)
     finally:

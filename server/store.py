@@ -59,7 +59,7 @@ class RunStore:
             raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
         self.events = _read_events(folder / METRICS_FILE)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
-        told = [event["round"] for event in self.events if event.get("event") == "round"]
+        told = [event.get("round", 0) for event in self.events if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
             self.ledger.close()
             raise LedgerError(
