@@ -51,8 +51,9 @@ class ResidentForward:
     def _pass(self, points: Points, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
         lengths = torch.tensor([len(sequence) for sequence in sequences])
+        supervised = [places for prompt in prompts for places in prompt.supervised]
         with self._adapter.at(points):
-            hidden = self._body(sequences, points.count)
+            hidden = self._body(sequences, points.count, supervised if all(supervised) else None)
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
             scores = scores + points.tensor(LABEL_BIAS)[:, None, :, 0]
