@@ -25,6 +25,7 @@ from shared.layout import Layout
 from shared.ledger import Ledger, LedgerHeader, follow
 from shared.replay import digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.runs import run_folder
 from shared.tasks.objectives import cross_entropy
 
 BIAS_PENALTY = 1e-3
@@ -119,8 +120,7 @@ def compared(
 
 def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
     """Where a client of this machine keeps its personal ledger; its folder is made."""
-    run = Path(config.out) if config.out else Path("runs") / run_id.hex()
-    folder = run / "clients" / str(device)
+    folder = run_folder(config, run_id) / "clients" / str(device)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / "personal.ledger"
 

@@ -1,4 +1,4 @@
-"""Outputs of the layers below the adapters, kept between passes, steps and runs under a byte budget.
+"""Outputs of the layers below the adapters, kept between passes, steps and runs, within bytes.
 
 They are the same for every point and never change, so they are worth keeping. In memory they are
 kept as they are; on disk in half precision, and then also what was just computed is rounded, so

@@ -19,7 +19,7 @@ from shared.model.quantized import Quantization, quantized_linear
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
+_OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
 _UNUSED = "pooler"
 """No scorer uses BERT's pooler, and checkpoints of masked LMs lack it."""
 
@@ -34,7 +34,7 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -92,7 +92,8 @@ def load_quantized(
     if missing := [name for name, p in network.named_parameters() if p.is_meta]:
         raise ModelError(
             f"{folder}: the checkpoint lacks {', '.join(missing[:5])}"
-            f"{' and more' * (len(missing) > 5)}; download the whole model"
+            f"{' and more' * (len(missing) > 5)}, or calls them otherwise; download the whole "
+            "model, or set model.quantization = none"
         )
     network.to(device)
 
@@ -143,23 +144,19 @@ def _names_in_checkpoint(network: Any, files: dict[str, Path]) -> dict[str, str]
     """The checkpoint's name of each parameter that it holds.
 
     A checkpoint may have been saved with or without the head, and so with or without the prefix of
-    the body, and old ones call a norm's weight and bias gamma and beta.
+    the body, and some names have changed over time.
     """
-    prefix = f"{network.base_model_prefix}."
-    names = {}
-    for key in files:
-        name = key
-        for old, new in _OLD_NAMES:
-            if name.endswith(old):
-                name = name.removesuffix(old) + new
-        names[name] = key
-    found = {}
-    for name, _ in network.named_parameters(remove_duplicate=False):
-        for candidate in (name, prefix + name, name.removeprefix(prefix)):
-            if candidate in names:
-                found[name] = names[candidate]
-                break
-    return found
+
+    def plain(name: str) -> str:
+        parts = name.removeprefix(f"{network.base_model_prefix}.").split(".")
+        return ".".join(_OLD_NAMES.get(part, part) for part in parts)
+
+    in_checkpoint = {plain(key): key for key in files}
+    return {
+        name: in_checkpoint[plain(name)]
+        for name, _ in network.named_parameters(remove_duplicate=False)
+        if plain(name) in in_checkpoint
+    }
 
 
 def _set(network: nn.Module, name: str, tensor: Tensor, device: torch.device) -> None:

@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -50,8 +50,15 @@ class Adapters(Protocol):
         """Names and shapes of the tensors."""
 
     @property
+    def queries(self) -> int:
+        """q, directions; 0 for a single point."""
+
+    @property
     def count(self) -> int:
-        """P, how many there are."""
+        """P, how many there are: every sign of every query, sign by sign, or 1."""
+
+    def part(self, signs: slice, queries: slice) -> "Adapters":
+        """Those of some signs and some queries."""
 
     def tensor(self, name: str) -> TorchTensor:
         """One tensor of all of them, float32 [P, rows, columns]."""
@@ -89,9 +96,19 @@ class Points:
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon)
 
     @property
+    def queries(self) -> int:
+        """q, or 0 without directions."""
+        return 0 if self.directions is None else len(self.directions)
+
+    @property
     def count(self) -> int:
         """P: signs · q, or 1 without directions."""
-        return 1 if self.directions is None else len(self.signs) * len(self.directions)
+        return len(self.signs) * self.queries or 1
+
+    def part(self, signs: slice, queries: slice) -> "Points":
+        """Points of some signs and some queries; there must be directions."""
+        assert self.directions is not None
+        return replace(self, directions=self.directions[queries], signs=self.signs[signs])
 
     def tensor(self, name: str) -> TorchTensor:
         """One tensor of all points, float32 [P, rows, columns], made anew at every call."""
@@ -141,9 +158,7 @@ class LoRAFALinear(nn.Module):
         by_point = self.base(own).view(groups, -1, b.shape[1])
         if alike:
             projected = projected.expand(points.count, -1, -1)
-        added = torch.baddbmm(
-            by_point, projected, b.transpose(1, 2), alpha=self._adapter[0].scale
-        )
+        added = torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=self._adapter[0].scale)
         return added.view(rows, length, -1)
 
 

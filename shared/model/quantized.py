@@ -1,10 +1,10 @@
 """Linear layers with weight-only quantization: stored small, multiplied in the compute type.
 
 NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), INT8 stores one scale per output.
-Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass, however many
-rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations would turn
-the loss difference of a small perturbation into steps, and that is what bitsandbytes' own 8-bit
-layer does on CUDA.
+Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass, however
+many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations would
+turn the loss difference of a small perturbation into steps, and that is what bitsandbytes' own
+8-bit layer does on CUDA.
 """
 
 from abc import ABC, abstractmethod
@@ -22,8 +22,8 @@ NF4_BLOCK = 64
 
 _MISSING = (
     "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
-    "pip install 'samara[quantized]'. On a Jetson that is not enough: the index's aarch64 wheels are "
-    "built for server ARM and fail at the first kernel launch. Build bitsandbytes there with "
+    "pip install 'samara[quantized]'. On a Jetson that is not enough: the index's aarch64 wheels "
+    "are built for server ARM and fail at the first kernel launch. Build bitsandbytes there with "
     "-DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or take the Jetson AI Lab's build"
 )
 

@@ -239,7 +239,7 @@ def _log_likelihoods(
     rows = read.flatten(0, 1)
     tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.network.config.vocab_size))
     found = []
-    for some, of_some in zip(rows.split(tile), wanted.split(tile), strict=True):
+    for some, of_some in zip(torch.split(rows, tile), torch.split(wanted, tile), strict=True):
         logits = _head(base, some)
         found.append(logits.gather(1, of_some) - logits.logsumexp(1, keepdim=True))
     return torch.cat(found).view(*read.shape[:2], -1)
