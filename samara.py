@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+import benchmarks.commands
 import server.commands
 import simulations.commands
 from shared.errors import SamaraError
@@ -17,6 +18,7 @@ app = typer.Typer(
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
 app.add_typer(server.commands.app, name="server")
+app.add_typer(benchmarks.commands.app, name="bench")
 
 
 def main() -> None:

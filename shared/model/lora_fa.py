@@ -130,6 +130,8 @@ class LoRAFALinear(nn.Module):
     A [r, in]; B [P, out, r].
     """
 
+    a: TorchTensor
+
     def __init__(self, base: nn.Module, a: TorchTensor, name: str, adapter: "Adapter") -> None:
         super().__init__()
         self.base = base
@@ -154,7 +156,7 @@ class LoRAFALinear(nn.Module):
         own = x[: rows // points.count] if alike else x
         b = points.tensor(self.name).to(x.dtype)
         groups = 1 if alike else points.count
-        projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])  # type: ignore[arg-type]
+        projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])
         by_point = self.base(own).view(groups, -1, b.shape[1])
         if alike:
             projected = projected.expand(points.count, -1, -1)
