@@ -181,6 +181,7 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
     return fastest(candidates, rehearsal.seconds)[0]
 
 
-def evaluation_batch(schedule: Schedule, queries: int, batch: int, most: int) -> int:
+def evaluation_batch(schedule: Schedule, config: RunConfig, most: int) -> int:
     """Examples of a pass with one adapter that take no more memory than a pass of a step."""
-    return min(most, points_per_pass(schedule.grouping, queries) * (schedule.micro_batch or batch))
+    rows = points_per_pass(schedule.grouping, config.queries)
+    return min(most, rows * (schedule.micro_batch or config.batch))

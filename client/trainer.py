@@ -177,8 +177,9 @@ class Trainer:
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
         points = Points.at(self.layout, to_float32(state), device=self._device)
-        config, step = self._config, self._execution.schedule
-        size = evaluation_batch(step, config.queries, config.batch, EVALUATION_MICRO_BATCH)
+        size = EVALUATION_MICRO_BATCH
+        if self._config.memory_budget:
+            size = evaluation_batch(self._execution.schedule, self._config, size)
         scores = self.forward.scores(points, data.prompts, Schedule("both", size))
         return scores.reshape(len(data.prompts), -1)
 

@@ -116,13 +116,7 @@ def load_base_model(
         ModelError: if the folder is missing or incomplete, or is not what it should be; if
             bitsandbytes is needed and cannot be used.
     """
-    folder = _resolve(path)
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder}: no config.json; model.path must be a Hugging Face model folder"
-        )
-    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
-        raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
+    folder = _model_folder(path)
     known_family = _family(folder) if family == "auto" else family
     try:
         place = torch.device(device)
@@ -144,6 +138,36 @@ def load_base_model(
         _pooling(folder),
         quantization,
     )
+
+
+def structure_of(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
+    """A model without its weights and tokenizer: modules, their names and their shapes.
+
+    Args:
+        path: as in `load_base_model`.
+        family: as in `load_base_model`.
+
+    Raises:
+        ModelError: if the folder is missing or incomplete.
+    """
+    folder = _model_folder(path)
+    known_family = _family(folder) if family == "auto" else family
+    try:
+        network = _empty(folder, known_family, torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: config.json cannot be used: {error}") from error
+    return BaseModel(folder, model_id(folder), known_family, network, None, _pooling(folder))
+
+
+def _model_folder(path: str) -> Path:
+    folder = _resolve(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder}: no config.json; model.path must be a Hugging Face model folder"
+        )
+    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
+    return folder
 
 
 def model_id(folder: Path) -> bytes:

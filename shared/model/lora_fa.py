@@ -11,7 +11,7 @@ from: `Points` keeps one master copy and makes them during the forward (P-RGE, s
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -210,7 +210,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
     found = _matching(base.body, prefixes, settings.projections, str(base.folder))
     tensors = [
-        Tensor(name, _features(module)[1], settings.rank, ADAPTER_GROUP)
+        Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
         for name, module in found.items()
     ]
     if settings.label_bias:
@@ -219,14 +219,23 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
     )
     adapter = Adapter(layout, min(chosen))
-    seeds = query_seeds(settings.seed, 0, 1, len(found))[0]
-    for seed, (name, module) in zip(seeds, found.items(), strict=True):
-        a = frozen_a(int(seed), settings.rank, _features(module)[0])
+    sizes = [features(module)[0] for module in found.values()]
+    matrices = frozen_matrices(layout, sizes)
+    for a, (name, module) in zip(matrices, found.items(), strict=True):
         parent, _, child = name.rpartition(".")
         frozen = torch.from_numpy(a).to(base.network.device, base.network.dtype)
         wrapped = LoRAFALinear(module, frozen, name, adapter)
         setattr(base.body.get_submodule(parent), child, wrapped)
     return adapter
+
+
+def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:
+    """The frozen A of every adapted layer, float32 [rank, in], in the layout's order."""
+    seeds = query_seeds(layout.a_seed, 0, 1, len(in_features))[0]
+    return [
+        frozen_a(int(seed), layout.rank, size)
+        for seed, size in zip(seeds, in_features, strict=True)
+    ]
 
 
 def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
@@ -256,7 +265,7 @@ def _name_of(body: nn.Module, wanted: nn.Module) -> str:
     return names[id(wanted)]
 
 
-def _features(module: nn.Module) -> tuple[int, int]:
+def features(module: nn.Module) -> tuple[int, int]:
     """(in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
     if isinstance(module, nn.Linear | QuantizedLinear):
         return module.in_features, module.out_features
