@@ -1,16 +1,12 @@
 """The commands that measure."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
-
-
-@app.callback()
-def _bench() -> None:
-    """Keep ``replay`` a command of its own."""
 
 
 @app.command()
@@ -41,3 +37,68 @@ def replay(
 
         write_durably(json, (dumps(rows, indent=1) + "\n").encode())
         print(f"rows in {json}")
+
+
+class Shape(StrEnum):
+    """Models of known shapes with random weights."""
+
+    LLAMA_34M = "llama-34m"
+    TINYLLAMA = "tinyllama-1.1b"
+    LLAMA2_7B = "llama2-7b"
+
+
+class Quantization(StrEnum):
+    """Of the weights in the blocks."""
+
+    NONE = "none"
+    NF4 = "nf4"
+    INT8 = "int8"
+
+
+@app.command()
+def step(
+    json: Annotated[Path, typer.Option(help="File for the rows; written whole at the end.")],
+    shape: Annotated[Shape, typer.Option(help="Model shape.")] = Shape.LLAMA_34M,
+    quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
+    queries: Annotated[int, typer.Option(help="q, directions of a step.")] = 4,
+    batches: Annotated[str, typer.Option(help="B, comma-separated.")] = "1,4,8",
+    lengths: Annotated[str, typer.Option(help="Tokens of a sequence.")] = "32,64,128",
+    layers: Annotated[str, typer.Option(help="Adapted blocks: all, top:2, …")] = "all",
+    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    repetitions: Annotated[int, typer.Option(help="Of each step, interleaved.")] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is one per core.")] = 0,
+) -> None:
+    """Time P-RGE steps in every grouping against MeZO-LoRA on the same rows.
+
+    Example: samara bench step --json step.json --batches 4 --lengths 64
+    """
+    from benchmarks.step import StepBench, run
+
+    run(
+        StepBench(
+            shape=shape.value,
+            quantization=quantization.value,
+            dtype=dtype,
+            device=device,
+            queries=queries,
+            batches=_numbers(batches, "--batches"),
+            lengths=_numbers(lengths, "--lengths"),
+            layers=layers,
+            rank=rank,
+            repetitions=repetitions,
+            threads=threads,
+        ),
+        json,
+    )
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text}: write it as 1,4,8") from error
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"{option} {text}: numbers must be positive")
+    return numbers

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client.forward.grouping import Schedule
 from client.trainer import trainer_for
 from shared.config import load_scenario
 from shared.directions import directions
@@ -33,7 +34,9 @@ def main() -> None:
     center = np.zeros(layout.size, np.float32)
 
     def losses(points: Points) -> np.ndarray:
-        scores = torch.from_numpy(trainer.forward.scores(points, prompts, 8)).double()
+        scores = torch.from_numpy(
+            trainer.forward.scores(points, prompts, Schedule(micro_batch=8))
+        ).double()
         return -scores.log_softmax(-1)[:, torch.arange(len(labels)), labels].numpy()
 
     middle = losses(Points.at(layout, center)).mean()

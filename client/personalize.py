@@ -27,6 +27,7 @@ from shared.ledger.ledger import Ledger
 from shared.ledger.records import LedgerHeader
 from shared.replay import digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.runs import run_folder
 from shared.tasks.objectives import cross_entropy
 
 log = logging.getLogger("samara.client")
@@ -133,8 +134,7 @@ def compared(
 
 def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
     """The folder where a client of this machine keeps its personal ledger."""
-    run = Path(config.out) if config.out else Path("runs") / run_id.hex()
-    return run / "clients" / str(device) / "personal.ledger"
+    return run_folder(config, run_id) / "clients" / str(device) / "personal.ledger"
 
 
 def base_rate(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:

@@ -4,8 +4,9 @@ import json
 import os
 import platform
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 
 from client.estimators.prge import Estimate, estimate
 from client.forward.body import Body
+from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
+from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
 from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order
 from shared.errors import CatchUpError, DataError, TrainingError
@@ -31,6 +34,7 @@ from shared.model.lora_fa import Points, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay import quantize, replay, to_float32
+from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import Example, load_examples
 from shared.tasks.embedded import embedded_examples
@@ -39,8 +43,6 @@ from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
 
 EVALUATION_MICRO_BATCH = 16
-GROUPING = "both"
-"""+ε and −ε of all queries go through the model together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,24 +75,27 @@ class Trainer:
             SamaraError: if any of them cannot be used.
         """
         self._config = config
-        self.threads = config.threads or os.cpu_count() or 1
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
         self._task = task = load_task(config.task)
         data = config.data
         generated = data.path == EMBEDDED_DATA
         self._examples = (
             None if generated else load_examples(data.path, task, data.seed, data.limit)
         )
-        base = load_base_model(config.model.path, config.model.family, config.model.device)
+        model = config.model
+        base = load_base_model(
+            model.path, model.family, model.device, model.quantization, model.dtype
+        )
         self.model_id = base.model_id
         with torch.inference_mode():
-            scorer = scorer_for(base, task, config.model.max_length, Body(base, 0, 0))
+            scorer = scorer_for(base, task, model.max_length, Body(base, 0, 0))
         adapter = inject(base, config.adapter, len(task.words))
         self.layout = adapter.layout
         self._scorer = scorer
-        self._device = torch.device(config.model.device)
+        self._device = torch.device(model.device)
         self.backend = backend_for(self._device, config.threads)
-        body = Body(base, adapter.first_block, config.trunk_cache)
+        cache_folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
+        body = Body(base, adapter.first_block, config.trunk_cache, cache_folder)
         self.forward = ResidentForward(adapter, scorer, body)
         self._shares: dict[int, list[list[Example]]] = {}
         self._splits: dict[tuple[int, int, Split], Examples] = {}
@@ -105,9 +110,8 @@ class Trainer:
         if key not in self._splits:
             if clients not in self._shares:
                 data = self._config.data
-                examples = self._examples or embedded_examples(self._task, clients, data.seed)
                 self._shares[clients] = partition(
-                    examples, data.partition, clients, data.alpha, data.seed
+                    self._all_examples(clients), data.partition, clients, data.alpha, data.seed
                 )
             if device >= clients:
                 raise DataError(f"client {device} does not exist: there are {clients}")
@@ -121,8 +125,11 @@ class Trainer:
     def hello(self, device: int, clients: int, round_number: int) -> Hello:
         """How a client of this trainer introduces itself."""
         facts = {
-            "grouping": GROUPING,
-            "threads": self.threads,
+            "grouping": self._execution.schedule.grouping,
+            "micro_batch": self._execution.schedule.micro_batch,
+            "threads": self._execution.threads,
+            "quantization": self._config.model.quantization,
+            "dtype": self._config.model.dtype,
             "platform": platform.platform(),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -177,7 +184,10 @@ class Trainer:
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
         points = Points.at(self.layout, to_float32(state), device=self._device)
-        scores = self.forward.scores(points, data.prompts, EVALUATION_MICRO_BATCH)
+        size = EVALUATION_MICRO_BATCH
+        if self._config.memory_budget:
+            size = evaluation_batch(self._execution.schedule, self._config, size)
+        scores = self.forward.scores(points, data.prompts, Schedule("both", size))
         return scores.reshape(len(data.prompts), -1)
 
     def check_layout(self, layout_hash: bytes) -> None:
@@ -192,6 +202,31 @@ class Trainer:
                 f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
             )
 
+    def _all_examples(self, clients: int) -> list[Example]:
+        """Of all clients; generated messages are written for as many as there are."""
+        if self._examples is None:
+            return embedded_examples(self._task, clients, self._config.data.seed)
+        return self._examples
+
+    @cached_property
+    def _execution(self) -> Execution:
+        """Decided at the first need, on a sample of all examples that this process holds."""
+        config = self._config
+        run_id = run_id_of(config, self.layout, self.model_id)
+
+        def decide() -> Execution:
+            examples = self._all_examples(config.data.clients)
+            texts = sorted((e.text for e in examples if e.split == "train"), key=len)
+            spread = np.linspace(0, len(texts) - 1, min(config.batch, len(texts))).astype(int)
+            usual = [self._scorer.prompt(texts[index]) for index in spread]
+            longest = [self._scorer.prompt(text) for text in texts[-config.batch :]]
+            rehearsal = Rehearsal(self.forward, self.layout, config, usual, longest)
+            return Execution(decided(config, rehearsal), torch.get_num_threads())
+
+        execution = kept(run_folder(config, run_id), run_id, decide)
+        torch.set_num_threads(execution.threads)
+        return execution
+
     def _estimate(
         self,
         state: NDArray[np.int64],
@@ -205,7 +240,7 @@ class Trainer:
         z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
         points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
         prompts = [data.prompts[index] for index in trial.batch]
-        scores = self.forward.scores(points, prompts, self._config.micro_batch)
+        scores = self.forward.scores(points, prompts, self._execution.schedule)
         losses = cross_entropy(scores, data.labels[trial.batch])
         try:
             estimator.send(losses)

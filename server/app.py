@@ -1,7 +1,5 @@
 """The ServerApp: greets the devices, opens the run's folder, and lets the strategy run."""
 
-import hashlib
-import json
 import logging
 import resource
 import sys
@@ -19,8 +17,8 @@ from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
-from shared.layout import Layout
 from shared.ledger.records import LedgerHeader
+from shared.runs import run_folder, run_id_of
 from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -49,7 +47,7 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     if roster.layout is None:
         raise SamaraError("no device can take part: " + ("; ".join(roster.reasons) or "none came"))
     run_id = run_id_of(config, roster.layout, roster.model_id)
-    folder = Path(config.out) if config.out else Path("runs") / run_id.hex()
+    folder = run_folder(config, run_id)
     header = LedgerHeader(GLOBAL_TRACK, run_id, roster.layout.hash)
     store = RunStore(folder, roster.layout, header, config.ledger.snapshot_every)
     try:
@@ -91,13 +89,6 @@ def _wait_for_devices(grid: Grid, config: RunConfig) -> None:
             log.warning("beginning with %d devices; %d were to be awaited", there, wanted)
             return
         time.sleep(_POLL_SECONDS)
-
-
-def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
-    """8 bytes that name a run: what it is made of, not when or where it is run."""
-    settings = {key: value for key, value in config.flat().items() if key != "out"}
-    content = json.dumps(settings, sort_keys=True).encode() + layout.hash + model_id
-    return hashlib.sha256(content).digest()[:8]
 
 
 def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:

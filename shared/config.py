@@ -53,6 +53,12 @@ class ModelSettings(_Settings):
     )
     family: Literal["auto", "causal", "masked", "encoder"] = "auto"
     device: Text = Field("cpu", description="torch device, e.g. cpu or cuda")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="compute type, and the type of weights that are not quantized"
+    )
+    quantization: Literal["none", "nf4", "int8"] = Field(
+        "none", description="of the weights in the blocks (extra: samara[quantized])"
+    )
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
 
 
@@ -126,7 +132,13 @@ class RunConfig(_Settings):
     steps: int = Field(2, ge=1, le=65_535, description="local steps K of a round")
     queries: int = Field(8, ge=1, le=65_535, description="directions q per step")
     batch: int = Field(16, ge=1, description="examples B per step")
+    grouping: Literal["sequential", "inner", "outer", "both", "auto"] = Field(
+        "both", description="which points share a pass; auto times them on each device"
+    )
     micro_batch: int = Field(0, ge=0, description="examples in one pass; 0 is the whole batch")
+    memory_budget: int = Field(
+        0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
+    )
     epsilon: float = Field(0.01, gt=0, le=1)
     learning_rate: float = Field(0.3, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
@@ -136,6 +148,9 @@ class RunConfig(_Settings):
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
     trunk_cache: int = Field(
         256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
+    )
+    trunk_cache_folder: Text = Field(
+        "", description="keep them here, in half precision; empty is in memory, exactly"
     )
     out: Text = Field("", description="folder of the run; empty is runs/<run id>")
     model: ModelSettings = ModelSettings()

@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from shared.config import RunConfig
 
+adapter = typer.Typer(help="Carry adapters to other tools.", no_args_is_help=True)
+
 
 class Engine(StrEnum):
     """What delivers the messages."""
@@ -81,6 +83,29 @@ def compare(
     from simulations.compare import compared
 
     Console().print(compared(runs))
+
+
+@adapter.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter.")],
+    client: Annotated[
+        int | None, typer.Option("--client", help="Add this client's private rounds.")
+    ] = None,
+) -> None:
+    """Write a PEFT LoRA adapter that PeftModel.from_pretrained loads.
+
+    Example: samara adapter export runs/first --client 3 --out adapters/third
+    """
+    from rich.console import Console
+
+    from simulations.adapter import export as write
+
+    left_out = write(run, client, out)
+    console = Console()
+    for name, numbers in left_out.items():
+        console.print(f"Left out, PEFT has no place for it: {name} {numbers}")
+    console.print(f"The adapter is in {out}")
 
 
 def _scenario_file(scenario: Path) -> Path:

@@ -2,20 +2,24 @@
 
 Blocks below the lowest adapter (the trunk) give the same output for every point, so they run once
 per example, alone, and their outputs are kept under a byte budget. The blocks above run over all
-rows, P points × m sequences, at once (P-RGE's outer and inner loop both in one pass).
+rows, P points × m sequences, at once. The last one runs only where its output is read.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from client.forward.supervised import local_modules, only_at
+from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
+from shared.errors import ModelError
 from shared.model.loading import BaseModel
+from shared.model.lora_fa import is_linear
 
-Ids = tuple[int, ...]
+_PROBE_TOKENS = 7
 
 
 class Body:
@@ -25,54 +29,87 @@ class Body:
         base: the model, with or without adapters in it.
         first_block: the lowest block that differs between points.
         cache_bytes: budget for the trunk's outputs; 0 runs the trunk inside each pass instead.
+        cache_folder: where they are kept, in half precision; by default in memory, as they are.
+
+    Raises:
+        ConfigError: if the folder cannot be used.
     """
 
-    def __init__(self, base: BaseModel, first_block: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        base: BaseModel,
+        first_block: int,
+        cache_bytes: int,
+        cache_folder: Path | None = None,
+    ) -> None:
         self._base, self._blocks = base, base.blocks
         self._first_block = first_block
-        self._cache_bytes = cache_bytes if first_block > 0 else 0
-        self._cache: OrderedDict[Ids, Tensor] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache = (
+            _cache_of(base, first_block, cache_bytes, cache_folder)
+            if cache_bytes and first_block
+            else None
+        )
         self._block_returns_tuple = False
+        with torch.inference_mode():
+            self._note_what_blocks_return()
+            self._local = [] if base.family == "encoder" else self._local_modules()
 
-    def __call__(self, sequences: Sequence[Ids], points: int = 1) -> Tensor:
+    def __call__(
+        self,
+        sequences: Sequence[Ids],
+        points: int = 1,
+        supervised: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
         """Hidden states of every sequence at every point.
 
         Args:
             sequences: m token sequences.
             points: P, how many adapters are active.
+            supervised: the positions of each sequence that will be read, if not all of them.
 
         Returns:
-            float32 [P·m, S, hidden], points outermost, padded on the right.
+            [P·m, S, hidden] in the compute type, points outermost, padded on the right; where it
+            will not be read it may hold anything finite.
+
+        Raises:
+            ModelError: if a sequence is longer than the model's context.
         """
         ids, mask = self._padded(sequences)
         with ExitStack() as stack:
             trunk = None
-            if self._cache_bytes:
+            if self._cache is not None:
                 trunk = nn.utils.rnn.pad_sequence(
-                    [self._trunk(sequence) for sequence in sequences], batch_first=True
+                    [self._trunk(sequence, self._cache) for sequence in sequences],
+                    batch_first=True,
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
             stack.enter_context(self._widening(ids.shape, points, trunk))
+            if supervised is not None:
+                stack.enter_context(self._last_block_at(supervised, points, ids))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
         return hidden
 
     def _padded(self, sequences: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         pad = self._base.tokenizer.pad_token_id or 0
         longest = max(len(sequence) for sequence in sequences)
+        if longest > self._base.context:
+            raise ModelError(
+                f"{self._base.folder}: a sequence has {longest} tokens and the model reads at most "
+                f"{self._base.context}; lower model.max-length"
+            )
         ids = torch.tensor([list(s) + [pad] * (longest - len(s)) for s in sequences])
         mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences])
         device = self._base.network.device
         return ids.to(device), mask.to(device)
 
-    def _trunk(self, sequence: Ids) -> Tensor:
+    def _trunk(self, sequence: Ids, cache: TrunkCache) -> Tensor:
         """The input of the first adapted block for one sequence alone, [S, hidden].
 
         Alone, so that it does not depend on what else is in the batch or was cached.
         """
-        if (known := self._cache.get(sequence)) is not None:
-            self._cache.move_to_end(sequence)
-            return known
+        network = self._base.network
+        if (known := cache.get(sequence)) is not None:
+            return known.to(network.device, network.dtype)
         ids, mask = self._padded([sequence])
         found: list[Tensor] = []
 
@@ -83,20 +120,52 @@ class Body:
             first = self._blocks[self._first_block]
             handle = first.register_forward_pre_hook(keep, with_kwargs=True)
             stack.callback(handle.remove)
-            below = self._blocks[self._first_block - 1].register_forward_hook(self._note_kind)
-            stack.callback(below.remove)
             stack.enter_context(self._passing_through(self._first_block, len(self._blocks)))
             self._base.body(input_ids=ids, attention_mask=mask)
-        trunk = found[0][0].clone()
-        self._cache[sequence] = trunk
-        self._cached_bytes += trunk.nbytes
-        while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
-            self._cached_bytes -= dropped.nbytes
-        return trunk
+        return cache.put(sequence, found[0][0].clone()).to(network.device, network.dtype)
 
-    def _note_kind(self, _: nn.Module, __: Any, output: Any) -> None:
-        self._block_returns_tuple = isinstance(output, tuple)
+    @contextmanager
+    def _last_block_at(
+        self, supervised: Sequence[Sequence[int]], points: int, ids: Tensor
+    ) -> Iterator[None]:
+        """The last block does at supervised positions only what the others do not need."""
+        index = [(row, place) for row, places in enumerate(supervised) for place in places]
+        rows, positions = torch.tensor(index, device=ids.device).T
+        sequences, length = ids.shape
+        first_rows = torch.arange(points, device=ids.device) * sequences
+        with only_at(
+            self._local,
+            (points * sequences, length),
+            (first_rows[:, None] + rows).flatten(),
+            positions.repeat(points),
+        ):
+            yield
+
+    def _local_modules(self) -> list[nn.Module]:
+        """Parts of the last block that may be left to supervised positions."""
+        probe = self._probe()
+
+        def run() -> Tensor:
+            with self._passing_through(0, len(self._blocks) - 1):
+                hidden: Tensor = self._base.body(**probe).last_hidden_state
+            return hidden
+
+        return local_modules(self._blocks[-1], is_linear, run)
+
+    def _note_what_blocks_return(self) -> None:
+        """A tensor, or a tuple that begins with it, as older blocks do."""
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            self._block_returns_tuple = isinstance(output, tuple)
+
+        handle = self._blocks[0].register_forward_hook(note)
+        with self._passing_through(1, len(self._blocks)):
+            self._base.body(**self._probe())
+        handle.remove()
+
+    def _probe(self) -> dict[str, Tensor]:
+        ids, mask = self._padded([tuple(range(1, 1 + min(_PROBE_TOKENS, self._base.context)))])
+        return {"input_ids": ids, "attention_mask": mask}
 
     @contextmanager
     def _passing_through(self, start: int, stop: int) -> Iterator[None]:
@@ -155,3 +224,10 @@ class Body:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _cache_of(base: BaseModel, first_block: int, limit: int, folder: Path | None) -> TrunkCache:
+    if folder is None:
+        return MemoryCache(limit)
+    kind = f"{base.quantization} {base.network.dtype} {first_block}"
+    return DiskCache(folder, limit, base.model_id + kind.encode(), base.network.config.hidden_size)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,9 +14,12 @@ from torch import nn
 
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
+from shared.model.checkpoint import load_quantized, parameters_on_meta
+from shared.model.quantized import Quantization, check_quantization
 
 Family = Literal["causal", "masked", "encoder"]
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")
+Dtype = Literal["float32", "bfloat16", "float16"]
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
 
@@ -31,6 +35,7 @@ class BaseModel:
         network: the transformers model, in evaluation mode, on its device.
         tokenizer: its fast tokenizer.
         pooling: of a sentence encoder: mean or cls.
+        quantization: of the linear layers in the blocks.
     """
 
     folder: Path
@@ -39,6 +44,20 @@ class BaseModel:
     network: Any
     tokenizer: Any
     pooling: Literal["mean", "cls"]
+    quantization: Quantization = "none"
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a sequence.
+
+        RoBERTa and its kin begin to count positions behind the padding index.
+        """
+        limit: int = getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize
+        for name, module in self.body.named_modules():
+            if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
+                reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+                limit = min(limit, module.num_embeddings - reserved)
+        return limit
 
     @property
     def body(self) -> nn.Module:
@@ -46,12 +65,7 @@ class BaseModel:
 
         Usually transformers' ``base_model``; OPT's head calls the decoder inside it directly.
         """
-        from transformers import PreTrainedModel
-
-        body: nn.Module = self.network.base_model
-        while inner := [m for m in body.children() if isinstance(m, PreTrainedModel)]:
-            body = inner[0]
-        return body
+        return _body(self.network)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -60,32 +74,97 @@ class BaseModel:
         Raises:
             ModelError: if the body has no list of equal blocks.
         """
-        lists = [
-            module
-            for module in self.body.modules()
-            if isinstance(module, nn.ModuleList)
-            and len(module) > 0
-            and all(type(block) is type(module[0]) for block in module)
-        ]
-        if not lists:
-            raise ModelError(f"{self.folder}: no list of transformer blocks found in the model")
-        return max(lists, key=len)
+        return _blocks(self.body, self.folder)
+
+
+def _body(network: Any) -> nn.Module:
+    from transformers import PreTrainedModel
+
+    body: nn.Module = network.base_model
+    while inner := [m for m in body.children() if isinstance(m, PreTrainedModel)]:
+        body = inner[0]
+    return body
+
+
+def _blocks(body: nn.Module, folder: Path) -> nn.ModuleList:
+    lists = [
+        module
+        for module in body.modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) > 0
+        and all(type(block) is type(module[0]) for block in module)
+    ]
+    if not lists:
+        raise ModelError(f"{folder}: no list of transformer blocks found in the model")
+    return max(lists, key=len)
 
 
 def load_base_model(
-    path: str, family: Family | Literal["auto"] = "auto", device: str = "cpu"
+    path: str,
+    family: Family | Literal["auto"] = "auto",
+    device: str = "cpu",
+    quantization: Quantization = "none",
+    dtype: Dtype = "float32",
 ) -> BaseModel:
-    """Load a model in float32 with all parameters frozen.
+    """Load a model with all parameters frozen.
 
     Args:
         path: a folder as `save_pretrained` writes it, a name on the Hugging Face hub, or
             `EMBEDDED_MODEL`.
         family: causal, masked, encoder, or auto to read it off the folder.
         device: torch device.
+        quantization: of the linear layers in the blocks; a quantized model is read tensor by
+            tensor and never lies in memory in full precision.
+        dtype: compute type, and the type of what is not quantized.
 
     Raises:
-        ModelError: if the folder is missing or incomplete, or is not what it should be.
+        ModelError: if the folder is missing or incomplete, or is not what it should be; if
+            bitsandbytes is needed and cannot be used.
     """
+    folder = _model_folder(path)
+    known_family = _family(folder) if family == "auto" else family
+    try:
+        place = torch.device(device)
+        if quantization != "none":
+            check_quantization(place)
+        tokenizer = _tokenizer(folder)
+        network = _network(folder, known_family, quantization, getattr(torch, dtype), place)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{folder}: cannot be loaded as a {known_family} model: {error}"
+        ) from error
+    network.eval().requires_grad_(False)
+    return BaseModel(
+        folder,
+        model_id(folder),
+        known_family,
+        network,
+        tokenizer,
+        _pooling(folder),
+        quantization,
+    )
+
+
+def structure_of(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
+    """A model without its weights and tokenizer: modules, their names and their shapes.
+
+    Args:
+        path: as in `load_base_model`.
+        family: as in `load_base_model`.
+
+    Raises:
+        ModelError: if the folder is missing or incomplete.
+    """
+    folder = _model_folder(path)
+    known_family = _family(folder) if family == "auto" else family
+    try:
+        network = _empty(folder, known_family, torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: config.json cannot be used: {error}") from error
+    return BaseModel(folder, model_id(folder), known_family, network, None, _pooling(folder))
+
+
+def _model_folder(path: str) -> Path:
     folder = _resolve(path)
     if not (folder / "config.json").is_file():
         raise ModelError(
@@ -93,16 +172,7 @@ def load_base_model(
         )
     if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
         raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
-    known_family = _family(folder) if family == "auto" else family
-    try:
-        network, tokenizer = _load(folder, known_family)
-        network.to(torch.device(device))
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"{folder}: cannot be loaded as a {known_family} model: {error}"
-        ) from error
-    network.eval().requires_grad_(False)
-    return BaseModel(folder, model_id(folder), known_family, network, tokenizer, _pooling(folder))
+    return folder
 
 
 def model_id(folder: Path) -> bytes:
@@ -186,18 +256,50 @@ def _pooling(folder: Path) -> Literal["mean", "cls"]:
     raise ModelError(f"{file}: only mean and cls pooling are supported")
 
 
-def _load(folder: Path, family: Family) -> tuple[Any, Any]:
+def _tokenizer(folder: Path) -> Any:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not tokenizer.is_fast:
+        raise ValueError("its tokenizer has no tokenizer.json; save it once as a fast tokenizer")
+    return tokenizer
+
+
+def _network(
+    folder: Path,
+    family: Family,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    loader = {
+    loader = _loader(family)
+    if quantization == "none":
+        network = loader.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device)
+    else:
+        network = _empty(folder, family, dtype)
+        load_quantized(network, _blocks(_body(network), folder), folder, quantization, device)
+    network.config.use_cache = False
+    return network
+
+
+def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
+    """The network of a folder with its parameters on the meta device."""
+    import transformers
+
+    settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    with parameters_on_meta():
+        return _loader(family).from_config(settings, dtype=dtype)
+
+
+def _loader(family: Family) -> Any:
+    import transformers
+
+    return {
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,
         "encoder": transformers.AutoModel,
     }[family]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if not tokenizer.is_fast:
-        raise ValueError("its tokenizer has no tokenizer.json; save it once as a fast tokenizer")
-    network = loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return network, tokenizer

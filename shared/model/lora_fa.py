@@ -2,13 +2,19 @@
 
 LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
 (section 3.3). A pass carries the rows of P points at once: W·x and A·x are shared, and only the
-last small product is per point, one batched matmul with B ± ε·z made on the fly.
+last small product is per point, one batched matmul with B ± ε·z.
+
+There are two forms of this dual-forwarding layer, which differ in where the perturbed B's come
+from: `Points` keeps one master copy and makes them during the forward (P-RGE, section 3.2),
+`shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +27,7 @@ from shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
 from shared.errors import ModelError
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.model.loading import BaseModel
+from shared.model.quantized import QuantizedLinear
 
 LABEL_BIAS = "label bias"
 _QUERY_AND_VALUE = (
@@ -35,21 +42,45 @@ _QUERY_AND_VALUE = (
 )
 
 
+class Adapters(Protocol):
+    """The adapters that a pass is evaluated at, one per point."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors."""
+
+    @property
+    def queries(self) -> int:
+        """q, directions; 0 for a single point."""
+
+    @property
+    def count(self) -> int:
+        """P, how many there are: every sign of every query, sign by sign, or 1."""
+
+    def part(self, signs: slice, queries: slice) -> "Adapters":
+        """Those of some signs and some queries."""
+
+    def tensor(self, name: str) -> TorchTensor:
+        """One tensor of all of them, float32 [P, rows, columns]."""
+
+
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The perturbed adapters of a pass: B + ε·z of every query, then B − ε·z of every query.
+    """Perturbed adapters around a master copy: B + s·ε·z, sign by sign, each of every query.
 
     Attributes:
         layout: names and shapes of the tensors.
         center: float32 [d], the unperturbed adapter.
         directions: int16 [q, d], or None for the single point at the center.
         epsilon: ε.
+        signs: s, usually +1 and −1.
     """
 
     layout: Layout
     center: TorchTensor
     directions: TorchTensor | None = None
     epsilon: float = 0.0
+    signs: tuple[int, ...] = (1, -1)
 
     @classmethod
     def at(
@@ -65,9 +96,19 @@ class Points:
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon)
 
     @property
+    def queries(self) -> int:
+        """q, or 0 without directions."""
+        return 0 if self.directions is None else len(self.directions)
+
+    @property
     def count(self) -> int:
-        """P: 2·q, or 1 without directions."""
-        return 1 if self.directions is None else 2 * len(self.directions)
+        """P: signs · q, or 1 without directions."""
+        return len(self.signs) * self.queries or 1
+
+    def part(self, signs: slice, queries: slice) -> "Points":
+        """Points of some signs and some queries; there must be directions."""
+        assert self.directions is not None
+        return replace(self, directions=self.directions[queries], signs=self.signs[signs])
 
     def tensor(self, name: str) -> TorchTensor:
         """One tensor of all points, float32 [P, rows, columns], made anew at every call."""
@@ -78,7 +119,7 @@ class Points:
         else:
             step = self.directions[:, place].to(torch.float32)
             step *= self.epsilon * 2.0**-DIRECTION_BITS
-            flat = torch.cat([center + step, center - step])
+            flat = torch.cat([center + sign * step for sign in self.signs])
         return flat.view(len(flat), rows, -1)
 
 
@@ -88,6 +129,8 @@ class LoRAFALinear(nn.Module):
     Shapes: x [P·n, S, in] with the rows of a point side by side → [P·n, S, out];
     A [r, in]; B [P, out, r].
     """
+
+    a: TorchTensor
 
     def __init__(self, base: nn.Module, a: TorchTensor, name: str, adapter: "Adapter") -> None:
         super().__init__()
@@ -99,16 +142,26 @@ class LoRAFALinear(nn.Module):
         ]  # in a list, so that it is not registered as a part of this module
 
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """W·x + scale·B·(A·x), with B of the row's point."""
-        output: TorchTensor = self.base(x)
+        """W·x + scale·B·(A·x), with B of the row's point.
+
+        Before the first adapter of a pass the rows of all points are alike: there W·x and A·x are
+        computed for those of one point only.
+        """
         points = self._adapter[0].points
         if points is None:
+            output: TorchTensor = self.base(x)
             return output
-        b = points.tensor(self.name)
-        projected = nn.functional.linear(x, self.a).view(points.count, -1, b.shape[2])  # type: ignore[arg-type]
-        by_point = output.view(points.count, -1, b.shape[1])
-        scale = self._adapter[0].scale
-        return torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=scale).view_as(output)
+        rows, length = x.shape[:2]
+        alike = self._adapter[0].alike_for_all_points(x)
+        own = x[: rows // points.count] if alike else x
+        b = points.tensor(self.name).to(x.dtype)
+        groups = 1 if alike else points.count
+        projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])
+        by_point = self.base(own).view(groups, -1, b.shape[1])
+        if alike:
+            projected = projected.expand(points.count, -1, -1)
+        added = torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=self._adapter[0].scale)
+        return added.view(rows, length, -1)
 
 
 class Adapter:
@@ -123,16 +176,23 @@ class Adapter:
     def __init__(self, layout: Layout, first_block: int) -> None:
         self.layout, self.first_block = layout, first_block
         self.scale = layout.alpha / layout.rank
-        self.points: Points | None = None
+        self.points: Adapters | None = None
+        self._first_input: weakref.ref[TorchTensor] | None = None
 
     @contextmanager
-    def at(self, points: Points) -> Iterator[None]:
-        """Evaluate passes inside the block at these points."""
+    def at(self, points: Adapters) -> Iterator[None]:
+        """Evaluate the one pass inside the block at these points."""
         self.points = points
         try:
             yield
         finally:
-            self.points = None
+            self.points = self._first_input = None
+
+    def alike_for_all_points(self, x: TorchTensor) -> bool:
+        """Whether an adapted layer's input is that of the first one in this pass."""
+        if self._first_input is None:
+            self._first_input = weakref.ref(x)
+        return self._first_input() is x
 
 
 def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
@@ -150,7 +210,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
     found = _matching(base.body, prefixes, settings.projections, str(base.folder))
     tensors = [
-        Tensor(name, _features(module)[1], settings.rank, ADAPTER_GROUP)
+        Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
         for name, module in found.items()
     ]
     if settings.label_bias:
@@ -159,14 +219,23 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
     )
     adapter = Adapter(layout, min(chosen))
-    seeds = query_seeds(settings.seed, 0, 1, len(found))[0]
-    for seed, (name, module) in zip(seeds, found.items(), strict=True):
-        a = frozen_a(int(seed), settings.rank, _features(module)[0])
+    sizes = [features(module)[0] for module in found.values()]
+    matrices = frozen_matrices(layout, sizes)
+    for a, (name, module) in zip(matrices, found.items(), strict=True):
         parent, _, child = name.rpartition(".")
-        device = next(module.parameters()).device
-        wrapped = LoRAFALinear(module, torch.from_numpy(a).to(device), name, adapter)
+        frozen = torch.from_numpy(a).to(base.network.device, base.network.dtype)
+        wrapped = LoRAFALinear(module, frozen, name, adapter)
         setattr(base.body.get_submodule(parent), child, wrapped)
     return adapter
+
+
+def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:
+    """The frozen A of every adapted layer, float32 [rank, in], in the layout's order."""
+    seeds = query_seeds(layout.a_seed, 0, 1, len(in_features))[0]
+    return [
+        frozen_a(int(seed), layout.rank, size)
+        for seed, size in zip(seeds, in_features, strict=True)
+    ]
 
 
 def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
@@ -196,16 +265,18 @@ def _name_of(body: nn.Module, wanted: nn.Module) -> str:
     return names[id(wanted)]
 
 
-def _features(module: nn.Module) -> tuple[int, int]:
+def features(module: nn.Module) -> tuple[int, int]:
     """(in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
+    if isinstance(module, nn.Linear | QuantizedLinear):
+        return module.in_features, module.out_features
     weight = module.weight
     assert isinstance(weight, TorchTensor)
-    first, second = weight.shape
-    return (second, first) if isinstance(module, nn.Linear) else (first, second)
+    return weight.shape[0], weight.shape[1]
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, plain, quantized or GPT-2's transposed one."""
+    return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
 
 
 def _matching(
@@ -215,7 +286,7 @@ def _matching(
         name: module
         for prefix in prefixes
         for name, module in body.named_modules()
-        if name.startswith(prefix + ".") and _is_linear(module)
+        if name.startswith(prefix + ".") and is_linear(module)
     }
     endings = {name.rpartition(".")[2] for name in linear}
     if projections == "auto":

@@ -19,6 +19,8 @@ from shared.model.loading import BaseModel
 from shared.tasks.catalog import Task
 
 COSINE_TEMPERATURE = 0.05
+VOCABULARY_TILE_BYTES = 32 * 2**20
+"""Logits that are held at a time."""
 
 Body = Callable[[Sequence[tuple[int, ...]]], Tensor]
 """Runs the unadapted base over sequences: hidden states [m, S, hidden]."""
@@ -46,8 +48,7 @@ class Scorer(ABC):
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
         self.base, self.task = base, task
-        context = getattr(base.network.config, "max_position_embeddings", max_length)
-        self.max_length = min(max_length, context)
+        self.max_length = min(max_length, base.context)
         self.labels = len(task.words)
 
     @abstractmethod
@@ -131,11 +132,12 @@ class CausalScorer(Scorer):
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Log-softmax over the vocabulary, only at supervised positions."""
-        log_likelihoods = _log_likelihoods(self.base, hidden, lengths, prompts)
+        words = [list(word) for word in self._words]
         if self._one_token:
-            return log_likelihoods[:, :, [word[0] for word in self._words]]
-        targets = [token for _ in prompts for word in self._words for token in word]
-        picked = log_likelihoods[:, torch.arange(len(targets)), targets]
+            words = [[token for word in words for token in word]] * len(prompts)
+            return _log_likelihoods(self.base, hidden, lengths, prompts, words)
+        targets = [[token] for _ in prompts for word in words for token in word]
+        picked = _log_likelihoods(self.base, hidden, lengths, prompts, targets)[..., 0]
         sizes = [len(word) for word in self._words] * len(prompts)
         means = torch.stack([part.mean(-1) for part in torch.split(picked, sizes, dim=-1)], dim=-1)
         return means.view(-1, len(prompts), self.labels)
@@ -166,8 +168,8 @@ class MaskedScorer(Scorer):
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Log-softmax over the vocabulary at the mask."""
-        log_likelihoods = _log_likelihoods(self.base, hidden, lengths, prompts)
-        return log_likelihoods[:, :, [word[0] for word in self._words]]
+        words = [[word[0] for word in self._words]] * len(prompts)
+        return _log_likelihoods(self.base, hidden, lengths, prompts, words)
 
 
 class EncoderScorer(Scorer):
@@ -196,6 +198,7 @@ class EncoderScorer(Scorer):
         return cosines.view(points, len(prompts), self.labels) / COSINE_TEMPERATURE
 
     def _pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        hidden = hidden.float()
         if self.base.pooling == "cls":
             pooled = hidden[:, 0]
         else:
@@ -219,12 +222,27 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: Body) -> Scor
 
 
 def _log_likelihoods(
-    base: BaseModel, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
+    base: BaseModel,
+    hidden: Tensor,
+    lengths: Tensor,
+    prompts: Sequence[Prompt],
+    tokens: list[list[int]],
 ) -> Tensor:
-    """Of every token at every supervised position: [P, positions, vocabulary]."""
+    """Of w wanted tokens at every supervised position: float32 [P, positions, w].
+
+    The vocabulary is long, so the logits of a few positions exist at a time (P-RGE, appendix A.8).
+    """
     by_point = hidden.view(-1, len(lengths), *hidden.shape[1:])
     sequences, positions = _supervised(prompts)
-    return _head(base, by_point[:, sequences, positions]).log_softmax(-1)
+    read = by_point[:, sequences, positions]
+    wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
+    rows = read.flatten(0, 1)
+    tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.network.config.vocab_size))
+    found = []
+    for some, of_some in zip(torch.split(rows, tile), torch.split(wanted, tile), strict=True):
+        logits = _head(base, some)
+        found.append(logits.gather(1, of_some) - logits.logsumexp(1, keepdim=True))
+    return torch.cat(found).view(*read.shape[:2], -1)
 
 
 def _supervised(prompts: Sequence[Prompt]) -> tuple[list[int], list[int]]:
@@ -241,18 +259,18 @@ def _supervised(prompts: Sequence[Prompt]) -> tuple[list[int], list[int]]:
 
 
 def _head(base: BaseModel, hidden: Tensor) -> Tensor:
-    """The network's own head applied to chosen hidden states: [..., hidden] → [..., vocabulary].
+    """The network's own head applied to hidden states [n, hidden]: float32 [n, vocabulary].
 
     The network runs with its body replaced by these states, so that whatever a family does
     between body and vocabulary happens here too.
     """
-    flat = hidden.reshape(-1, 1, hidden.shape[-1])
+    flat = hidden[:, None]
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
     with _body_returns(base.body, flat) as calls:
         logits: Tensor = base.network(input_ids=ids).logits
     if not calls:
         raise ModelError(f"{base.folder}: its head does not call the body that was found")
-    return logits.view(*hidden.shape[:-1], -1).float()
+    return logits[:, 0].float()
 
 
 @contextmanager

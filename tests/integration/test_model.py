@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.forward.body import Body
+from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import directions
@@ -74,7 +75,7 @@ def test_one_pass_equals_a_pass_per_point(family: str, model_folder: ModelFolder
         np.testing.assert_allclose(together[point], alone[0], atol=2e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-3
     points = Points.at(adapter.layout, center, z, epsilon)
-    in_parts = engine.scores(points, prompts_of(scorer), micro_batch=3)
+    in_parts = engine.scores(points, prompts_of(scorer), Schedule(micro_batch=3))
     np.testing.assert_allclose(in_parts, together, atol=2e-5)
 
 

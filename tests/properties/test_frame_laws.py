@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from shared.errors import FrameError
 from shared.frames import (
+    MAX_DEVICE,
     MAX_GRADIENT,
     EvaluateInstruction,
     Evaluation,
@@ -25,13 +26,14 @@ from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, Roun
 from shared.wire import Kind, pack
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+DEVICE = st.integers(0, MAX_DEVICE)
 FROM_ONE = st.integers(1, 2**16 - 1)
 TEXT = st.text(max_size=20)
 NUMBER = st.floats(0, allow_infinity=False)
 NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=32)
 
-HELLOS = st.builds(Hello, U32, U32, U32, HASH, TEXT, TEXT)
-REFUSALS = st.builds(Refusal, NAME, U32, U32, TEXT)
+HELLOS = st.builds(Hello, DEVICE, U32, U32, HASH, TEXT, TEXT)
+REFUSALS = st.builds(Refusal, NAME, DEVICE, U32, TEXT)
 EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
 
 
@@ -58,9 +60,9 @@ def reports(draw: st.DrawFn) -> Report:
     loss = st.floats(width=32, allow_nan=False, allow_infinity=False)
     if draw(st.booleans()):
         sums = draw(hnp.arrays(np.float32, shape[0], elements=gradient))
-        return Report(draw(NAME), draw(U32), draw(U32), draw(loss), sums, None, draw(FROM_ONE))
+        return Report(draw(NAME), draw(DEVICE), draw(U32), draw(loss), sums, None, draw(FROM_ONE))
     gradients = hnp.arrays(np.float32, shape, elements=gradient)
-    return Report(draw(NAME), draw(U32), draw(U32), draw(loss), draw(gradients), draw(seeds))
+    return Report(draw(NAME), draw(DEVICE), draw(U32), draw(loss), draw(gradients), draw(seeds))
 
 
 @st.composite
@@ -70,7 +72,7 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
     loss = st.floats(allow_nan=False, allow_infinity=False)
     names = draw(st.sets(TEXT, min_size=1, max_size=3))
     columns = tuple(Figures(name, draw(loss), draw(counts)) for name in sorted(names))
-    return Evaluation(draw(NAME), draw(U32), columns)
+    return Evaluation(draw(NAME), draw(DEVICE), columns)
 
 
 @st.composite
@@ -88,7 +90,7 @@ def groups(draw: st.DrawFn) -> Group:
 def deltas(draw: st.DrawFn) -> RoundDelta:
     contributors = tuple(
         Contributor(device, draw(U32), draw(U16))
-        for device in sorted(draw(st.sets(U32, max_size=3)))
+        for device in sorted(draw(st.sets(DEVICE, max_size=3)))
     )
     some = tuple(draw(st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=3)))
     return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)

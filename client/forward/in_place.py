@@ -1,0 +1,87 @@
+"""MeZO as it was published: parameters perturbed in place, one forward after the other.
+
+Malladi et al., "Fine-tuning language models with just forward passes" (2023), in the form with q
+queries that P-RGE restates as its Algorithm 2. It is what P-RGE is measured against, and the only
+place where parameters are perturbed in place and restored by subtraction, which leaves rounding
+behind.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Adapter, LoRAFALinear, Points
+
+
+class InPlaceMeZO:
+    """Zeroth-order steps on parameters in place, with noise regenerated from seeds.
+
+    Args:
+        parameters: perturbed and updated.
+        loss: of the current parameters on the batch under way.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], loss: Callable[[], float]) -> None:
+        self._parameters, self._loss = parameters, loss
+        self._generator = torch.Generator(parameters[0].device)
+
+    def estimate(self, seeds: Sequence[int], epsilon: float) -> list[float]:
+        """The projected gradient of every seed (Algorithm 2, lines 3–13)."""
+        gradients = []
+        for seed in seeds:
+            self.perturb(seed, epsilon)
+            plus = self._loss()
+            self.perturb(seed, -2 * epsilon)
+            minus = self._loss()
+            self.perturb(seed, epsilon)
+            gradients.append((plus - minus) / (2 * epsilon))
+        return gradients
+
+    def step(self, seeds: Sequence[int], epsilon: float, learning_rate: float) -> list[float]:
+        """Estimate, and descend along every seed; returns the projected gradients."""
+        gradients = self.estimate(seeds, epsilon)
+        for seed, gradient in zip(seeds, gradients, strict=True):
+            self.perturb(seed, -learning_rate * gradient / len(seeds))
+        return gradients
+
+    def perturb(self, seed: int, scale: float) -> None:
+        """θ ← θ + scale·z(seed), tensor by tensor."""
+        self._generator.manual_seed(seed)
+        for parameter in self._parameters:
+            z = torch.empty_like(parameter).normal_(generator=self._generator)
+            parameter.add_(z, alpha=scale)
+
+
+def lora_parameters(base: BaseModel, points: Points) -> list[Tensor]:
+    """A and B of every adapted layer as plain LoRA trains them; they are views, not copies.
+
+    Args:
+        base: with adapters in it.
+        points: the single point that passes are evaluated at; its center holds the B's.
+    """
+    parameters = []
+    for layer in base.body.modules():
+        if isinstance(layer, LoRAFALinear):
+            parameters += [layer.a, points.tensor(layer.name)[0]]
+    return parameters
+
+
+def whole_network_loss(
+    base: BaseModel, adapter: Adapter, points: Points, ids: Tensor, mask: Tensor, labels: Tensor
+) -> float:
+    """Cross-entropy of the token that follows each sequence, from the network's plain forward.
+
+    Args:
+        base: a causal LM with adapters in it.
+        adapter: these adapters.
+        points: a single point.
+        ids: int64 [B, S], padded on the right.
+        mask: int64 [B, S].
+        labels: int64 [B], token ids.
+    """
+    with torch.inference_mode(), adapter.at(points):
+        logits = base.network(input_ids=ids, attention_mask=mask).logits
+    last = logits[torch.arange(len(ids)), mask.sum(1) - 1].float()
+    return float(torch.nn.functional.cross_entropy(last, labels))

@@ -1,0 +1,97 @@
+"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1: all perturbed B's are kept.
+
+An inference engine can neither reset a random seed nor reach into its weights. So the adapter keeps
+B + ε·z and B − ε·z of every query, and recovers the noise of the last step from their difference
+when it is told that step's projected gradients (P-RGE, section 3.3). It costs 2·q copies of B, and
+each step leaves rounding behind, which the master copy of `Points` and the exact replay do not.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.directions import DIRECTION_BITS
+from shared.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class DualForwarding:
+    """B[±][query] of Algorithm 1, for any number of queries.
+
+    Attributes:
+        layout: names and shapes of the tensors.
+        b: float32 [signs, q, d], the perturbed adapters, + first.
+    """
+
+    layout: Layout
+    b: Tensor
+
+    @classmethod
+    def begin(
+        cls,
+        layout: Layout,
+        center: NDArray[np.float32],
+        directions: NDArray[np.int16],
+        epsilon: float,
+    ) -> "DualForwarding":
+        """Before the first step: q pairs around one center.
+
+        Args:
+            layout: of the adapter.
+            center: float32 [d].
+            directions: int16 [q, d].
+            epsilon: ε.
+        """
+        unperturbed = torch.from_numpy(center).expand(2, len(directions), -1)
+        return cls(layout, unperturbed + _signed(directions, epsilon, torch.device("cpu")))
+
+    def advanced(
+        self,
+        gradients: NDArray[np.float32],
+        learning_rate: float,
+        epsilon: float,
+        directions: NDArray[np.int16],
+    ) -> "DualForwarding":
+        """The next step's adapters (Algorithm 1, lines 2–6).
+
+        Args:
+            gradients: float32 [q], the projected gradients of the step that was taken with these.
+            learning_rate: η.
+            epsilon: ε, of the last step and the next.
+            directions: int16 [q, d], of the next step.
+        """
+        difference = (self.b[0] - self.b[1]) / 2
+        step = torch.from_numpy(gradients).to(self.b.device) * (learning_rate / len(gradients))
+        update = (step[:, None] * difference / epsilon).sum(0)
+        restored = torch.stack([self.b[0] - difference, self.b[1] + difference])
+        noise = _signed(directions, epsilon, self.b.device)
+        return DualForwarding(self.layout, restored - update + noise)
+
+    @property
+    def queries(self) -> int:
+        """q."""
+        return self.b.shape[1]
+
+    @property
+    def count(self) -> int:
+        """P: signs · q."""
+        return self.b.shape[0] * self.b.shape[1]
+
+    def part(self, signs: slice, queries: slice) -> "DualForwarding":
+        """Those of some signs and some queries."""
+        return DualForwarding(self.layout, self.b[signs, queries])
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor of all of them, float32 [P, rows, columns]."""
+        place, rows = self.layout.place(name)
+        return self.b[..., place].reshape(self.count, rows, -1)
+
+
+def _signed(directions: NDArray[np.int16], epsilon: float, device: torch.device) -> Tensor:
+    """+ε·z and −ε·z, float32 [2, q, d]."""
+    noise = torch.from_numpy(directions).to(device, torch.float32)
+    noise *= epsilon * 2.0**-DIRECTION_BITS
+    return torch.stack([noise, -noise])

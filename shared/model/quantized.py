@@ -1,0 +1,139 @@
+"""Linear layers with weight-only quantization: stored small, multiplied in the compute type.
+
+NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), INT8 stores one scale per output.
+Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass, however
+many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations would
+turn the loss difference of a small perturbation into steps, and that is what bitsandbytes' own
+8-bit layer does on CUDA.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import ModelError
+
+Quantization = Literal["none", "nf4", "int8"]
+
+NF4_BLOCK = 64
+"""Weights that share one absolute maximum."""
+
+_MISSING = (
+    "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
+    "pip install 'samara[quantized]'. On a Jetson that is not enough: the index's aarch64 wheels "
+    "are built for server ARM and fail at the first kernel launch. Build bitsandbytes there with "
+    "-DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or take the Jetson AI Lab's build"
+)
+
+
+class QuantizedLinear(nn.Module, ABC):
+    """y = W·x + b with W in a quantized form.
+
+    Attributes:
+        in_features: of x.
+        out_features: of y.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """Quantize a weight.
+
+        Args:
+            weight: [out, in], any float type, on the device where the layer will run.
+            bias: [out] or None.
+            dtype: compute type.
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype = dtype
+        self.register_buffer("bias", None if bias is None else bias.to(weight.device, dtype))
+
+    @abstractmethod
+    def dequantized(self) -> Tensor:
+        """W in the compute type, [out, in], made anew at every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] → [..., out]."""
+        return nn.functional.linear(x, self.dequantized(), self.bias)  # type: ignore[arg-type]
+
+
+class Nf4Linear(QuantizedLinear):
+    """4-bit normal floats in blocks of 64: 4.5 bits per weight."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(weight, bias, dtype)
+        packed, state = _bitsandbytes().quantize_4bit(
+            weight.contiguous(), blocksize=NF4_BLOCK, quant_type="nf4"
+        )
+        self.register_buffer("packed", packed)
+        self.register_buffer("absmax", state.absmax)
+
+    def dequantized(self) -> Tensor:
+        """W in the compute type, [out, in]."""
+        weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+            self.packed,
+            self.absmax,
+            NF4_BLOCK,
+            "nf4",
+            (self.out_features, self.in_features),
+            self.dtype,
+        )
+        return weight
+
+
+class Int8Linear(QuantizedLinear):
+    """8-bit integers with one scale per output feature."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(weight, bias, dtype)
+        codes, largest, _ = _bitsandbytes().int8_vectorwise_quant(
+            weight.to(torch.float16).contiguous()
+        )
+        self.register_buffer("codes", codes.masked_fill(largest[:, None] == 0, 0))
+        self.register_buffer("scale", (largest / 127)[:, None])
+
+    def dequantized(self) -> Tensor:
+        """W in the compute type, [out, in]."""
+        weight: Tensor = self.codes * self.scale  # type: ignore[operator]
+        return weight.to(self.dtype)
+
+
+_LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}
+
+
+def quantized_linear(
+    weight: Tensor, bias: Tensor | None, quantization: Quantization, dtype: torch.dtype
+) -> QuantizedLinear:
+    """A quantized layer from a full weight [out, in], on the weight's device.
+
+    Raises:
+        ModelError: if the weight has entries that are not finite.
+    """
+    if not bool(torch.isfinite(weight).all()):
+        raise ModelError("a weight holds numbers that are not finite; download the model again")
+    return _LAYERS[quantization](weight, bias, dtype)
+
+
+def check_quantization(device: torch.device) -> None:
+    """Run both formats once on a device, so that a wrong build is found before a model is loaded.
+
+    Raises:
+        ModelError: naming the extra and the builds for Jetson boards.
+    """
+    weight = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)
+    try:
+        for kind in _LAYERS.values():
+            worst = (kind(weight, None, torch.float32).dequantized() - weight).abs().max()
+            if float(worst) > 0.2:
+                raise ModelError(_MISSING.format(error=f"its kernels are wrong on {device}"))
+    except (RuntimeError, AttributeError, NotImplementedError, OSError) as error:
+        raise ModelError(_MISSING.format(error=str(error).splitlines()[0])) from error
+
+
+def _bitsandbytes() -> Any:
+    try:
+        import bitsandbytes.functional
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ModelError(_MISSING.format(error=error)) from error
+    return bitsandbytes.functional

@@ -1,0 +1,174 @@
+"""An exported adapter gives PEFT the logits that it gives here."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_architectures import ARCHITECTURES, save_tokenizer
+from test_federation import config_of
+
+from client.personalize import personal_ledger
+from server.store import read_layout, read_result, replayed
+from shared.config import AdapterSettings
+from shared.errors import LedgerError, ModelError, SamaraError
+from shared.ledger.proving import proven
+from shared.model.loading import load_base_model, structure_of
+from shared.model.lora_fa import Points, inject
+from shared.model.peft import write_peft_adapter
+from shared.replay import to_float32
+from simulations.adapter import export
+from simulations.simulate import simulate
+
+peft = pytest.importorskip("peft", reason="needs peft")
+
+ModelFolder = Callable[[str], Path]
+IDS = torch.tensor([[7, 9, 11, 13, 15, 8]])
+
+
+def ours(folder: Path, numbers: np.ndarray, settings: AdapterSettings, **loading: Any) -> Any:
+    base = load_base_model(str(folder), **loading)
+    adapter = inject(base, settings, 2)
+    with torch.inference_mode():
+        plain = base.network(input_ids=IDS)[0]
+        with adapter.at(Points.at(adapter.layout, numbers)):
+            return plain, base.network(input_ids=IDS)[0]
+
+
+def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
+    import transformers
+
+    loader = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "encoder": transformers.AutoModel,
+    }[structure_of(str(folder)).family]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = loader.from_pretrained(folder, local_files_only=True, **loading)
+        model = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
+        with torch.inference_mode():
+            output: torch.Tensor = model(input_ids=IDS)[0]
+    return output
+
+
+def exported(folder: Path, out: Path, settings: AdapterSettings) -> np.ndarray:
+    base = structure_of(str(folder))
+    layout = inject(load_base_model(str(folder)), settings, 2).layout
+    numbers = np.random.default_rng(0).normal(0, 0.5, layout.size).astype(np.float32)
+    write_peft_adapter(base, str(folder), layout, numbers, out)
+    return numbers
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "Llama", "BERT", "encoder"])
+def test_peft_gives_the_same_logits(name: str, tmp_path: Path, model_folder: ModelFolder) -> None:
+    if name in ARCHITECTURES:
+        family, build, _ = ARCHITECTURES[name]
+        torch.manual_seed(0)
+        folder = tmp_path / "model"
+        folder.mkdir()
+        build(save_tokenizer(folder, family)).save_pretrained(folder)
+    else:
+        folder = model_folder({"Llama": "causal", "BERT": "masked"}.get(name, name))
+    settings = AdapterSettings(layers="top:2", rank=3, alpha=5.0)
+    numbers = exported(folder, tmp_path / "adapter", settings)
+    plain, expected = ours(folder, numbers, settings)
+    assert (expected - plain).abs().max() > 1e-3
+    torch.testing.assert_close(theirs(folder, tmp_path / "adapter"), expected, rtol=0, atol=2e-5)
+
+
+def test_peft_on_a_quantized_base_gives_the_same_logits(
+    tmp_path: Path, model_folder: ModelFolder
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+    from transformers import BitsAndBytesConfig
+
+    folder, settings = model_folder("causal"), AdapterSettings(layers="all")
+    numbers = exported(folder, tmp_path / "adapter", settings)
+    four_bit = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    plain, expected = ours(folder, numbers, settings, quantization="nf4")
+    assert (expected - plain).abs().max() > 1e-3
+    # bitsandbytes may compute in bfloat16 where the CPU can.
+    found = theirs(folder, tmp_path / "adapter", quantization_config=four_bit)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: ModelFolder, data_file: Path
+) -> Path:
+    settings = {
+        "model.path": str(model_folder("causal")),
+        "data.path": str(data_file),
+        "data.clients": 2,
+        "adapter.layers": "top:2",
+        "adapter.label-bias": True,
+        "rounds": 2,
+        "steps": 2,
+        "queries": 2,
+        "batch": 4,
+        "threads": 1,
+        "personal.rounds": 2,
+        "task": "sst2",
+        "data.partition": "iid",
+        "personal.learning-rate": 0.3,
+        "learning-rate": 0.3,
+        "out": str(tmp_path_factory.mktemp("run") / "run"),
+    }
+    return simulate(config_of(settings))
+
+
+def test_a_run_is_exported_globally_and_for_one_client(
+    run: Path, tmp_path: Path, model_folder: ModelFolder
+) -> None:
+    layout = read_layout(run)
+    *_, (_, state, _) = replayed(run)
+    result = read_result(run)
+    config = config_of(result["config"])
+    kept = personal_ledger(config, bytes.fromhex(result["run_id"]), 1)
+    *_, (_, personal, _) = proven(kept, layout)
+    settings = AdapterSettings(layers="top:2", **{"label-bias": True})
+    for client, whole in ((None, state), (1, state + personal)):
+        out = tmp_path / str(client)
+        left_out = export(run, client, out)
+        numbers = to_float32(whole)
+        place, _ = layout.place("label bias")
+        np.testing.assert_array_equal(left_out["label bias"], numbers[place])
+        _, expected = ours(model_folder("causal"), numbers, settings)
+        found = theirs(model_folder("causal"), out)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    assert not np.array_equal(state, state + personal)
+
+
+def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="client 7 does not exist: there are 2"):
+        export(run, 7, tmp_path / "out")
+    with pytest.raises(SamaraError, match=r"is it a run|has the run ended"):
+        export(tmp_path / "nothing", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    content = json.loads((copy / "result.json").read_text())
+    content["model_id"] = "00" * 32
+    (copy / "result.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="is not the model of"):
+        export(copy, None, tmp_path / "out")
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, model_folder: ModelFolder) -> None:
+    layout = inject(load_base_model(str(model_folder("causal"))), AdapterSettings(), 2).layout
+    other = structure_of(str(model_folder("masked")))
+    with pytest.raises(ModelError, match="the adapter is of another model"):
+        write_peft_adapter(other, "x", layout, np.zeros(layout.size, np.float32), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,112 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.forward.grouping import Schedule
+from client.schedule import Execution, decided, evaluation_batch, kept
+from shared.config import RunConfig
+from shared.errors import ConfigError
+
+RUN = bytes(8)
+
+
+class Stopwatch:
+    """Stands for a device: a pass takes a second and 10 bytes a row, and a second to begin."""
+
+    def __init__(self, queries: int, batch: int) -> None:
+        self._queries, self._batch = queries, batch
+
+    def seconds(self, schedule: Schedule) -> float:
+        per_pass = {"sequential": 1, "inner": 2, "outer": self._queries, "both": 2 * self._queries}
+        size = schedule.micro_batch or self._batch
+        passes = 2 * self._queries / per_pass[schedule.grouping] * -(-self._batch // size)
+        return passes + 2 * self._queries * self._batch
+
+    def peak_bytes(self, schedule: Schedule) -> int:
+        per_pass = {"sequential": 1, "inner": 2, "outer": self._queries, "both": 2 * self._queries}
+        return 10 * schedule.micro_batch * per_pass[schedule.grouping]
+
+
+def decide(**settings: Any) -> Schedule:
+    config = RunConfig.of({"queries": 4, "batch": 8} | settings, "test")
+    return decided(config, Stopwatch(4, 8))  # type: ignore[arg-type]
+
+
+def test_explicit_settings_are_taken_as_they_are() -> None:
+    assert decide() == Schedule("both", 0)
+    assert decide(**{"grouping": "inner", "micro-batch": 2}) == Schedule("inner", 2)
+
+
+def test_auto_takes_the_fastest_inside_the_budget() -> None:
+    assert decide(grouping="auto") == Schedule("both", 8)
+    assert decide(**{"grouping": "auto", "memory-budget": 79}) == Schedule("inner", 3)
+    assert decide(**{"grouping": "auto", "memory-budget": 10}) == Schedule("sequential", 1)
+
+
+def test_a_budget_cuts_the_micro_batch() -> None:
+    assert decide(**{"grouping": "both", "memory-budget": 330}) == Schedule("both", 4)
+    assert decide(**{"grouping": "inner", "memory-budget": 10**6}) == Schedule("inner", 8)
+    assert decide(**{"grouping": "auto", "micro-batch": 3, "memory-budget": 10**6}) == Schedule(
+        "both", 3
+    )
+
+
+def test_a_budget_that_not_even_one_example_fits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"memory-budget = 79: .* needs 80 bytes.* auto"):
+        decide(**{"grouping": "both", "memory-budget": 79})
+
+
+def test_evaluation_takes_no_more_rows_than_a_step() -> None:
+    config = RunConfig(queries=4, batch=8)
+    assert evaluation_batch(Schedule("both", 0), config, 16) == 16
+    assert evaluation_batch(Schedule("sequential", 3), config, 16) == 3
+
+
+def test_what_was_decided_is_kept(tmp_path: Path) -> None:
+    first = Execution(Schedule("inner", 4), 2)
+    assert kept(tmp_path / "run", RUN, lambda: first) == first
+
+    def never() -> Execution:
+        raise AssertionError("decided twice")
+
+    assert kept(tmp_path / "run", RUN, never) == first
+    other = Execution(Schedule("outer", 1), 1)
+    assert kept(tmp_path / "run", b"another!", lambda: other) == other
+    assert kept(tmp_path / "run", RUN, never) == first
+
+
+def test_the_first_of_two_processes_decides(tmp_path: Path) -> None:
+    first, second = Execution(Schedule("inner", 4), 2), Execution(Schedule("outer", 1), 1)
+
+    def slow() -> Execution:
+        kept(tmp_path, RUN, lambda: first)
+        return second
+
+    assert kept(tmp_path, RUN, slow) == first
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"grouping": "all", "micro_batch": 0, "threads": 1}',
+        '{"grouping": "both", "micro_batch": -1, "threads": 1}',
+        '{"grouping": "both", "micro_batch": 0, "threads": 0}',
+    ],
+)
+def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
+    kept(tmp_path, RUN, lambda: Execution(Schedule(), 1))
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=f"{file.name}: damaged"):
+        kept(tmp_path, RUN, lambda: Execution(Schedule(), 1))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        kept(tmp_path / "file" / "run", RUN, lambda: Execution(Schedule(), 1))
