@@ -4,8 +4,8 @@
 
 One client with all of SST-2 takes the same number of steps with adapters on the top 1, 2, 4 and all
 layers. The learning rate is in inverse proportion to d, the number of trained elements, which is
-what the noise of a step grows with. A step is timed apart, with the outputs of the layers below computed
-anew, found in memory, and found on disk in half precision.
+what the noise of a step grows with. A step is timed apart, with the outputs of the layers below
+computed anew, found in memory, and found on disk in half precision.
 """
 
 import argparse
