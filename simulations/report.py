@@ -104,11 +104,18 @@ def _constant(figures: Mapping[str, Any], label: int) -> dict[str, Any]:
 
 def clients_table(columns: Mapping[str, Any]) -> Table:
     """Accuracy of every client under every column, then means of accuracy and macro-F1."""
-    table = Table(title="Accuracy on each client's own test examples")
+    table = Table(
+        title="Accuracy on each client's own test examples",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("client", justify="right")
     table.add_column("examples", justify="right")
     for name in columns:
-        table.add_column(name, justify="right")
+        # Short, so that all columns fit 80 characters.
+        heading = name.replace("personalized", "personal").replace(" ", "\n")
+        table.add_column(heading, justify="right")
     clients = sorted({c for figures in columns.values() for c in figures["clients"]}, key=int)
     for client in clients:
         own = [figures["clients"].get(client) for figures in columns.values()]

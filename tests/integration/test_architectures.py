@@ -14,6 +14,7 @@ from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import directions
+from shared.errors import ModelError
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.scorers import scorer_for
@@ -115,3 +116,35 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
             alone = plain.scores(Points.at(adapter.layout, moved), [prompt])
             np.testing.assert_allclose(together[point, index], alone[0, 0], atol=5e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-4
+
+
+def test_positions_behind_the_padding_index_are_not_counted(tmp_path: Path) -> None:
+    family, build, _ = ARCHITECTURES["RoBERTa"]
+    build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path))
+    assert base.context == 63
+    task = Task.model_validate(
+        {
+            "name": "test",
+            "text": "{text}",
+            "question": " it was {word} .",
+            "words": ["terrible", "great"],
+            "labels": [0, 1],
+        }
+    )
+    with torch.inference_mode():
+        body = Body(base, 0, 0)
+        scorer = scorer_for(base, task, 500, body)
+        (ids,) = scorer.prompt("film " * 500).sequences
+        assert len(ids) == 63
+        assert torch.isfinite(body([ids])).all()
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX"])
+def test_fused_projections_are_named_where_q_and_v_are_asked_for(name: str, tmp_path: Path) -> None:
+    family, build, (fused,) = ARCHITECTURES[name]
+    build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path))
+    settings = AdapterSettings(projections="q_proj,v_proj")
+    with pytest.raises(ModelError, match=rf"q_proj, v_proj.*some of: .*{fused}"):
+        inject(base, settings, 2)

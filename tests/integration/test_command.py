@@ -49,7 +49,7 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
     monkeypatch.setattr(RunConfig, "of", lambda settings, source: of({**settings, **short}, source))
     status, printed, errors = run("demo", "--seed", 3, "--out", tmp_path / "demo")
     assert (status, errors) == (0, "")
-    for column in ("majority", "base rate", "zero-shot", "local-only", "global", "personalized"):
+    for column in ("majority", "rate", "zero-shot", "bias", "local-only", "global", "personal"):
         assert column in printed
     assert "ceilings: " in printed
     assert "bytes up" in printed

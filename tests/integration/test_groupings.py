@@ -77,9 +77,10 @@ def tolerance(dtype: str) -> float:
     return ROUNDING[dtype] * torch.finfo(getattr(torch, dtype)).eps / 2 / EPSILON
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(
+    ("layers", "dtype"), [("top:1", "float32"), *(("all", dtype) for dtype in ROUNDING)]
+)
 @pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
-@pytest.mark.parametrize("layers", ["all", "top:1"])
 def test_every_grouping_gives_the_same_projected_gradients(
     layers: str, family: str, dtype: str, model_folder: ModelFolder
 ) -> None:
@@ -89,7 +90,7 @@ def test_every_grouping_gives_the_same_projected_gradients(
     # A cosine is divided by a temperature of 0.05, and its rounding with it.
     allowed = tolerance(dtype) * (20 if family == "encoder" else 1)
     for grouping in GROUPINGS:
-        for micro_batch in (0, 1, 2):
+        for micro_batch in (0, 2):
             found = rig.gradients(rig.points(), Schedule(grouping, micro_batch))
             np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
 

@@ -1,0 +1,135 @@
+"""Federations whose steps run in other ways: decided by the machine, quantized, within a budget."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federations import config_of, ledger_of
+from safetensors.torch import load_file, save_file
+
+from benchmarks.step import StepBench
+from benchmarks.step import run as run_bench
+from client.forward.grouping import GROUPINGS
+from server.store import read_result, replayed
+from shared.errors import ConfigError, SamaraError, TrainingError
+from simulations.simulate import simulate
+
+Settings = dict[str, Any]
+
+
+def schedule_file(folder: Path) -> Path:
+    (file,) = folder.glob("schedule-*.json")
+    return file
+
+
+def test_auto_is_recorded_and_kept_by_a_continued_run(settings: Settings, tmp_path: Path) -> None:
+    first = simulate(config_of(settings, grouping="auto"))
+    chosen = json.loads(schedule_file(first).read_text())
+    assert chosen["grouping"] in GROUPINGS
+    assert 1 <= chosen["micro_batch"] <= 4
+    for device in read_result(first)["devices"].values():
+        assert {key: device[key] for key in chosen} == chosen
+    # The same run elsewhere, with what the first one decided and with something else.
+    ledgers = []
+    for name, schedule in (("same", chosen), ("other", chosen | {"grouping": "sequential"})):
+        out = tmp_path / name
+        out.mkdir()
+        (out / schedule_file(first).name).write_text(json.dumps(schedule))
+        folder = simulate(config_of(settings, grouping="auto", out=str(out)))
+        device = read_result(folder)["devices"]["0"]
+        assert device["grouping"] == schedule["grouping"]
+        ledgers.append(ledger_of(folder))
+    assert ledgers[0] == ledger_of(first)
+
+
+def test_an_explicit_grouping_gives_the_same_ledger_every_time(
+    settings: Settings, tmp_path: Path
+) -> None:
+    for grouping in GROUPINGS:
+        first = simulate(config_of(settings, grouping=grouping, out=str(tmp_path / grouping)))
+        again = simulate(config_of(settings, grouping=grouping, out=str(tmp_path / f"2{grouping}")))
+        assert ledger_of(first) == ledger_of(again)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_a_federation_on_quantized_weights(quantization: str, settings: Settings) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+    folder = simulate(config_of(settings, model__quantization=quantization))
+    assert len(list(replayed(folder))) == 4
+    device = read_result(folder)["devices"]["0"]
+    assert (device["quantization"], device["dtype"]) == (quantization, "float32")
+
+
+def test_a_memory_budget_cuts_the_micro_batch(settings: Settings) -> None:
+    folder = simulate(config_of(settings, memory_budget=60_000))
+    device = read_result(folder)["devices"]["0"]
+    assert device["grouping"] == "both"
+    assert 1 <= device["micro_batch"] < 4
+
+
+def test_a_budget_that_fits_nothing_is_refused(settings: Settings) -> None:
+    with pytest.raises(SamaraError, match=r"memory-budget = 10: .* bytes beside the weights"):
+        simulate(config_of(settings, memory_budget=10))
+
+
+def test_a_trunk_on_disk_gives_the_same_ledger_again(settings: Settings, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    changes = {"trunk_cache_folder": str(cache), "adapter__layers": "top:1"}
+    cold = simulate(config_of(settings, **changes))
+    assert any(cache.iterdir())
+    # Another run id, so that nothing is taken from the first trainer's memory.
+    warm = simulate(config_of(settings, **changes, evaluate__every=0, out=str(tmp_path / "warm")))
+    deltas = [
+        [step.record.end_digest for step in replayed(folder) if step.record]
+        for folder in (cold, warm)
+    ]
+    assert deltas[0] == deltas[1]
+
+
+def test_weights_that_are_not_finite_stop_the_run(settings: Settings, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "broken"
+    shutil.copytree(settings["model.path"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TrainingError, match=r"loss is not finite at step 1.*the model's weights"):
+        simulate(config_of(settings, model__path=str(folder)))
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_the_step_benchmark_measures_every_way(quantization: Any, tmp_path: Path) -> None:
+    if quantization != "none":
+        pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+    settings = StepBench(
+        shape="llama-tiny",
+        quantization=quantization,
+        dtype="float32",
+        device="cpu",
+        queries=2,
+        batches=(1, 2),
+        lengths=(8,),
+        layers="top:1",
+        rank=2,
+        repetitions=1,
+        threads=0,
+    )
+    run_bench(settings, tmp_path / "step.json")
+    content = json.loads((tmp_path / "step.json").read_text())
+    assert [(row["B"], row["grouping"]) for row in content["rows"]] == [
+        (batch, name)
+        for batch in (1, 2)
+        for name in ("mezo", *GROUPINGS, "both, algorithm 1", "auto")
+    ]
+    for row in content["rows"]:
+        assert row["seconds"] > 0
+        assert row["peak_bytes"] > 0
+    by_name = {row["grouping"]: row for row in content["rows"] if row["B"] == 2}
+    assert by_name["mezo"]["ratio_to_mezo"] == 1
+    assert by_name["sequential"]["peak_bytes"] < by_name["both"]["peak_bytes"]
+    assert by_name["auto"]["decided"]["grouping"] in GROUPINGS
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run_bench(settings, tmp_path / "nowhere" / "step.json")
