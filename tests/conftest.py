@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings as hypothesis_settings
 
 hypothesis_settings.register_profile("samara", deadline=None)
@@ -14,6 +15,9 @@ hypothesis_settings.load_profile("samara")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported, which bitsandbytes does too.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 GOOD = ["good", "great", "fine", "kind", "warm"]
 BAD = ["bad", "terrible", "awful", "cold", "rude"]

@@ -37,8 +37,6 @@ each_case = pytest.mark.parametrize(("how", "size"), CASES)
 
 def cuda() -> Backend:
     """The kernel on a GPU, or else in Triton's interpreter."""
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton", reason="the extra samara[cuda] is not installed")
     from shared.model.replay_cuda import CudaBackend
 
