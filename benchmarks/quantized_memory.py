@@ -41,7 +41,7 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
     after_loading = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     scorer = CausalScorer(base, TASK, TOKENS)
     adapter = inject(base, AdapterSettings(rank=4), 2)
-    forward = ResidentForward(adapter, scorer, Body(base, 0, 0))
+    forward = ResidentForward(adapter, scorer, Body(base, 0))
     ids = np.random.default_rng(0).integers(12, 500, TOKENS)
     prompts = [Prompt((tuple(ids.tolist()),), ((TOKENS - 1,),))]
     center = np.zeros(adapter.layout.size, np.float32)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import TASK, random_base, timed
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule, distinct_groupings
 from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
 from client.forward.memory import peak_memory
@@ -71,7 +71,8 @@ class Bench:
         self.scorer = CausalScorer(self.base, TASK, max(settings.lengths))
         adapters = AdapterSettings(layers=settings.layers, rank=settings.rank)
         self.adapter: Adapter = inject(self.base, adapters, self.scorer.labels)
-        body = Body(self.base, self.adapter.first_block, CACHE_BYTES)
+        first = self.adapter.first_block
+        body = Body(self.base, first, trunk_cache(self.base, first, CACHE_BYTES))
         self.forward = ResidentForward(self.adapter, self.scorer, body)
         self.layout = self.adapter.layout
         self._seed = 0

@@ -1,21 +1,26 @@
 """The trainer: a loaded model with its data, which trains and evaluates sessions on request."""
 
+import copy
 import json
 import os
 import platform
+import threading
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from client.estimators.prge import Estimate, estimate
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
+from client.forward.memory import keep_freed_memory
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import TrunkCache
 from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
 from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order
@@ -59,7 +64,7 @@ class Examples:
 
 
 class Trainer:
-    """Holds the model once, for all clients of this process.
+    """A model and the examples of all clients of this process; one thread at a time uses it.
 
     Attributes:
         layout: of the adapter.
@@ -83,22 +88,36 @@ class Trainer:
             None if generated else load_examples(data.path, task, data.seed, data.limit)
         )
         model = config.model
-        base = load_base_model(
+        self._base = load_base_model(
             model.path, model.family, model.device, model.quantization, model.dtype
         )
-        self.model_id = base.model_id
-        with torch.inference_mode():
-            scorer = scorer_for(base, task, model.max_length, Body(base, 0, 0))
-        adapter = inject(base, config.adapter, len(task.words))
-        self.layout = adapter.layout
-        self._scorer = scorer
+        keep_freed_memory()
+        self.model_id = self._base.model_id
         self._device = torch.device(model.device)
         self.backend = backend_for(self._device, config.threads)
-        cache_folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
-        body = Body(base, adapter.first_block, config.trunk_cache, cache_folder)
-        self.forward = ResidentForward(adapter, scorer, body)
         self._shares: dict[int, list[list[Example]]] = {}
         self._splits: dict[tuple[int, int, Split], Examples] = {}
+        self._preparing = threading.RLock()
+        self._cache: TrunkCache | None = None
+        self._set_up()
+
+    def twin(self) -> Self:
+        """The same weights and examples in a trainer for another thread."""
+        other = copy.copy(self)
+        other._set_up()
+        return other
+
+    def _set_up(self) -> None:
+        """Put adapters, scorer and body into modules of this trainer's own."""
+        config, base = self._config, self._base.twin()
+        with torch.inference_mode():
+            self._scorer = scorer_for(base, self._task, config.model.max_length, Body(base, 0))
+        adapter = inject(base, config.adapter, len(self._task.words))
+        self.layout = adapter.layout
+        folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
+        first = adapter.first_block
+        self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
+        self.forward = ResidentForward(adapter, self._scorer, Body(base, first, self._cache))
 
     def share(self, device: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
@@ -107,20 +126,21 @@ class Trainer:
             DataError: if some client would be left without training examples.
         """
         key = (device, clients, split)
-        if key not in self._splits:
-            if clients not in self._shares:
-                data = self._config.data
-                self._shares[clients] = partition(
-                    self._all_examples(clients), data.partition, clients, data.alpha, data.seed
+        with self._preparing:
+            if key not in self._splits:
+                if clients not in self._shares:
+                    data = self._config.data
+                    self._shares[clients] = partition(
+                        self._all_examples(clients), data.partition, clients, data.alpha, data.seed
+                    )
+                if device >= clients:
+                    raise DataError(f"client {device} does not exist: there are {clients}")
+                own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
+                self._splits[key] = Examples(
+                    tuple(self._scorer.prompt(example.text) for example in own),
+                    np.array([example.label for example in own], np.int64),
                 )
-            if device >= clients:
-                raise DataError(f"client {device} does not exist: there are {clients}")
-            own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
-            self._splits[key] = Examples(
-                tuple(self._scorer.prompt(example.text) for example in own),
-                np.array([example.label for example in own], np.int64),
-            )
-        return self._splits[key]
+            return self._splits[key]
 
     def hello(self, device: int, clients: int, round_number: int) -> Hello:
         """How a client of this trainer introduces itself."""
@@ -223,7 +243,8 @@ class Trainer:
             rehearsal = Rehearsal(self.forward, self.layout, config, usual, longest)
             return Execution(decided(config, rehearsal), torch.get_num_threads())
 
-        execution = kept(run_folder(config, run_id), run_id, decide)
+        with self._preparing:
+            execution = kept(run_folder(config, run_id), run_id, decide)
         torch.set_num_threads(execution.threads)
         return execution
 
@@ -271,11 +292,21 @@ def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -
     return Figures(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
 
 
-@lru_cache(maxsize=2)
+_of_thread = threading.local()
+_loading = threading.Lock()
+loaded = lru_cache(maxsize=2)(Trainer)
+"""Loads weights and examples once per process."""
+
+
 def trainer_for(config: RunConfig) -> Trainer:
-    """The trainer of a configuration, loaded once per process.
+    """The calling thread's trainer of a configuration.
 
     Raises:
         SamaraError: if model, task or data cannot be used.
     """
-    return Trainer(config)
+    with _loading:
+        first = loaded(config)
+    if getattr(_of_thread, "first", None) is not first:
+        _of_thread.first, _of_thread.trainer = first, first.twin()
+    trainer: Trainer = _of_thread.trainer
+    return trainer

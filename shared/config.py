@@ -145,7 +145,11 @@ class RunConfig(_Settings):
     seed_policy: Literal["shared", "independent", "pool"] = "independent"
     pool_size: int = Field(4096, ge=1, le=2**20, description="seeds of the run's pool")
     task: Text = Field(EMBEDDED_DATA, min_length=1, description="shipped task, or a task file")
-    threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is one per core")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads of a client; 0 shares the cores among those that train together",
+    )
     trunk_cache: int = Field(
         256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
     )

@@ -10,7 +10,8 @@ from shared.layout import Layout
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
     """8 bytes that name a run: what it is made of, not when or where it is run."""
-    settings = {key: value for key, value in config.flat().items() if key != "out"}
+    apart = {"out", "threads"}
+    settings = {key: value for key, value in config.flat().items() if key not in apart}
     content = json.dumps(settings, sort_keys=True).encode() + layout.hash + model_id
     return hashlib.sha256(content).digest()[:8]
 

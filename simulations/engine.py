@@ -6,6 +6,7 @@ objects are Flower's own, so the same ServerApp and ClientApp run under Flower's
 
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -24,13 +25,15 @@ _CLIENT_APP_RAISED = 2
 
 
 class InProcessGrid(Grid):
-    """Delivers every message by a function call, one after the other.
+    """Delivers every message by a function call.
 
     Args:
         client_app: the app that every node runs.
         clients: how many nodes there are; node i holds partition i.
         run_config: handed to every client.
         on_message: called with the message type and partition after each message was answered.
+        pool: answers so many messages side by side, each client's in their order; without it
+            they are answered one after the other.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class InProcessGrid(Grid):
         clients: int,
         run_config: UserConfig,
         on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+        pool: Executor | None = None,
     ) -> None:
         self._client_app, self._on_message = client_app, on_message
+        self._map = pool.map if pool else map
         self._run = Run.create_empty(RUN_ID)
         self._contexts = {
             _FIRST_CLIENT_NODE + partition: Context(
@@ -83,13 +88,11 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Deliver messages and keep the replies."""
-        identifiers = []
-        for message in messages:
-            identifier = str(uuid4())
+        sent = {str(uuid4()): message for message in messages}
+        for identifier, message in sent.items():
             message.metadata.__dict__["_message_id"] = identifier
-            self._replies[identifier] = self._deliver(message)
-            identifiers.append(identifier)
-        return identifiers
+        self._replies |= zip(sent, self._map(self._deliver, sent.values()), strict=True)
+        return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Hand out the replies to these messages, each once."""

@@ -31,11 +31,12 @@ class _Configured(ClientApp):
         return client_app(message, configured)
 
 
-def simulate_with_flower(config: RunConfig) -> Path:
+def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
     """Train with Flower's simulation engine; returns the run's folder.
 
     Args:
-        config: of the run; each client gets `threads` CPUs, so pin it to compare engines.
+        config: of the run.
+        of_client: the same with the number of threads, hence CPUs, that each client gets.
 
     Raises:
         SamaraError: if Ray is not installed, or the run cannot begin or go on.
@@ -58,10 +59,10 @@ def simulate_with_flower(config: RunConfig) -> Path:
 
     run_simulation(
         server_app=server_app,
-        client_app=_Configured(config.flat()),
+        client_app=_Configured(of_client.flat()),
         num_supernodes=config.data.clients,
         backend_config={
-            "client_resources": {"num_cpus": max(1, config.threads), "num_gpus": 0.0},
+            "client_resources": {"num_cpus": of_client.threads, "num_gpus": 0.0},
             "init_args": {"log_to_driver": False},
         },
     )

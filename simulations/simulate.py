@@ -1,6 +1,9 @@
 """Run a federation on this machine, from a configuration to the folder of a finished run."""
 
+import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -32,12 +35,28 @@ def simulate(
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
-    trainer = trainer_for(config)
+    together = clients_together(config)
+    threads = config.threads or max(1, _cores() // together)
+    of_client = config.model_copy(update={"threads": threads})
+    trainer = trainer_for(of_client)
     for device in range(config.data.clients):
         trainer.share(device, config.data.clients, Split.TRAIN)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 
-        return simulate_with_flower(config)
-    grid = InProcessGrid(client_app, config.data.clients, config.flat(), on_message)
-    return serve(config, grid)
+        return simulate_with_flower(config, of_client)
+    with ThreadPoolExecutor(together) as pool:
+        grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
+        return serve(config, grid)
+
+
+def clients_together(config: RunConfig) -> int:
+    """How many clients train side by side: as many as there are cores for, one on a GPU."""
+    if config.model.device != "cpu":
+        return 1
+    cohort = math.ceil(config.cohort.fraction * config.data.clients)
+    return max(1, min(_cores() // (config.threads or 1), cohort))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

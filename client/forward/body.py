@@ -28,27 +28,12 @@ class Body:
     Args:
         base: the model, with or without adapters in it.
         first_block: the lowest block that differs between points.
-        cache_bytes: budget for the trunk's outputs; 0 runs the trunk inside each pass instead.
-        cache_folder: where they are kept, in half precision; by default in memory, as they are.
-
-    Raises:
-        ConfigError: if the folder cannot be used.
+        cache: keeps the trunk's outputs; without it the trunk runs inside each pass.
     """
 
-    def __init__(
-        self,
-        base: BaseModel,
-        first_block: int,
-        cache_bytes: int,
-        cache_folder: Path | None = None,
-    ) -> None:
+    def __init__(self, base: BaseModel, first_block: int, cache: TrunkCache | None = None) -> None:
         self._base, self._blocks = base, base.blocks
-        self._first_block = first_block
-        self._cache = (
-            _cache_of(base, first_block, cache_bytes, cache_folder)
-            if cache_bytes and first_block
-            else None
-        )
+        self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
         with torch.inference_mode():
             self._note_what_blocks_return()
@@ -226,7 +211,22 @@ class Body:
                 handle.remove()
 
 
-def _cache_of(base: BaseModel, first_block: int, limit: int, folder: Path | None) -> TrunkCache:
+def trunk_cache(
+    base: BaseModel, first_block: int, limit: int, folder: Path | None = None
+) -> TrunkCache | None:
+    """A cache for the trunk's outputs, or none if there is no trunk or no room.
+
+    Args:
+        base: the model.
+        first_block: the lowest block that differs between points.
+        limit: bytes.
+        folder: where they are kept, in half precision; by default in memory, as they are.
+
+    Raises:
+        ConfigError: if the folder cannot be used.
+    """
+    if not (limit and first_block):
+        return None
     if folder is None:
         return MemoryCache(limit)
     kind = f"{base.quantization} {base.network.dtype} {first_block}"

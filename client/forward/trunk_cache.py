@@ -7,6 +7,7 @@ that a number does not depend on whether it was found or made.
 
 import hashlib
 import os
+import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -23,15 +24,34 @@ _CHECKSUM_BYTES = 4
 
 
 class TrunkCache(ABC):
-    """Keeps a tensor [S, hidden] per token sequence; forgets the least recently used first."""
+    """Keeps a tensor [S, hidden] per token sequence; forgets the least recently used first.
 
-    @abstractmethod
+    Threads may share one.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
+
     def get(self, ids: Ids) -> Tensor | None:
-        """What is kept for a sequence, as `put` returned it."""
+        """What is kept for a sequence, as `put` returned it; a damaged file counts as nothing."""
+        with self._one_at_a_time:
+            return self._get(ids)
+
+    def put(self, ids: Ids, output: Tensor) -> Tensor:
+        """Keep an output; returns what a later `get` would.
+
+        Raises:
+            ModelError: if it does not fit the form that it is kept in.
+            ConfigError: if it cannot be written.
+        """
+        with self._one_at_a_time:
+            return self._put(ids, output)
 
     @abstractmethod
-    def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Keep an output; returns what a later `get` would."""
+    def _get(self, ids: Ids) -> Tensor | None: ...
+
+    @abstractmethod
+    def _put(self, ids: Ids, output: Tensor) -> Tensor: ...
 
 
 class MemoryCache(TrunkCache):
@@ -42,17 +62,18 @@ class MemoryCache(TrunkCache):
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._limit, self._bytes = limit, 0
         self._kept: OrderedDict[Ids, Tensor] = OrderedDict()
 
-    def get(self, ids: Ids) -> Tensor | None:
-        """What is kept for a sequence."""
+    def _get(self, ids: Ids) -> Tensor | None:
         if ids in self._kept:
             self._kept.move_to_end(ids)
         return self._kept.get(ids)
 
-    def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Keep an output as it is."""
+    def _put(self, ids: Ids, output: Tensor) -> Tensor:
+        if (known := self._kept.pop(ids, None)) is not None:
+            self._bytes -= known.nbytes
         self._kept[ids] = output
         self._bytes += output.nbytes
         while self._bytes > self._limit and len(self._kept) > 1:
@@ -78,6 +99,7 @@ class DiskCache(TrunkCache):
     """
 
     def __init__(self, folder: Path, limit: int, identity: bytes, hidden: int) -> None:
+        super().__init__()
         self._folder, self._limit, self._identity = folder, limit, identity
         self._hidden = hidden
         try:
@@ -91,8 +113,7 @@ class DiskCache(TrunkCache):
         self._bytes = sum(self._sizes.values())
         self._make_room()
 
-    def get(self, ids: Ids) -> Tensor | None:
-        """What is kept for a sequence; a damaged file counts as none."""
+    def _get(self, ids: Ids) -> Tensor | None:
         file = self._file(ids)
         try:
             data = file.read_bytes()
@@ -109,13 +130,7 @@ class DiskCache(TrunkCache):
         numbers = np.frombuffer(content, "<f2").reshape(len(ids), self._hidden)
         return torch.from_numpy(numbers.copy())
 
-    def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Keep an output rounded to half precision.
-
-        Raises:
-            ModelError: if it does not fit half precision.
-            ConfigError: if it cannot be written.
-        """
+    def _put(self, ids: Ids, output: Tensor) -> Tensor:
         rounded = output.to("cpu", torch.float16)
         if not bool(torch.isfinite(rounded).all()):
             raise ModelError(

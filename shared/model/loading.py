@@ -1,9 +1,10 @@
 """Load a frozen base model from a folder or the Hugging Face hub, and say what it is."""
 
+import copy
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,12 @@ class BaseModel:
     tokenizer: Any
     pooling: Literal["mean", "cls"]
     quantization: Quantization = "none"
+
+    def twin(self) -> "BaseModel":
+        """The same weights in modules of their own, so that two threads can run them at once."""
+        weights = [*self.network.parameters(), *self.network.buffers()]
+        shared = {id(weight): weight for weight in weights}
+        return replace(self, network=copy.deepcopy(self.network, shared))
 
     @property
     def context(self) -> int:

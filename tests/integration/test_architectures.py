@@ -10,7 +10,7 @@ import torch
 import transformers
 from conftest import save_tokenizer
 
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import directions
@@ -98,7 +98,7 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     base = load_base_model(str(tmp_path))
     assert base.family == family
     with torch.inference_mode():
-        scorer = scorer_for(base, task, 32, Body(base, 0, 0))
+        scorer = scorer_for(base, task, 32, Body(base, 0))
     texts = ("the film was good", "a day", "the meal was not very cold ! a walk")
     prompts = [scorer.prompt(text) for text in texts]
     adapter = inject(base, AdapterSettings.model_validate({"layers": "top:2"}), 2)
@@ -106,8 +106,9 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     size = adapter.layout.size
     center = np.random.default_rng(1).normal(0, 0.5, size).astype(np.float32)
     z = directions(np.arange(3, dtype=np.uint64), size, "gaussian")
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, 2**20))
-    plain = ResidentForward(adapter, scorer, Body(base, 0, 0))
+    first = adapter.first_block
+    engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, 2**20)))
+    plain = ResidentForward(adapter, scorer, Body(base, 0))
     together = engine.scores(Points.at(adapter.layout, center, z, 0.25), prompts)
     for point in range(6):
         sign = 1 if point < 3 else -1
@@ -133,7 +134,7 @@ def test_positions_behind_the_padding_index_are_not_counted(tmp_path: Path) -> N
         }
     )
     with torch.inference_mode():
-        body = Body(base, 0, 0)
+        body = Body(base, 0)
         scorer = scorer_for(base, task, 500, body)
         (ids,) = scorer.prompt("film " * 500).sequences
         assert len(ids) == 63

@@ -12,7 +12,7 @@ from federations import Settings, Tampering, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import instruction_with
 
-from client.trainer import trainer_for
+from client.trainer import loaded, trainer_for
 from server.aggregate import aggregate
 from server.app import serve
 from server.store import read_layout, read_result, replayed
@@ -116,9 +116,9 @@ def test_the_backend_does_not_change_the_ledger(
 ) -> None:
     first = simulate(config_of(settings))
     monkeypatch.setenv("SAMARA_REPLAY_BACKEND", backend)
-    trainer_for.cache_clear()
+    loaded.cache_clear()
     second = simulate(config_of(settings, out=str(tmp_path / "second")))
-    trainer_for.cache_clear()
+    loaded.cache_clear()
     assert ledger_of(first) == ledger_of(second)
 
 

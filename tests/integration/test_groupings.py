@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
 from client.forward.memory import peak_memory
@@ -51,10 +51,11 @@ class Rig:
     def __init__(self, folder: Path, layers: str = "all", **loading: Any) -> None:
         self.base: BaseModel = load_base_model(str(folder), **loading)
         with torch.inference_mode():
-            self.scorer = scorer_for(self.base, TASK, 64, Body(self.base, 0, 0))
+            self.scorer = scorer_for(self.base, TASK, 64, Body(self.base, 0))
         self.adapter: Adapter = inject(self.base, AdapterSettings(layers=layers), 2)
         self.layout = self.adapter.layout
-        body = Body(self.base, self.adapter.first_block, 2**20)
+        first = self.adapter.first_block
+        body = Body(self.base, first, trunk_cache(self.base, first, 2**20))
         self.forward = ResidentForward(self.adapter, self.scorer, body)
         self.prompts = [self.scorer.prompt(text) for text in TEXTS]
         rng = np.random.default_rng(1)
@@ -227,7 +228,8 @@ def test_a_trunk_on_disk_is_exact_to_half_precision(
     expected = rig.gradients(rig.points(), Schedule())
     found = []
     for _ in range(2):
-        body = Body(rig.base, rig.adapter.first_block, 2**20, tmp_path)
+        first = rig.adapter.first_block
+        body = Body(rig.base, first, trunk_cache(rig.base, first, 2**20, tmp_path))
         rig.forward = ResidentForward(rig.adapter, rig.scorer, body)
         found.append(rig.gradients(rig.points(), Schedule()))
     assert len(list(tmp_path.iterdir())) == len(TEXTS)

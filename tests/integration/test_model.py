@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
@@ -43,7 +43,7 @@ def assembled(
 ) -> tuple[BaseModel, Scorer, Adapter]:
     base = load_base_model(str(folder))
     with torch.inference_mode():
-        scorer = scorer_for(base, task(words), 64, Body(base, 0, 0))
+        scorer = scorer_for(base, task(words), 64, Body(base, 0))
     adapter = inject(base, AdapterSettings.model_validate({"layers": "top:2"} | settings), 2)
     return base, scorer, adapter
 
@@ -64,7 +64,8 @@ def z_of(adapter: Adapter, queries: int) -> NDArray[np.int16]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_pass_equals_a_pass_per_point(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, MiB))
+    first = adapter.first_block
+    engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, MiB)))
     center, z, epsilon = somewhere(adapter), z_of(adapter, 3), 0.25
     together = engine.scores(Points.at(adapter.layout, center, z, epsilon), prompts_of(scorer))
     assert together.shape == (6, len(TEXTS), 2)
@@ -86,9 +87,10 @@ def test_a_shared_trunk_changes_nothing(family: str, model_folder: ModelFolder) 
     budgets = {"cached": MiB, "thrashing": 1, "in the pass": 0}
     scores = {}
     for name, cache_bytes in budgets.items():
-        engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, cache_bytes))
+        cache = trunk_cache(base, adapter.first_block, cache_bytes)
+        engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, cache))
         scores[name] = [engine.scores(points, prompts_of(scorer)) for _ in range(2)]
-    whole = ResidentForward(adapter, scorer, Body(base, 0, 0))
+    whole = ResidentForward(adapter, scorer, Body(base, 0))
     expected = whole.scores(points, prompts_of(scorer))
     for first, second in scores.values():
         np.testing.assert_array_equal(first, second)
@@ -99,7 +101,7 @@ def test_a_shared_trunk_changes_nothing(family: str, model_folder: ModelFolder) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zero_adapter_is_the_plain_model(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, 0))
+    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
     scores = engine.scores(Points.at(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder(family)))
@@ -134,7 +136,7 @@ def reference(plain: BaseModel, text: str, words: list[int]) -> NDArray[np.float
 def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None:
     words = ("very bad", "great")
     base, scorer, adapter = assembled(model_folder("causal"), words)
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, 0))
+    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
     scores = engine.scores(Points.at(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder("causal")))
@@ -151,7 +153,7 @@ def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None
 
 def test_label_bias_is_added_per_point(model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder("encoder"), **{"label-bias": True})
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, 0))
+    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
     place, rows = adapter.layout.place(LABEL_BIAS)
     assert rows == 2
     center = np.zeros(adapter.layout.size, np.float32)

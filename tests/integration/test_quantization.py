@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_architectures import ARCHITECTURES, save_tokenizer
 
-from client.forward.body import Body
+from client.forward.body import Body, trunk_cache
 from shared.config import AdapterSettings
 from shared.errors import ModelError
 from shared.model import quantized
@@ -287,7 +287,7 @@ def test_adapters_sit_on_quantized_layers(
     settings = AdapterSettings(layers="top:2")
     assert inject(loaded, settings, 2).layout.hash == inject(plain, settings, 2).layout.hash
     assert loaded.model_id == plain.model_id
-    Body(loaded, 1, 2**20)([(7, 8, 9), (10, 11)])
+    Body(loaded, 1, trunk_cache(loaded, 1, 2**20))([(7, 8, 9), (10, 11)])
 
 
 @pytest.mark.gpu
