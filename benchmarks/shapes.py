@@ -12,7 +12,7 @@ from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import is_linear
 from shared.model.quantized import Quantization, quantized_linear
-from shared.tasks.catalog import Task
+from shared.tasks.kinds import ClassificationTask
 
 SHAPES: dict[str, dict[str, int]] = {
     "llama-tiny": {
@@ -51,7 +51,7 @@ SHAPES: dict[str, dict[str, int]] = {
 _CONTEXT = 2_048
 _DEVIATION = 0.02
 
-TASK = Task.model_validate(
+TASK = ClassificationTask.model_validate(
     {
         "name": "random tokens",
         "text": "{text}",

@@ -34,8 +34,9 @@ from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Points, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks import messages
-from shared.tasks.catalog import Task, load_task
+from shared.tasks.catalog import load_task
 from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings
+from shared.tasks.kinds import Task
 
 BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
 VERDICT = re.compile(
@@ -212,7 +213,7 @@ def rows_of(
     base: BaseModel, task: Task, texts: Sequence[str], labels: Sequence[int], room: int = 160
 ) -> Rows:
     """Tokenize messages as a client does."""
-    scorer = scorer_for(base, task, room, Body(base, 0, 0))
+    scorer = scorer_for(base, task, room, Body(base, 0))
     return Rows(tuple(scorer.prompt(text) for text in texts), torch.tensor(labels))
 
 
@@ -235,7 +236,7 @@ def scores_of(scorer: Scorer, body: Body, prompts: Sequence[Prompt]) -> Tensor:
 @torch.inference_mode()
 def predictions(base: BaseModel, task: Task, rows: Rows) -> list[int]:
     """The label that the base finds likelier, per row."""
-    body = Body(base, 0, 0)
+    body = Body(base, 0)
     scorer = scorer_for(base, task, 160, body)
     found: list[int] = []
     for start in range(0, len(rows.prompts), 64):
@@ -249,7 +250,7 @@ class FirstOrder:
 
     def __init__(self, base: BaseModel, adapter: Adapter, task: Task, settings: Probe) -> None:
         self._adapter, self._settings = adapter, settings
-        self._body = Body(base, 0, 0)
+        self._body = Body(base, 0)
         self._scorer = scorer_for(base, task, 160, self._body)
 
     def trained(self, start: Tensor, people: Sequence[Rows], steps: int, seed: int) -> Tensor:

@@ -24,7 +24,7 @@ from client.forward.trunk_cache import TrunkCache
 from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
 from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order
-from shared.errors import CatchUpError, DataError, TrainingError
+from shared.errors import CatchUpError, DataError, TaskError, TrainingError
 from shared.frames import (
     Figures,
     Hello,
@@ -41,11 +41,13 @@ from shared.model.scorers import Prompt, scorer_for
 from shared.replay import quantize, replay, to_float32
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
-from shared.tasks.data import Example, load_examples
+from shared.tasks.data import load_examples
 from shared.tasks.embedded import embedded_examples
+from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
+from shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
 
@@ -81,7 +83,7 @@ class Trainer:
         """
         self._config = config
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
-        self._task = task = load_task(config.task)
+        self._task = task = _countable(load_task(config.task))
         data = config.data
         generated = data.path == EMBEDDED_DATA
         self._examples = (
@@ -112,7 +114,7 @@ class Trainer:
         config, base = self._config, self._base.twin()
         with torch.inference_mode():
             self._scorer = scorer_for(base, self._task, config.model.max_length, Body(base, 0))
-        adapter = inject(base, config.adapter, len(self._task.words))
+        adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout = adapter.layout
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         first = adapter.first_block
@@ -137,7 +139,7 @@ class Trainer:
                     raise DataError(f"client {device} does not exist: there are {clients}")
                 own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
                 self._splits[key] = Examples(
-                    tuple(self._scorer.prompt(example.text) for example in own),
+                    tuple(self._prompt(example) for example in own),
                     np.array([example.label for example in own], np.int64),
                 )
             return self._splits[key]
@@ -222,6 +224,9 @@ class Trainer:
                 f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
             )
 
+    def _prompt(self, example: Example) -> Prompt:
+        return self._scorer.prompt(example.text, example.answers, example.cut)
+
     def _all_examples(self, clients: int) -> list[Example]:
         """Of all clients; generated messages are written for as many as there are."""
         if self._examples is None:
@@ -235,11 +240,11 @@ class Trainer:
         run_id = run_id_of(config, self.layout, self.model_id)
 
         def decide() -> Execution:
-            examples = self._all_examples(config.data.clients)
-            texts = sorted((e.text for e in examples if e.split == "train"), key=len)
-            spread = np.linspace(0, len(texts) - 1, min(config.batch, len(texts))).astype(int)
-            usual = [self._scorer.prompt(texts[index]) for index in spread]
-            longest = [self._scorer.prompt(text) for text in texts[-config.batch :]]
+            everybody = self._all_examples(config.data.clients)
+            examples = sorted((e for e in everybody if e.split == "train"), key=_letters)
+            spread = np.linspace(0, len(examples) - 1, min(config.batch, len(examples))).astype(int)
+            usual = [self._prompt(examples[index]) for index in spread]
+            longest = [self._prompt(example) for example in examples[-config.batch :]]
             rehearsal = Rehearsal(self.forward, self.layout, config, usual, longest)
             return Execution(decided(config, rehearsal), torch.get_num_threads())
 
@@ -290,6 +295,26 @@ def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -
         return Figures(name, 0.0, np.zeros((classes, classes), np.int64))
     loss = float(cross_entropy(scores[None], labels)[0])
     return Figures(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
+
+
+def _countable(task: Task) -> Task:
+    """The task, if a federation can evaluate it by counting true against predicted labels.
+
+    Raises:
+        TaskError: otherwise.
+    """
+    if isinstance(task, GenerationTask) or not task.labels:
+        what = "candidates differ from row to row" if task.kind == "choice" else "answers are texts"
+        raise TaskError(
+            f"task {task.name!r}: a federation evaluates by counts of labels, and here {what}; "
+            "choose a classification, or a choice whose candidates the task lists"
+        )
+    return task
+
+
+def _letters(example: Example) -> int:
+    """How long an example is, about as long as its sequences are together."""
+    return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))
 
 
 _of_thread = threading.local()

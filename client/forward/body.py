@@ -44,6 +44,7 @@ class Body:
         sequences: Sequence[Ids],
         points: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
+        keep: bool = True,
     ) -> Tensor:
         """Hidden states of every sequence at every point.
 
@@ -51,6 +52,7 @@ class Body:
             sequences: m token sequences.
             points: P, how many adapters are active.
             supervised: the positions of each sequence that will be read, if not all of them.
+            keep: whether the trunk's outputs may be wanted again; otherwise no cache is used.
 
         Returns:
             [P·m, S, hidden] in the compute type, points outermost, padded on the right; where it
@@ -62,7 +64,7 @@ class Body:
         ids, mask = self._padded(sequences)
         with ExitStack() as stack:
             trunk = None
-            if self._cache is not None:
+            if self._cache is not None and keep:
                 trunk = nn.utils.rnn.pad_sequence(
                     [self._trunk(sequence, self._cache) for sequence in sequences],
                     batch_first=True,

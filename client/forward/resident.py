@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from client.forward.body import Body
 from client.forward.grouping import Schedule, grouped
+from shared.errors import TaskError
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Adapters
-from shared.model.scorers import Prompt, Scorer
+from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 _ONE_PASS = Schedule()
 
@@ -38,19 +39,66 @@ class ResidentForward:
                 that little is padding.
 
         Returns:
-            float32 [P, n, labels].
+            float32 [P, n, width of the rows]; −∞ where a row has fewer scores than others.
         """
         by_length = sorted(
             range(len(prompts)), key=lambda index: max(map(len, prompts[index].sequences))
         )
         size = schedule.micro_batch or len(prompts)
-        scores = np.empty((points.count, len(prompts), self._scorer.labels), np.float32)
+        shape = points.count, len(prompts), self._scorer.width(prompts)
+        scores = np.full(shape, -np.inf, np.float32)
         for start in range(0, len(prompts), size):
             chosen = by_length[start : start + size]
             together = [prompts[index] for index in chosen]
             for places, some in grouped(points, schedule.grouping):
-                scores[places[:, None], chosen] = self._pass(some, together)
+                found = self._pass(some, together)
+                scores[places[:, None], chosen, : found.shape[2]] = found
         return scores
+
+    def answers(
+        self, point: Adapters, prompts: Sequence[Prompt], micro_batch: int = 0
+    ) -> list[str]:
+        """What the model answers by greedy decoding: always the likeliest token.
+
+        Args:
+            point: a single adapter.
+            prompts: n examples of a generation task, made without their answers.
+            micro_batch: at most so many examples in a pass; 0 is all.
+
+        Returns:
+            n texts, each up to what the task says ends an answer.
+
+        Raises:
+            TaskError: if the task is of another kind.
+        """
+        scorer = self._scorer
+        if not isinstance(scorer, GenerationScorer):
+            raise TaskError("only a generation task has answers to decode; read its scores instead")
+        if point.count != 1:
+            raise ValueError(f"answers are decoded at one point, not at {point.count}")
+        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].sequences[0]))
+        written: list[list[int]] = [[] for _ in prompts]
+        size = micro_batch or max(1, len(prompts))
+        for start in range(0, len(prompts), size):
+            unfinished = by_length[start : start + size]
+            while unfinished:
+                sequences = [
+                    prompts[index].sequences[0] + tuple(written[index]) for index in unfinished
+                ]
+                tokens = self._next_tokens(scorer, point, sequences)
+                for index, token in zip(unfinished, tokens, strict=True):
+                    written[index].append(token)
+                unfinished = [i for i in unfinished if not scorer.answer(written[i])[1]]
+        return [scorer.answer(tokens)[0] for tokens in written]
+
+    @torch.inference_mode()
+    def _next_tokens(
+        self, scorer: GenerationScorer, point: Adapters, sequences: Sequence[tuple[int, ...]]
+    ) -> list[int]:
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        last = [(len(sequence) - 1,) for sequence in sequences]
+        with self._adapter.at(point):
+            return scorer.next_tokens(self._body(sequences, 1, last, keep=False), lengths)
 
     @torch.inference_mode()
     def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:

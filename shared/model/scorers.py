@@ -1,28 +1,27 @@
-"""One scorer per family of models: text in, token sequences out, and scores read off their ends.
+"""One scorer per family of models and kind of task: text in, scores read off the body's output.
 
-A causal LM gives the log-likelihood of the label words after the question, a masked LM that of the
-label words at the mask, a sentence encoder the cosine to the label prompts over a temperature.
-A scorer runs no blocks: a forward engine hands it what the body made of the sequences.
+A causal LM gives the log-likelihood of the label words after the question, of a row's candidates,
+or of a known answer; a masked LM that of the label words at the mask, a sentence encoder the cosine
+to the label prompts over a temperature. A scorer runs no blocks: a forward engine hands it what the
+body made of the sequences.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError, TaskError
+from shared.model.head import log_likelihoods, tiled_logits
 from shared.model.loading import BaseModel
-from shared.tasks.catalog import Task
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Span, Task
 
 COSINE_TEMPERATURE = 0.05
-VOCABULARY_TILE_BYTES = 32 * 2**20
-"""Logits that are held at a time."""
 
-Body = Callable[[Sequence[tuple[int, ...]]], Tensor]
+Ids = tuple[int, ...]
+Body = Callable[[Sequence[Ids]], Tensor]
 """Runs the unadapted base over sequences: hidden states [m, S, hidden]."""
 
 
@@ -31,29 +30,39 @@ class Prompt:
     """One example as the model reads it.
 
     Attributes:
-        sequences: token ids; one sequence, or one per label where words have several tokens.
+        sequences: token ids; one sequence, or one per candidate of what may follow.
         supervised: per sequence, the positions whose output is read.
+        targets: per sequence, the token whose log-likelihood is read at each of these positions;
+            empty where a scorer reads the same of every prompt.
     """
 
-    sequences: tuple[tuple[int, ...], ...]
+    sequences: tuple[Ids, ...]
     supervised: tuple[tuple[int, ...], ...]
+    targets: tuple[Ids, ...] = ()
 
 
 class Scorer(ABC):
-    """Turns texts into prompts and outputs into scores.
+    """Turns examples into prompts and outputs into scores.
 
     Attributes:
-        labels: how many there are.
+        labels: scores of a row; 0 if rows differ.
     """
 
+    labels: int
+
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
-        self.base, self.task = base, task
+        self.base, self._name = base, task.name
         self.max_length = min(max_length, base.context)
-        self.labels = len(task.words)
 
     @abstractmethod
-    def prompt(self, text: str) -> Prompt:
-        """Tokenize an example; a text that is too long is cut, never the question."""
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """Tokenize an example; one that is too long loses a part, never what follows the text.
+
+        Args:
+            text: of an `Example`.
+            answers: of an `Example`; empty in a classification.
+            cut: the part of the text that is shortened first.
+        """
 
     @abstractmethod
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -65,43 +74,70 @@ class Scorer(ABC):
             prompts: n of them.
 
         Returns:
-            float32 [P, n, labels].
+            float32 [P, n, width]. Where rows have fewer scores than others, −∞ fills them up: what
+            is not there is never chosen and adds nothing to a softmax.
         """
 
-    def _ids(self, text: str, special: bool) -> tuple[int, ...]:
+    def width(self, prompts: Sequence[Prompt]) -> int:
+        """How many scores the longest row of these has."""
+        return self.labels or max((len(prompt.sequences) for prompt in prompts), default=0)
+
+    def _ids(self, text: str, special: bool) -> Ids:
         return tuple(self.base.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _fit(self, text: str, room: int) -> str:
-        """The beginning of a text that has at most `room` tokens."""
-        offsets = self.base.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        return text if len(offsets) <= room else text[: offsets[room - 1][1]]
+    def _following(self, before: str, text: str) -> Ids:
+        """Tokens that a text adds to what is before it, whose last spaces are its own."""
+        stem = self._ids(before.rstrip(" "), special=False)
+        whole = self._ids(before + text, special=False)
+        joined = whole[: len(stem)] == stem
+        return whole[len(stem) :] if joined else self._ids(text, special=False)
 
-    def _room(self, taken: int) -> int:
+    def _fit(self, text: str, room: int, cut: Span | None, keep_end: bool = False) -> str:
+        """Shorten a text to at most `room` tokens.
+
+        Args:
+            text: the text.
+            room: tokens.
+            cut: the part that is shortened first, from its end.
+            keep_end: what is left over the room is then taken from the beginning, not the end.
+        """
+        while True:
+            offsets = self.base.tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=True
+            )["offset_mapping"]
+            excess = len(offsets) - room
+            if excess <= 0:
+                return text
+            start, end = cut or (0, 0)
+            inside = [begin for begin, stop in offsets if start <= begin < stop <= end]
+            if inside:
+                kept = inside[-min(excess, len(inside))]
+                text, cut = text[:kept] + text[end:], (start, kept)
+            elif keep_end:
+                # Tokens of one character share its offsets; the text gets shorter all the same.
+                text, cut = text[max(1, offsets[excess][0]) :], None
+            else:
+                kept = min(offsets[room - 1][1], offsets[room][0], len(text) - 1)
+                text, cut = text[:kept], None
+
+    def _room(self, taken: int, by: str) -> int:
         if self.max_length <= taken:
             raise TaskError(
-                f"task {self.task.name}: the question alone takes {taken} tokens and "
+                f"task {self._name}: {by} alone takes {taken} tokens and "
                 f"max-length is {self.max_length}; raise model.max-length"
             )
         return self.max_length - taken
 
-    def _word_tokens(self) -> list[tuple[int, ...]]:
+    def _word_tokens(self, task: ClassificationTask) -> list[Ids]:
         """Tokens that each label word adds to the question.
 
         Raises:
             TaskError: if two label words become the same tokens.
         """
-        before = self.task.question_before_word
-        stem = self._ids(before.rstrip(), special=False)
-        words = []
-        for word in self.task.words:
-            whole = self._ids(before + word, special=False)
-            joined = whole[: len(stem)] == stem
-            words.append(whole[len(stem) :] if joined else self._ids(word, special=False))
+        words = [self._following(task.question_before_word, word) for word in task.words]
         if len(set(words)) < len(words) or not all(words):
             raise TaskError(
-                f"task {self.task.name}: label words {', '.join(self.task.words)} are not "
+                f"task {task.name}: label words {', '.join(task.words)} are not "
                 "different after tokenization; choose other words"
             )
         return words
@@ -110,45 +146,133 @@ class Scorer(ABC):
 class CausalScorer(Scorer):
     """Average log-likelihood per token of each label word as the continuation of the question."""
 
-    def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
+    def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
-        self._words = self._word_tokens()
-        self._stem = self.task.question_before_word.rstrip()
+        self.labels = len(task.words)
+        self._words = self._word_tokens(task)
+        self._stem = task.question_before_word.rstrip(" ")
         bos = base.tokenizer.bos_token_id
-        self._start: tuple[int, ...] = () if bos is None else (bos,)
+        self._start: Ids = () if bos is None else (bos,)
         self._one_token = all(len(word) == 1 for word in self._words)
 
-    def prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """One sequence if every label word is one token, otherwise one per label."""
         longest = max(len(word) for word in self._words)
         taken = len(self._start) + len(self._ids(self._stem, special=False)) + longest
-        stem = self._start + self._ids(self._fit(text, self._room(taken)) + self._stem, False)
+        fitting = self._fit(text, self._room(taken, "the question"), cut)
+        stem = self._start + self._ids(fitting + self._stem, special=False)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
-        return Prompt(
-            tuple(stem + word[:-1] for word in self._words),
-            tuple(tuple(range(len(stem) - 1, len(stem) - 1 + len(w))) for w in self._words),
-        )
+        return _continued(stem, self._words)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Log-softmax over the vocabulary, only at supervised positions."""
-        words = [list(word) for word in self._words]
-        if self._one_token:
-            words = [[token for word in words for token in word]] * len(prompts)
-            return _log_likelihoods(self.base, hidden, lengths, prompts, words)
-        targets = [[token] for _ in prompts for word in words for token in word]
-        picked = _log_likelihoods(self.base, hidden, lengths, prompts, targets)[..., 0]
-        sizes = [len(word) for word in self._words] * len(prompts)
-        means = torch.stack([part.mean(-1) for part in torch.split(picked, sizes, dim=-1)], dim=-1)
-        return means.view(-1, len(prompts), self.labels)
+        if not self._one_token:
+            return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
+        words = [[word[0] for word in self._words]] * len(prompts)
+        return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
+
+
+class _ContinuationScorer(Scorer):
+    """Average log-likelihood per token of what a row itself says may follow its text."""
+
+    def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
+        super().__init__(base, task, max_length)
+        tokenizer = base.tokenizer
+        # Something must come before the first token that is scored.
+        starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        self._bos, self._begin = (() if token is None else (token,) for token in starts)
+
+    def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Log-softmax over the vocabulary, only where a candidate or answer is read."""
+        return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
+
+    def _stem(self, text: str, reserved: int, by: str, cut: Span | None) -> Ids:
+        """The text as tokens, shortened so that so many more fit behind it."""
+        room = self._room(reserved + 1, by)
+        stem = self._bos + self._ids(self._fit(text.rstrip(" "), room, cut, keep_end=True), False)
+        if not (stem or self._begin):
+            raise TaskError(
+                f"task {self._name}: an answer is the first thing in a text, and the tokenizer of "
+                f"{self.base.folder} has no token that begins one; put something before it"
+            )
+        return stem or self._begin
+
+    def _answer(self, text: str, answer: str) -> Ids:
+        """Tokens that an answer adds to a text."""
+        words = text.rstrip().rfind(" ") + 1
+        tokens = self._following(text[words:], answer)
+        if not tokens:
+            raise TaskError(
+                f"task {self._name}: the answer {answer!r} has no token in the vocabulary of "
+                f"{self.base.folder}; remove the row or choose another model"
+            )
+        return tokens
+
+
+class ChoiceScorer(_ContinuationScorer):
+    """Average log-likelihood per token of each candidate, with the text behind it."""
+
+    def __init__(self, base: BaseModel, task: ChoiceTask, max_length: int) -> None:
+        super().__init__(base, task, max_length)
+        self.labels = 0 if task.list_names else len(task.candidates)
+
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """A sequence per candidate."""
+        candidates = [self._answer(text, answer) for answer in answers]
+        longest = max(len(candidate) for candidate in candidates)
+        return _continued(self._stem(text, longest, "a candidate", cut), candidates)
+
+
+class GenerationScorer(_ContinuationScorer):
+    """Average log-likelihood per token of the first accepted answer, and the next token of any.
+
+    Attributes:
+        stop: ends an answer.
+    """
+
+    labels = 1
+
+    def __init__(self, base: BaseModel, task: GenerationTask, max_length: int) -> None:
+        super().__init__(base, task, max_length)
+        self._tokens, self.stop = task.tokens, task.stop
+
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """The text with its answer and what ends it; without answers, the text alone."""
+        stem = self._stem(text, self._tokens, "an answer", cut)
+        if not answers:
+            return Prompt((stem,), ((len(stem) - 1,),))
+        return _continued(stem, [self._answer(text, answers[0] + self.stop)[: self._tokens]])
+
+    def next_tokens(self, hidden: Tensor, lengths: Tensor) -> list[int]:
+        """The likeliest token after each of m sequences.
+
+        Args:
+            hidden: [m, S, hidden].
+            lengths: int64 [m], tokens of each sequence.
+        """
+        last = hidden[torch.arange(len(hidden)), lengths - 1]
+        return torch.cat([logits.argmax(1) for logits in tiled_logits(self.base, last)]).tolist()
+
+    def answer(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        """The answer in what was written so far, and whether it is complete."""
+        eos = self.base.tokenizer.eos_token_id
+        ended = len(tokens) >= self._tokens or eos in tokens
+        own = tokens[: tokens.index(eos)] if eos in tokens else tokens
+        text: str = self.base.tokenizer.decode(own, skip_special_tokens=True)
+        if stop := self.stop.strip(" "):
+            text, found, _ = text.partition(stop)
+            ended = ended or bool(found)
+        return text.strip(), ended
 
 
 class MaskedScorer(Scorer):
     """Log-likelihood of each label word at the mask."""
 
-    def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
+    def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
-        self._words = self._word_tokens()
+        self.labels = len(task.words)
+        self._words = self._word_tokens(task)
         if long := [w for w, t in zip(task.words, self._words, strict=True) if len(t) > 1]:
             raise TaskError(
                 f"task {task.name}: a masked LM needs label words of one token and "
@@ -159,17 +283,17 @@ class MaskedScorer(Scorer):
             raise ModelError(f"{base.folder}: its tokenizer has no mask token; set model.family")
         self._question = task.question_before_word + mask + task.question_after_word
 
-    def prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Text and question with the mask in the word's place."""
-        room = self._room(len(self._ids(self._question, special=True)))
-        ids = self._ids(self._fit(text, room) + self._question, special=True)
+        room = self._room(len(self._ids(self._question, special=True)), "the question")
+        ids = self._ids(self._fit(text, room, cut) + self._question, special=True)
         last = len(ids) - 1 - ids[::-1].index(self.base.tokenizer.mask_token_id)
         return Prompt((ids,), ((last,),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Log-softmax over the vocabulary at the mask."""
         words = [[word[0] for word in self._words]] * len(prompts)
-        return _log_likelihoods(self.base, hidden, lengths, prompts, words)
+        return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
 
 
 class EncoderScorer(Scorer):
@@ -178,17 +302,20 @@ class EncoderScorer(Scorer):
     The label prompts' embeddings are computed once from the unadapted base and belong to the task.
     """
 
-    def __init__(self, base: BaseModel, task: Task, max_length: int, body: Body) -> None:
+    def __init__(
+        self, base: BaseModel, task: ClassificationTask, max_length: int, body: Body
+    ) -> None:
         super().__init__(base, task, max_length)
+        self.labels = len(task.words)
         prompts = [self.prompt(text) for text in task.prompts()]
         sequences = [prompt.sequences[0] for prompt in prompts]
         lengths = torch.tensor([len(ids) for ids in sequences])
         self._label_embeddings = self._pooled(body(sequences), lengths)
 
-    def prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """The text alone, with the tokenizer's special tokens."""
-        room = self._room(len(self._ids("", special=True)))
-        return Prompt((self._ids(self._fit(text, room), special=True),), ((),))
+        room = self._room(len(self._ids("", special=True)), "nothing")
+        return Prompt((self._ids(self._fit(text, room, cut), special=True),), ((),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Pool, normalise, compare."""
@@ -210,82 +337,52 @@ class EncoderScorer(Scorer):
 
 
 def scorer_for(base: BaseModel, task: Task, max_length: int, body: Body) -> Scorer:
-    """The scorer of a model's family.
+    """The scorer of a model's family and a task's kind.
 
     Raises:
-        TaskError: if the task's label words do not suit the tokenizer.
+        TaskError: if the family cannot do such a task, or the task's label words do not suit the
+            tokenizer.
         ModelError: if the tokenizer lacks what the family needs.
     """
+    if not isinstance(task, ClassificationTask):
+        if base.family != "causal":
+            family = {"masked": "a masked LM", "encoder": "a sentence encoder"}[base.family]
+            raise TaskError(
+                f"task {task.name} is a {task.kind}, and {base.folder} is {family}, which can do "
+                "classification only; choose a causal LM"
+            )
+        if isinstance(task, ChoiceTask):
+            return ChoiceScorer(base, task, max_length)
+        return GenerationScorer(base, task, max_length)
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
     return (CausalScorer if base.family == "causal" else MaskedScorer)(base, task, max_length)
 
 
-def _log_likelihoods(
-    base: BaseModel,
-    hidden: Tensor,
-    lengths: Tensor,
-    prompts: Sequence[Prompt],
-    tokens: list[list[int]],
+def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:
+    """A stem with everything that may follow it; the last token of each need not be read."""
+    first = len(stem) - 1
+    return Prompt(
+        tuple(stem + tokens[:-1] for tokens in continuations),
+        tuple(tuple(range(first, first + len(tokens))) for tokens in continuations),
+        tuple(continuations),
+    )
+
+
+def _mean_log_likelihoods(
+    base: BaseModel, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
 ) -> Tensor:
-    """Of w wanted tokens at every supervised position: float32 [P, positions, w].
-
-    The vocabulary is long, so the logits of a few positions exist at a time (P-RGE, appendix A.8).
-    """
-    by_point = hidden.view(-1, len(lengths), *hidden.shape[1:])
-    sequences, positions = _supervised(prompts)
-    read = by_point[:, sequences, positions]
-    wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
-    rows = read.flatten(0, 1)
-    tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.network.config.vocab_size))
-    found = []
-    for some, of_some in zip(torch.split(rows, tile), torch.split(wanted, tile), strict=True):
-        logits = _head(base, some)
-        found.append(logits.gather(1, of_some) - logits.logsumexp(1, keepdim=True))
-    return torch.cat(found).view(*read.shape[:2], -1)
+    """Of the targets of every sequence, the mean over its tokens: float32 [P, n, width]."""
+    targets = [tokens for prompt in prompts for tokens in prompt.targets]
+    wanted = [[token] for tokens in targets for token in tokens]
+    picked = log_likelihoods(base, hidden, lengths, _supervised(prompts), wanted)[..., 0]
+    parts = torch.split(picked, [len(tokens) for tokens in targets], dim=1)
+    means = torch.stack([part.mean(1) for part in parts], dim=-1)
+    rows = torch.split(means, [len(prompt.sequences) for prompt in prompts], dim=1)
+    by_row = [row.T for row in rows]
+    return nn.utils.rnn.pad_sequence(by_row, padding_value=-torch.inf).permute(2, 1, 0)
 
 
-def _supervised(prompts: Sequence[Prompt]) -> tuple[list[int], list[int]]:
-    """Sequence index and position of everything that is read, in order."""
-    sequences: list[int] = []
-    positions: list[int] = []
-    index = 0
-    for prompt in prompts:
-        for places in prompt.supervised:
-            sequences += [index] * len(places)
-            positions += places
-            index += 1
-    return sequences, positions
-
-
-def _head(base: BaseModel, hidden: Tensor) -> Tensor:
-    """The network's own head applied to hidden states [n, hidden]: float32 [n, vocabulary].
-
-    The network runs with its body replaced by these states, so that whatever a family does
-    between body and vocabulary happens here too.
-    """
-    flat = hidden[:, None]
-    ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-    with _body_returns(base.body, flat) as calls:
-        logits: Tensor = base.network(input_ids=ids).logits
-    if not calls:
-        raise ModelError(f"{base.folder}: its head does not call the body that was found")
-    return logits[:, 0].float()
-
-
-@contextmanager
-def _body_returns(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
-    """The body returns this; yields a list with an entry per time that it was asked."""
-    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
-    calls: list[None] = []
-
-    def answer(*_: Any, **__: Any) -> Any:
-        calls.append(None)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
-
-    body.forward = answer
-    try:
-        yield calls
-    finally:
-        del body.forward
+def _supervised(prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """Of every sequence, the positions that are read."""
+    return [places for prompt in prompts for places in prompt.supervised]

@@ -1,63 +1,30 @@
 """Examples of a task: from JSON lines, CSV, a folder of either, or a Hugging Face data set.
 
-A row has the fields that the task's text reads, a ``label`` and optionally a ``user``. Sources
+A row has the fields that the task names, a label or an answer, and optionally a ``user``. Sources
 differ only in which splits they come with; what is missing is cut from the training rows, inside
 each user, by a hash of what the row says. So a row stays in its split when the file is sorted or
 saved in the other format, or when the wording of the prompt changes.
 """
 
 import csv
-import hashlib
 import io
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from shared.errors import DataError, TaskError
-from shared.tasks.catalog import Task
+from shared.errors import DataError
+from shared.tasks.kinds import Task
+from shared.tasks.rows import Example, Row, is_unlabelled, lack, needed, rows_of
 
 SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
 SUFFIXES = (".jsonl", ".csv")
 SHOWN_PROBLEMS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One example, ready for any model.
-
-    Attributes:
-        text: what is read, already rendered by the task.
-        label: index of the label's word in the task.
-        user: who it belongs to; empty if the data does not say.
-        split: "train", "validation" or "test".
-    """
-
-    text: str
-    label: int
-    user: str
-    split: str
-
-
-class _Row(NamedTuple):
-    text: str
-    label: int
-    user: str
-    fields: tuple[str, ...]
-
-    def draw(self, purpose: str, seed: int) -> tuple[bytes, int]:
-        """Draw this row's place in a random order, the same on every machine.
-
-        Rows that say the same stand side by side, and so seldom in different splits.
-        """
-        content = json.dumps([purpose, seed, self.user, *self.fields])
-        return hashlib.sha256(content.encode()).digest(), self.label
-
 
 _Complain = Callable[[int, str], None]
 _Records = Iterator[tuple[int, Mapping[str, object]]]
@@ -77,7 +44,7 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
               with the same splits; rows labelled −1 or not at all are left out.
 
             Rows with users are cut inside each user, who has every split from three rows on.
-        task: says which fields are read and what labels mean.
+        task: says which fields are read and what is right.
         seed: chooses the rows that are cut from the training rows, and those that ``limit`` keeps.
         limit: how many training examples to keep at most; 0 keeps all.
 
@@ -92,7 +59,7 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
-        needs = ", ".join(_required(task))
+        needs = ", ".join(names[0] for names in needed(task))
         shown.append(f"Task {task.name!r} needs rows with {needs}; correct the data or the task.")
         raise DataError("\n".join(shown))
 
@@ -102,16 +69,14 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
         train = splits["train"]
         drawn = sorted(range(len(train)), key=lambda index: train[index].draw("limit", seed))
         splits["train"] = [train[index] for index in sorted(drawn[:limit])]
-    return [
-        Example(row.text, row.label, row.user, split) for split in SPLITS for row in splits[split]
-    ]
+    return [replace(row.example, split=split) for split in SPLITS for row in splits[split]]
 
 
-def _cut(rows: Sequence[_Row], missing: Sequence[str], seed: int) -> dict[str, list[_Row]]:
+def _cut(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, list[Row]]:
     """Cut the missing splits from training rows, inside each user; at least one row trains."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        users[row.user].append(index)
+        users[row.example.user].append(index)
     split_of = ["train"] * len(rows)
     for indices in users.values():
         rest = sorted(indices, key=lambda index: rows[index].draw("split", seed))
@@ -127,7 +92,7 @@ def _cut(rows: Sequence[_Row], missing: Sequence[str], seed: int) -> dict[str, l
     }
 
 
-def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
     """Read the splits that a source comes with; what is wrong in them is added to the problems."""
     if os.path.isfile(path):
         return {"train": _read_file(Path(path), task, problems)}
@@ -141,7 +106,7 @@ def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
     )
 
 
-def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, list[Row]]:
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
@@ -152,7 +117,7 @@ def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, lis
         raise DataError(f"{folder}: holds no file ending in {' or '.join(SUFFIXES)}")
     present = [split for split in SPLITS if split in files]
     if not present:
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for user, path in files.items():
             rows += _read_file(path, task, problems, user)
         return {"train": rows}
@@ -164,7 +129,7 @@ def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, lis
     return {split: _read_file(files[split], task, problems) for split in present}
 
 
-def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> list[_Row]:
+def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> list[Row]:
     """Read a file's rows, all of them the owner's if one is named."""
 
     def complain(line: int, what: str) -> None:
@@ -176,19 +141,20 @@ def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> 
     read = _csv_records if suffix == ".csv" else _json_records
     before = len(problems)
     rows = []
-    for line, record in read(_decode(path, complain), _required(task), complain):
+    for line, record in read(_decode(path, complain), task, complain):
         try:
-            row = _parse(record, task)
+            found = rows_of(record, task)
         except DataError as error:
             complain(line, str(error))
             continue
-        if owner and row.user not in ("", owner):
-            complain(
-                line,
-                f"belongs to user {row.user!r}, not to {owner!r} after whom the file is named; "
-                "to use the users in its rows, give the path of the file",
-            )
-        rows.append(row._replace(user=owner) if owner else row)
+        for example, content in found:
+            if owner and example.user not in ("", owner):
+                complain(
+                    line,
+                    f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
+                    "named; to use the users in its rows, give the path of the file",
+                )
+            rows.append(Row(replace(example, user=owner or example.user), content))
     if not rows and len(problems) == before:
         complain(1, "the file holds no row")
     return rows
@@ -207,7 +173,7 @@ def _decode(path: Path, complain: _Complain) -> str:
         return content.decode("utf-8-sig", errors="replace")
 
 
-def _json_records(text: str, required: Collection[str], complain: _Complain) -> _Records:
+def _json_records(text: str, task: Task, complain: _Complain) -> _Records:
     # Not splitlines: JSON strings may hold other line separators than the newline.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -222,13 +188,11 @@ def _json_records(text: str, required: Collection[str], complain: _Complain) -> 
             continue
         if not isinstance(record, dict):
             complain(number, 'is not a JSON object such as {"text": "…", "label": 0}')
-        elif lack := _lack(required, record):
-            complain(number, lack)
         else:
             yield number, record
 
 
-def _csv_records(text: str, required: Collection[str], complain: _Complain) -> _Records:
+def _csv_records(text: str, task: Task, complain: _Complain) -> _Records:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -236,8 +200,8 @@ def _csv_records(text: str, required: Collection[str], complain: _Complain) -> _
         if repeated:
             complain(1, f"the header names {', '.join(map(repr, repeated))} more than once")
             return
-        if lack := _lack(required, header):
-            complain(1, lack)
+        if missing := lack(task, header):
+            complain(1, missing)
             return
         line = reader.line_num + 1
         for cells in reader:
@@ -250,7 +214,7 @@ def _csv_records(text: str, required: Collection[str], complain: _Complain) -> _
         complain(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
 
 
-def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[_Row]]:
+def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
     # Imported here because it takes seconds.
     import datasets
 
@@ -280,61 +244,19 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[_Row
     return splits
 
 
-def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[_Row]:
-    if lack := _lack(_required(task), split.column_names):
-        problems.append(f"{place}: {lack}")
+def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[Row]:
+    if missing := lack(task, split.column_names):
+        problems.append(f"{place}: {missing}")
         return []
-    columns = [name for name in (*_required(task), "user") if name in split.column_names]
-    unlabelled = [None] if any("-1" in values for values in task.labels) else [None, -1]
+    names = {"user", task.each}.union(*needed(task))
+    names |= {name.split(".")[0] for name in names}
+    columns = [name for name in split.column_names if name in names]
     rows = []
     for number, record in enumerate(split.select_columns(columns).to_list()):
-        if record["label"] in unlabelled:
+        if is_unlabelled(record, task):
             continue
         try:
-            rows.append(_parse(record, task))
+            rows += rows_of(record, task)
         except DataError as error:
             problems.append(f"{place} row {number}: {error}")
     return rows
-
-
-def _required(task: Task) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*task.fields, "label")))
-
-
-def _lack(required: Collection[str], present: Collection[str]) -> str:
-    """Say which required fields are not present; empty if none."""
-    missing = [name for name in required if name not in present]
-    if not missing:
-        return ""
-    has = ", ".join(map(repr, present)) or "nothing"
-    return f"lacks {', '.join(map(repr, missing))}; it has {has}"
-
-
-def _parse(record: Mapping[str, object], task: Task) -> _Row:
-    """Make a row of a record that has all required fields; a DataError tells all its mistakes."""
-    mistakes: list[str] = []
-
-    def as_text(name: str, value: object) -> str:
-        if not isinstance(value, str | int | float):
-            kind = "null" if value is None else f"a {type(value).__name__}"
-            mistakes.append(f"{name!r} is {kind}, not text or a number")
-            return ""
-        text = str(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            mistakes.append(f"{name!r} holds half of a UTF-16 surrogate pair")
-        return text
-
-    fields = {name: as_text(name, record[name]) for name in task.fields}
-    user = "" if record.get("user") is None else as_text("user", record["user"])
-    label = -1
-    try:
-        label = task.label_index(record["label"])
-    except TaskError as error:
-        mistakes.append(str(error))
-    if not mistakes and not any(value.strip() for value in fields.values()):
-        mistakes.append("the text is empty")
-    if mistakes:
-        raise DataError("; ".join(mistakes))
-    return _Row(task.render(fields), label, user, tuple(fields.values()))

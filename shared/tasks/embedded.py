@@ -1,8 +1,9 @@
 """Generated messages as data, so that a federation runs without any data at hand."""
 
-from shared.tasks.catalog import Task
-from shared.tasks.data import Example
+from shared.errors import TaskError
+from shared.tasks.kinds import ClassificationTask, Task
 from shared.tasks.messages import Ceilings, Split, ceilings, messages, writers
+from shared.tasks.rows import Example
 
 MESSAGES_PER_WRITER: dict[Split, int] = {"train": 256, "validation": 20, "test": 100}
 
@@ -16,8 +17,14 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
         seed: of the community, its writers and their messages.
 
     Raises:
-        TaskError: if the task does not know the labels 0 and 1 or reads other fields.
+        TaskError: if the task is of another kind, does not know the labels 0 and 1, or reads other
+            fields.
     """
+    if not isinstance(task, ClassificationTask):
+        raise TaskError(
+            f"task {task.name!r} is a {task.kind} and generated messages have labels; "
+            "set task to messages"
+        )
     return [
         Example(
             task.render({"text": message["text"]}),

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from shared.errors import DataError
-from shared.tasks.data import Example
+from shared.tasks.rows import Example
 
 
 def partition(

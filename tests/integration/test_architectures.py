@@ -18,7 +18,7 @@ from shared.errors import ModelError
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.scorers import scorer_for
-from shared.tasks.catalog import Task
+from shared.tasks.kinds import ClassificationTask
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -86,7 +86,7 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     family, build, projections = ARCHITECTURES[name]
     torch.manual_seed(0)
     build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
-    task = Task.model_validate(
+    task = ClassificationTask.model_validate(
         {
             "name": "test",
             "text": "{text}",
@@ -124,7 +124,7 @@ def test_positions_behind_the_padding_index_are_not_counted(tmp_path: Path) -> N
     build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
     base = load_base_model(str(tmp_path))
     assert base.context == 63
-    task = Task.model_validate(
+    task = ClassificationTask.model_validate(
         {
             "name": "test",
             "text": "{text}",

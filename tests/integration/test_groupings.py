@@ -17,12 +17,12 @@ from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ModelError
-from shared.model import scorers
+from shared.model import head
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Adapters, Points, inject
 from shared.model.scorers import Prompt, scorer_for
-from shared.tasks.catalog import Task
+from shared.tasks.kinds import ClassificationTask
 from shared.tasks.objectives import cross_entropy
 
 ModelFolder = Callable[[str], Path]
@@ -34,7 +34,7 @@ ROUNDING = {"float32": 10.0, "bfloat16": 1.0, "float16": 1.0}
 """|Δg| · ε / u allowed, u being half a unit in the last place of 1: ten times what
 benchmarks/rounding.py finds."""
 
-TASK = Task.model_validate(
+TASK = ClassificationTask.model_validate(
     {
         "name": "test",
         "text": "{text}",
@@ -209,7 +209,7 @@ def test_a_vocabulary_in_tiles_scores_the_same(
 ) -> None:
     rig = Rig(model_folder(family))
     whole = rig.forward.scores(rig.points(), rig.prompts)
-    monkeypatch.setattr(scorers, "VOCABULARY_TILE_BYTES", 4 * 28 * 3)
+    monkeypatch.setattr(head, "VOCABULARY_TILE_BYTES", 4 * 28 * 3)
     in_tiles = rig.forward.scores(rig.points(), rig.prompts)
     np.testing.assert_allclose(in_tiles, whole, atol=2e-6)
 

@@ -17,7 +17,7 @@ from shared.errors import ModelError, TaskError
 from shared.model.loading import BaseModel, load_base_model, model_id
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Points, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.tasks.catalog import Task
+from shared.tasks.kinds import ClassificationTask
 
 FAMILIES = ("causal", "masked", "encoder")
 TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")
@@ -26,8 +26,8 @@ MiB = 2**20
 ModelFolder = Callable[[str], Path]
 
 
-def task(words: tuple[str, ...] = ("terrible", "great")) -> Task:
-    return Task.model_validate(
+def task(words: tuple[str, ...] = ("terrible", "great")) -> ClassificationTask:
+    return ClassificationTask.model_validate(
         {
             "name": "test",
             "text": "{text}",

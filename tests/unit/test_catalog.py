@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.errors import TaskError
-from shared.tasks.catalog import Task, load_task
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask
 
 GOOD = """\
 name = "pairs"
@@ -23,8 +24,10 @@ def write(folder: Path, toml: str) -> str:
     return str(path)
 
 
-def task_reading(text: str) -> Task:
-    return Task(name="t", text=text, question="{word}", words=("a", "b"), labels=(("0",), ("1",)))
+def task_reading(text: str) -> ClassificationTask:
+    return ClassificationTask(
+        name="t", text=text, question="{word}", words=("a", "b"), labels=(("0",), ("1",))
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_question_falls_into_two_parts_around_the_word(before: str, after: str) 
     def escape(text: str) -> str:
         return text.replace("{", "{{").replace("}", "}}")
 
-    task = Task.model_validate(
+    task = ClassificationTask.model_validate(
         load_task("sst2").model_dump() | {"question": escape(before) + "{word}" + escape(after)}
     )
     assert (task.question_before_word, task.question_after_word) == (before, after)
@@ -158,7 +161,7 @@ def test_each_mistake_is_named(tmp_path: Path, old: str, new: str, message: str)
 
 def test_missing_task_lists_the_shipped_ones(tmp_path: Path) -> None:
     for name in ("sst3", str(tmp_path), "nul\0", "x" * 5000):
-        with pytest.raises(TaskError, match=r"popquorn, sst2, trec6|cannot be read"):
+        with pytest.raises(TaskError, match=r"popquorn, .*sst2, .*trec6|cannot be read"):
             load_task(name)
 
 

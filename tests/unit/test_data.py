@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataError
-from shared.tasks.catalog import Task, load_task
-from shared.tasks.data import Example, load_examples
+from shared.tasks.catalog import load_task
+from shared.tasks.data import load_examples
+from shared.tasks.kinds import Task
+from shared.tasks.rows import Example
 
 TASK = load_task("sst2")
 
@@ -189,7 +191,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         b'{"text": "a", "label": 2}',
         b"{text}",
         b"[1]",
-        b'{"sentence": "a", "label": 0}',
+        b'{"review": "a", "label": 0}',
         b'{"text": " ", "label": 0}',
     ]
     path.write_bytes(b"\n".join(lines))
@@ -197,7 +199,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         f"{path}:2: label 2 is unknown; task 'sst2' knows 0, 1",
         f"{path}:3: is not JSON: Expecting property name enclosed in double quotes at column 2",
         f'{path}:4: is not a JSON object such as {{"text": "…", "label": 0}}',
-        f"{path}:5: lacks 'text'; it has 'sentence', 'label'",
+        f"{path}:5: lacks 'text' or 'sentence'; it has 'review', 'label'",
         f"{path}:6: the text is empty",
         "Task 'sst2' needs rows with text, label; correct the data or the task.",
     ]
@@ -242,7 +244,7 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
         (b"text,label\n", 1, "the file holds no row"),
-        (b"", 1, "lacks 'text', 'label'; it has nothing"),
+        (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
         (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
         (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
         (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
@@ -343,8 +345,9 @@ def test_hub_data_set_with_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_hub_data_set_with_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = hub_data_set(tmp_path, monkeypatch, train=[{"sentence": "a", "label": 0}])
-    assert messages(name)[0] == f"{name}[train]: lacks 'text'; it has 'sentence', 'label'"
+    name = hub_data_set(tmp_path, monkeypatch, train=[{"review": "a", "label": 0}])
+    lacks = f"{name}[train]: lacks 'text' or 'sentence'; it has 'review', 'label'"
+    assert messages(name)[0] == lacks
 
 
 def test_hub_data_set_that_does_not_hold_together(

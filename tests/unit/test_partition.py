@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataError
-from shared.tasks.data import Example
 from shared.tasks.partition import partition
+from shared.tasks.rows import Example
 
 
 def sorted_examples(train: int, test: int, labels: int = 2) -> list[Example]:
