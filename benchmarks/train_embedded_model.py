@@ -1,8 +1,13 @@
 """Train a small causal LM on the public's generated messages, and show what it can do.
 
 The model is a small Llama with one token per word. It learns from `messages.pretraining_text` only,
-so it has read no writer of any federation. What is printed at the end also lies beside the
-weights, in ``record.json``:
+so it has read no writer of any federation. All readers speak as "i" there, and each verdict sees
+the message alone. Who speaks is a vector, learned with the network and not kept with it: it is
+added to the stream before the last block. So the blocks below learn to read a message, the last
+one to judge what was read, and a taste is a place in a space that an adapter of the last block can
+reach.
+
+What is printed at the end also lies beside the weights, in ``record.json``:
 
 - how well it foresees verdicts in texts that were not trained on: those of named readers, and
   those of "i" (there also the agreement with the public's common rule);
