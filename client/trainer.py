@@ -209,8 +209,7 @@ class Trainer:
         size = EVALUATION_MICRO_BATCH
         if self._config.memory_budget:
             size = evaluation_batch(self._execution.schedule, self._config, size)
-        scores = self.forward.scores(points, data.prompts, Schedule("both", size))
-        return scores.reshape(len(data.prompts), -1)
+        return self.forward.scores(points, data.prompts, Schedule("both", size))[0]
 
     def check_layout(self, layout_hash: bytes) -> None:
         """Refuse an instruction for another adapter.

@@ -390,7 +390,7 @@ def _label_index(name: str, labels: Sequence[Sequence[str]], value: object) -> i
 
 def _values_as_text(labels: object) -> object:
     if not isinstance(labels, list | tuple):
-        raise ValueError("must be a list with one value, or list of values, per word")
+        raise ValueError("must be a list with one value, or list of values, per answer")
     entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
     for value in (value for entry in entries for value in entry):
         if not isinstance(value, str | int):

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from shared.errors import TaskError
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 GOOD = """\
 name = "pairs"
@@ -15,6 +15,26 @@ text = "{premise} and {hypothesis}"
 question = " So {word}!"
 words = ["no", "maybe", "yes"]
 labels = [0, ["neutral", 1], true]
+"""
+
+
+CHOICE = """\
+kind = "choice"
+name = "gaps"
+text = "{story} So {candidate}."
+candidates = ["{first}", "{second}"]
+labels = ["a", ["b", 2]]
+cut = "story"
+[replace.story]
+short = "It rained."
+"""
+GENERATION = """\
+kind = "generation"
+name = "answers"
+text = "Q: {question|ask}\\nA: {answer}\\n"
+label = "answers.text|reply"
+tokens = 8
+metric = "exact-match"
 """
 
 
@@ -154,6 +174,140 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
 def test_each_mistake_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
     path = write(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(TaskError, match=message) as caught:
+        load_task(path)
+    assert str(caught.value).startswith(path)
+
+
+def test_names_of_a_field_are_tried_in_order(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, GENERATION))
+    assert task.sources == {"question": ("question", "ask")}
+    assert task.fields == ("question",)
+    assert task.label_names == ("answers.text", "reply")
+
+
+def test_a_choice_is_read_in_full(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, CHOICE))
+    assert isinstance(task, ChoiceTask)
+    assert task.fields == ("story", "first", "second")
+    assert task.labels == (("a",), ("b", "2"))
+    assert [task.label_index(value) for value in ("a", 2)] == [0, 1]
+    fields = {"story": "{S}", "first": "F", "second": "T"}
+    assert task.options(fields) == ["F", "T"]
+    assert task.around(fields) == ("{S} So ", ".")
+    assert task.span(fields) == (0, 3)
+
+
+def test_candidates_are_numbered_where_nothing_else_is_said(tmp_path: Path) -> None:
+    toml = CHOICE.replace('labels = ["a", ["b", 2]]', "")
+    task = load_task(write(tmp_path, toml))
+    assert isinstance(task, ChoiceTask)
+    assert task.labels == (("0",), ("1",))
+    said = load_task(write(tmp_path, CHOICE.replace('["a", ["b", 2]]', "[0, 1]")))
+    assert said.digest == task.digest
+
+
+def test_a_gap_is_where_a_rows_own_text_has_it(tmp_path: Path) -> None:
+    toml = 'kind = "choice"\nname = "g"\ntext = "{s}!"\ngap = "_"\ncandidates = "{names}"\n'
+    task = load_task(write(tmp_path, toml))
+    assert isinstance(task, ChoiceTask)
+    assert (task.list_names, task.labels, task.fields) == (("names",), (), ("s",))
+    assert task.around({"s": "It was _ who"}) == ("It was ", " who!")
+    for text, times in (("none", 0), ("_ and _", 2)):
+        with pytest.raises(TaskError, match=f"holds the gap '_' {times} times"):
+            task.around({"s": text})
+
+
+def test_a_generation_is_read_in_full(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, GENERATION))
+    assert isinstance(task, GenerationTask)
+    assert (task.stop, task.tokens, task.metric) == ("\n", 8, "exact-match")
+    assert task.render({"question": "why?"}) == "Q: why?\nA: "
+    assert task.span({"question": "why?"}) is None
+
+
+def test_f1_is_of_the_label_that_is_called_positive(tmp_path: Path) -> None:
+    toml = GOOD + 'metric = "f1"\npositive = 1\n'
+    task = load_task(write(tmp_path, toml))
+    assert isinstance(task, ClassificationTask)
+    assert task.label_index(task.positive) == 1
+
+
+def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None:
+    choice = (
+        'kind = "choice"\ntext = "{story}"\ncandidates = ["{first}", "always"]\n'
+        'labels = [0]\ncut = "end"\nmetric = "f1"\nlabel = "a||b"\n[replace.story]\nx = 1\n'
+    )
+    generation = (
+        'kind = "generation"\nname = ""\ntext = "{answer} {question}"\ntokens = 0\n'
+        'metric = "accuracy"\nstop = "."\neach = 3\n'
+    )
+    wanted = {
+        choice: [
+            "name: is missing",
+            "3: candidates: holds 'always', which reads no field",
+            "gap: is missing, and the text holds {candidate} 0 times",
+            "5: cut: names end, and the text reads story",
+            "6: metric: Input should be 'accuracy'",
+            "7: label: names the field 'a||b'",
+            "8: replace.story.x: Input should be a valid string",
+        ],
+        generation: [
+            "2: name: ",
+            "3: text: must hold {answer} once and behind all fields",
+            "4: tokens: ",
+            "5: metric: Input should be 'token-f1' or 'exact-match'",
+            "6: stop: unknown key; a task has name, text, kind, and if needed label, replace,",
+            "7: each: Input should be a valid string",
+        ],
+    }
+    for toml, mistakes in wanted.items():
+        path = write(tmp_path, toml)
+        with pytest.raises(TaskError) as caught:
+            load_task(path)
+        lines = str(caught.value).splitlines()
+        assert len(lines) == len(mistakes)
+        for mistake in mistakes:
+            place = f"{path}:" if mistake[0].isdigit() else f"{path}: "
+            assert any(line.startswith(place + mistake) for line in lines), (mistake, lines)
+
+
+@pytest.mark.parametrize(
+    ("toml", "old", "new", "message"),
+    [
+        (
+            GOOD,
+            "labels",
+            'kind = "quiz"\nlabels',
+            ":5: kind: must be one of classification, choice",
+        ),
+        (GOOD, "labels", 'metric = "f1"\nlabels', "positive: is missing; say of which label"),
+        (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is for the metric "f1"'),
+        (
+            GOOD,
+            "labels",
+            'metric = "f1"\npositive = 7\nlabels',
+            "is '7', which is none of labels: 0",
+        ),
+        (GOOD, "labels", 'cut = "word"\nlabels', "names word, and the text reads premise, hypo"),
+        (GOOD, "{premise}", "{premise|}", "names the field 'premise|'"),
+        (GOOD, "labels", 'label = ""\nlabels', ":5: label: names the field ''"),
+        (CHOICE, "{candidate}", "{candidate}{candidate}", "holds {candidate} 2 times"),
+        (CHOICE, "labels", 'gap = "_"\nlabels', "gap: is one way .* and the text has another"),
+        (CHOICE, '"{second}"', '"{second}", "{third}"', "has 2 entries for 3 candidates"),
+        (CHOICE, ', "{second}"', "", "needs at least two candidates"),
+        (CHOICE, '["{first}", "{second}"]', '"{names}"', "label is the text of the right one"),
+        (CHOICE, '["{first}", "{second}"]', '"names"', "as one text must be a field in braces"),
+        (CHOICE, "replace.story", "replace.first", "names first, and the text reads story"),
+        (GENERATION, "{answer}", "{answer}{answer}", "must hold {answer} once"),
+        (GENERATION, "{question|ask}", "", "names no field of a row"),
+    ],
+)
+def test_each_mistake_of_a_kind_is_named(
+    tmp_path: Path, toml: str, old: str, new: str, message: str
+) -> None:
+    assert old in toml
+    path = write(tmp_path, toml.replace(old, new, 1))
     with pytest.raises(TaskError, match=message) as caught:
         load_task(path)
     assert str(caught.value).startswith(path)

@@ -6,8 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.tasks.metrics import Confusion
-from shared.tasks.objectives import cross_entropy
+from shared.errors import TaskError
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask, GenerationTask
+from shared.tasks.metrics import (
+    Confusion,
+    answer_metric,
+    exact_match,
+    label_metric,
+    normalized,
+    token_f1,
+)
+from shared.tasks.objectives import (
+    Goal,
+    cross_entropy,
+    minus_answer_metric,
+    minus_label_metric,
+    negative_log_likelihood,
+    objective_of,
+)
 
 SCORES = hnp.arrays(
     np.float32,
@@ -114,3 +131,114 @@ def test_counts_that_do_not_belong_together_are_refused() -> None:
         Confusion.of(np.array([0]), np.array([-1]), 2)
     with pytest.raises(ValueError, match="different numbers of labels"):
         Confusion(np.zeros((2, 2), np.int64)) + Confusion(np.zeros((3, 3), np.int64))
+
+
+def three_labels(**changes: object) -> ClassificationTask:
+    content = {
+        "name": "t",
+        "text": "{text}",
+        "question": " {word}",
+        "words": ["a", "b", "c"],
+        "labels": [0, 1, 2],
+    }
+    return ClassificationTask.model_validate(content | changes)
+
+
+def test_scores_that_a_row_does_not_have_add_nothing_to_its_loss() -> None:
+    short = np.array([[[1.0, 2.0]]], np.float32)
+    padded = np.array([[[1.0, 2.0, -np.inf]]], np.float32)
+    assert cross_entropy(padded, np.array([0])) == cross_entropy(short, np.array([0]))
+
+
+def test_likelihood_reads_what_is_right_alone() -> None:
+    scores = np.array([[[-1.0, -9.0], [-8.0, -3.0]], [[-5.0, np.nan], [-np.inf, -1.0]]], np.float32)
+    losses = negative_log_likelihood(scores, np.array([0, 1]))
+    assert losses.dtype == np.float64
+    np.testing.assert_array_equal(losses, [2.0, 3.0])
+
+
+@given(hnp.arrays(np.int64, (2, 12), elements=st.integers(0, 2)))
+def test_metrics_as_objectives_are_minus_the_metric_of_what_scores_highest(
+    values: np.ndarray,
+) -> None:
+    labels, predictions = values
+    scores = np.eye(3, dtype=np.float32)[np.stack([predictions, labels])]
+    confusion = Confusion.of(labels, predictions, 3)
+    for task, value in [
+        (three_labels(), confusion.accuracy),
+        (three_labels(metric="macro-f1"), confusion.macro_f1),
+        (three_labels(metric="f1", positive=2), np.nan_to_num(confusion.f1(2))),
+    ]:
+        perfect = label_metric(task, Confusion.of(labels, labels, 3))
+        np.testing.assert_allclose(minus_label_metric(task)(scores, labels), [-value, -perfect])
+        assert 0 <= value <= perfect <= 1
+
+
+def test_f1_of_a_label_counts_its_own_hits_and_misses_only() -> None:
+    confusion = Confusion(np.array([[5, 1, 0], [2, 3, 0], [0, 0, 0]]))
+    assert confusion.f1(1) == pytest.approx(2 * 3 / (5 + 4))
+    assert math.isnan(confusion.f1(2))
+    assert label_metric(three_labels(metric="f1", positive=2), confusion) == 0
+    nothing = Confusion(np.zeros((3, 3), np.int64))
+    assert math.isnan(label_metric(three_labels(metric="f1", positive=2), nothing))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_point_without_sound_scores_has_no_metric(bad: float) -> None:
+    scores = np.zeros((2, 3, 3), np.float32)
+    scores[1, 2, 0] = bad
+    losses = minus_label_metric(three_labels())(scores, np.zeros(3, np.int64))
+    assert losses[0] == -1
+    assert math.isnan(losses[1])
+
+
+def test_goals_that_a_kind_does_not_have() -> None:
+    qa = load_task("squad")
+    assert objective_of(qa, "likelihood") is negative_log_likelihood
+    assert objective_of(load_task("copa"), "cross-entropy") is cross_entropy
+    labels, scores = np.array([1]), np.array([[[0.0, 1.0]]], np.float32)
+    assert objective_of(load_task("copa"), "metric")(scores, labels) == [-1]
+    wrong: list[tuple[Goal, str]] = [("metric", "of decoded answers"), ("cross-entropy", "likelih")]
+    for goal, message in wrong:
+        with pytest.raises(TaskError, match=message):
+            objective_of(qa, goal)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "exact", "f1"),
+    [
+        ("The  Eiffel-Tower!", ["an eiffeltower"], 1, 1),
+        ("in Paris", ["Paris", "the city of Paris"], 0, 2 / 3),
+        ("Rome", ["Paris"], 0, 0),
+        ("the", [""], 1, 1),
+        ("", ["Paris"], 0, 0),
+        ("Paris", ["the"], 0, 0),
+        ("no no no", ["no no yes"], 0, 2 / 3),
+        ("theatre", ["atre"], 0, 0),
+    ],
+)
+def test_answers_are_compared_by_their_words(
+    prediction: str, answers: list[str], exact: float, f1: float
+) -> None:
+    assert exact_match(prediction, answers) == exact
+    assert token_f1(prediction, answers) == pytest.approx(f1)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_agreement_of_answers_is_symmetric_and_full_with_oneself(one: str, other: str) -> None:
+    assert exact_match(one, [one]) == token_f1(one, [one]) == 1
+    assert token_f1(one, [other]) == token_f1(other, [one])
+    assert exact_match(one, [other]) <= token_f1(one, [other]) <= 1
+    assert normalized(normalized(one)) == normalized(one)
+    assert token_f1(one, [other, one]) == 1
+
+
+def test_a_metric_of_answers_is_the_mean_over_rows() -> None:
+    task = load_task("squad")
+    assert isinstance(task, GenerationTask)
+    answers = [["Paris"], ["Rome", "old Rome"]]
+    points = [["in Paris", "old rome"], ["", "Rome."]]
+    np.testing.assert_allclose(minus_answer_metric(task, points, answers), [-5 / 6, -1 / 2])
+    exact = task.model_copy(update={"metric": "exact-match"})
+    np.testing.assert_allclose(minus_answer_metric(exact, points, answers), [-1 / 2, -1 / 2])
+    assert math.isnan(answer_metric(task, [], []))
