@@ -209,7 +209,8 @@ class Trainer:
         size = EVALUATION_MICRO_BATCH
         if self._config.memory_budget:
             size = evaluation_batch(self._execution.schedule, self._config, size)
-        return self.forward.scores(points, data.prompts, Schedule("both", size))[0]
+        scores = self.forward.scores(points, data.prompts, Schedule("both", size))
+        return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:
         """Refuse an instruction for another adapter.

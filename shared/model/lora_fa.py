@@ -24,7 +24,7 @@ from torch import nn
 
 from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
-from shared.errors import ModelError
+from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.model.loading import BaseModel
 from shared.model.quantized import QuantizedLinear
@@ -201,11 +201,17 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     Args:
         base: the model; its linear layers that match are wrapped.
         settings: which projections of which blocks, rank, alpha, A's seed.
-        labels: number of labels, for the optional label bias.
+        labels: scores of a row, for the optional label bias; 0 if rows differ.
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist.
+        ConfigError: if a label bias is wanted where there are no labels.
     """
+    if settings.label_bias and labels < 2:
+        raise ConfigError(
+            "adapter.label-bias: the task's rows do not choose between the same labels; "
+            "set it to false, or choose a classification"
+        )
     chosen = _chosen_blocks(settings.layers, len(base.blocks))
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
     found = _matching(base.body, prefixes, settings.projections, str(base.folder))

@@ -7,15 +7,38 @@ label word, one of the row's own candidates, or an answer in free words.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from shared.errors import TaskError
-from shared.tasks.templates import Pieces, around, names_of, pieces_of
+from shared.tasks.templates import Pieces, around, fields_of, names_of, pieces_of
 
 Span = tuple[int, int]
 """First character and end of a part of a text."""
+
+
+def _label_text(value: object) -> str:
+    """Write a label value as text, a boolean as JSON and most CSV files do."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else _label_text(value)
+
+
+def _values_as_text(labels: object) -> object:
+    if not isinstance(labels, list | tuple):
+        raise ValueError("must be a list with one value, or list of values, per answer")
+    entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
+    for value in (value for entry in entries for value in entry):
+        if not isinstance(value, str | int):
+            raise ValueError(f"holds {value!r}; a value is a string, an integer or a boolean")
+    return [[_label_text(value) for value in entry] for entry in entries]
+
+
+Values = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
+"""For each answer the values in the data that mean it, as text."""
 
 
 class _Task(BaseModel):
@@ -39,7 +62,7 @@ class _Task(BaseModel):
     @field_validator("text")
     @classmethod
     def _text_reads_a_field(cls, template: str) -> str:
-        if not any(field not in (None, cls.place) for _, field in pieces_of(template)):
+        if not set(fields_of(template)) - {cls.place}:
             raise ValueError('names no field of a row; write for example "{text}"')
         return template
 
@@ -68,21 +91,16 @@ class _Task(BaseModel):
     @classmethod
     def _check_read(cls, field: str, info: ValidationInfo) -> None:
         """Raise a ValueError if the text does not read a field; a wrong text is told elsewhere."""
-        if "text" in info.data and field not in (known := cls._read_by(info.data["text"])):
-            raise ValueError(f"names {field}, and the text reads {', '.join(known)}")
-
-    @classmethod
-    def _read_by(cls, *templates: str) -> dict[str, tuple[str, ...]]:
-        specified = [field for template in templates for _, field in pieces_of(template)]
-        read: dict[str, tuple[str, ...]] = {}
-        for names in (names_of(field) for field in specified if field not in (None, cls.place)):
-            read.setdefault(names[0], names)
-        return read
+        if "text" in info.data:
+            known = [name for name in fields_of(info.data["text"]) if name != cls.place]
+            if field not in known:
+                raise ValueError(f"names {field}, and the text reads {', '.join(known)}")
 
     @property
     def sources(self) -> dict[str, tuple[str, ...]]:
         """The row fields that are filled in, in order of appearance, and each one's names."""
-        return self._read_by(self.text)
+        read = fields_of(*self._templates())
+        return {field: names for field, names in read.items() if field != self.place}
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -117,6 +135,9 @@ class _Task(BaseModel):
                 return start, start + len(fields[self.cut])
         return None
 
+    def _templates(self) -> tuple[str, ...]:
+        return (self.text,)
+
     def _filled(self, pieces: Pieces, fields: Mapping[str, str]) -> str:
         wanted = [(literal, field and names_of(field)[0]) for literal, field in pieces]
         needed = dict.fromkeys(field for _, field in wanted if field)
@@ -133,11 +154,12 @@ class ClassificationTask(_Task):
 
     question: str
     words: tuple[str, ...]
-    labels: tuple[tuple[str, ...], ...]
-    """For each word the values in the data that mean it, as text."""
+    labels: Values
     kind: Literal["classification"] = "classification"
     metric: Literal["accuracy", "macro-f1", "f1"] = "accuracy"
-    positive: str | None = Field(None, validate_default=True)
+    positive: Annotated[str | None, BeforeValidator(_text_or_none)] = Field(
+        None, validate_default=True
+    )
     """For the metric f1, a value in the data that means the label it is of."""
 
     @field_validator("question")
@@ -161,23 +183,11 @@ class ClassificationTask(_Task):
             raise ValueError(f"holds {', '.join(repeated)} more than once; words must differ")
         return words
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _values_as_text(cls, labels: object) -> object:
-        return _values_as_text(labels)
-
     @field_validator("labels")
     @classmethod
-    def _one_word_per_value(
-        cls, labels: tuple[tuple[str, ...], ...], info: ValidationInfo
-    ) -> tuple[tuple[str, ...], ...]:
+    def _one_word_per_value(cls, labels: Values, info: ValidationInfo) -> Values:
         words = info.data.get("words")
         return _checked_values(labels, None if words is None else len(words), "words")
-
-    @field_validator("positive", mode="before")
-    @classmethod
-    def _positive_as_text(cls, value: object) -> object:
-        return value if value is None else _label_text(value)
 
     @field_validator("positive")
     @classmethod
@@ -231,8 +241,8 @@ class ChoiceTask(_Task):
     kind: Literal["choice"]
     gap: str = Field("", validate_default=True)
     """What marks in a row's own text where the candidate goes, instead of {candidate}."""
-    labels: tuple[tuple[str, ...], ...] = Field((), validate_default=True)
-    """For each of the templates the values in the data that mean it; by default 0, 1, …"""
+    labels: Values = Field((), validate_default=True)
+    """By default 0, 1, … for the templates; empty where a field holds the candidates."""
     metric: Literal["accuracy"] = "accuracy"
 
     @field_validator("candidates")
@@ -245,7 +255,7 @@ class ChoiceTask(_Task):
                 )
         elif len(candidates) < 2:
             raise ValueError("needs at least two candidates")
-        elif fixed := [each for each in candidates if not cls._read_by(each)]:
+        elif fixed := [each for each in candidates if not fields_of(each)]:
             raise ValueError(
                 f"holds {fixed[0]!r}, which reads no field of a row; a task whose answers are the "
                 "same for all rows is a classification"
@@ -267,16 +277,9 @@ class ChoiceTask(_Task):
             )
         return gap
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _values_as_text(cls, labels: object) -> object:
-        return _values_as_text(labels)
-
     @field_validator("labels")
     @classmethod
-    def _one_value_per_candidate(
-        cls, labels: tuple[tuple[str, ...], ...], info: ValidationInfo
-    ) -> tuple[tuple[str, ...], ...]:
+    def _one_value_per_candidate(cls, labels: Values, info: ValidationInfo) -> Values:
         candidates = info.data.get("candidates")
         if isinstance(candidates, str) and labels:
             raise ValueError(
@@ -290,17 +293,11 @@ class ChoiceTask(_Task):
         )
 
     @property
-    def sources(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that are filled in; not the one that holds a list of candidates."""
-        listed = self.candidates if isinstance(self.candidates, tuple) else ()
-        return self._read_by(self.text, *listed)
-
-    @property
     def list_names(self) -> tuple[str, ...]:
         """The names of the field that holds a row's candidates; empty if they are listed here."""
         if isinstance(self.candidates, tuple):
             return ()
-        (names,) = self._read_by(self.candidates).values()
+        (names,) = fields_of(self.candidates).values()
         return names
 
     def label_index(self, value: object) -> int:
@@ -335,6 +332,10 @@ class ChoiceTask(_Task):
                 "needs it once"
             )
         return parts[0], parts[1]
+
+    def _templates(self) -> tuple[str, ...]:
+        listed = self.candidates if isinstance(self.candidates, tuple) else ()
+        return (self.text, *listed)
 
 
 class GenerationTask(_Task):
@@ -374,11 +375,6 @@ class GenerationTask(_Task):
 Task = ClassificationTask | ChoiceTask | GenerationTask
 
 
-def _label_text(value: object) -> str:
-    """Write a label value as text, a boolean as JSON and most CSV files do."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _label_index(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
     text = _label_text(value)
     for index, values in enumerate(labels):
@@ -388,19 +384,7 @@ def _label_index(name: str, labels: Sequence[Sequence[str]], value: object) -> i
     raise TaskError(f"label {value!r} is unknown; task {name!r} knows {known}")
 
 
-def _values_as_text(labels: object) -> object:
-    if not isinstance(labels, list | tuple):
-        raise ValueError("must be a list with one value, or list of values, per answer")
-    entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
-    for value in (value for entry in entries for value in entry):
-        if not isinstance(value, str | int):
-            raise ValueError(f"holds {value!r}; a value is a string, an integer or a boolean")
-    return [[_label_text(value) for value in entry] for entry in entries]
-
-
-def _checked_values(
-    labels: tuple[tuple[str, ...], ...], wanted: int | None, of: str
-) -> tuple[tuple[str, ...], ...]:
+def _checked_values(labels: Values, wanted: int | None, of: str) -> Values:
     mistakes = []
     if wanted is not None and wanted != len(labels):
         mistakes.append(f"has {len(labels)} entries for {wanted} {of}")

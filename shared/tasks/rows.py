@@ -112,9 +112,7 @@ def _parts(record: Mapping[str, object], task: Task) -> Iterator[tuple[str, Mapp
     if not (isinstance(items, list) and items and all(isinstance(i, Mapping) for i in items)):
         raise DataError(f"{task.each!r} is not a list of objects, of which each is an example")
     for number, item in enumerate(items):
-        part = {**record, **item}
-        del part[task.each.split(".")[0]]
-        yield f"{task.each} {number}: ", part
+        yield f"{task.each} {number}: ", {**record, **item}
 
 
 class _Reading:
@@ -151,7 +149,10 @@ class _Reading:
         """Text, label and answers of the example."""
         task = self._task
         if isinstance(task, GenerationTask):
-            return task.render(fields), 0, tuple(self._texts(task.label_names))
+            accepted = self._texts(task.label_names)
+            if not self.mistakes and not all(answer.strip() for answer in accepted):
+                self.mistakes.append(f"{task.label_names[0]!r} holds an empty answer")
+            return task.render(fields), 0, tuple(accepted)
         if isinstance(task, ClassificationTask):
             return task.render(fields), self._label(task), ()
         if task.list_names:

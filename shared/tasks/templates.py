@@ -1,7 +1,9 @@
 """Templates: text with fields of a row in braces, which may go by several names."""
 
 import string
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 Pieces = tuple[tuple[str, str | None], ...]
 """Literal texts, each with the field that follows it, or None."""
@@ -26,6 +28,18 @@ def pieces_of(template: str) -> Pieces:
     return tuple(pieces)
 
 
+@lru_cache
+def fields_of(*templates: str) -> Mapping[str, tuple[str, ...]]:
+    """The fields of templates in order of appearance, and the names of each; not to be changed."""
+    found: dict[str, tuple[str, ...]] = {}
+    for template in templates:
+        for _, field in pieces_of(template):
+            if field is not None:
+                names = names_of(field)
+                found.setdefault(names[0], names)
+    return MappingProxyType(found)
+
+
 def around(template: str, place: str) -> tuple[Pieces, Pieces]:
     """The pieces before and behind a field that is there once."""
     pieces = pieces_of(template)
@@ -33,6 +47,7 @@ def around(template: str, place: str) -> tuple[Pieces, Pieces]:
     return (*pieces[:index], (pieces[index][0], None)), pieces[index + 1 :]
 
 
+@lru_cache
 def names_of(field: str) -> tuple[str, ...]:
     """The names of a field: ``text|sentence`` is called text, and sentence where a row lacks text.
 

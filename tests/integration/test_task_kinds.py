@@ -20,7 +20,7 @@ from client.forward.resident import ResidentForward
 from server.store import read_result
 from shared.config import AdapterSettings
 from shared.directions import directions
-from shared.errors import TaskError
+from shared.errors import ConfigError, TaskError
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Points, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
@@ -244,6 +244,15 @@ def test_other_families_refuse_what_they_cannot_do(
     called = {"masked": "a masked LM", "encoder": "a sentence encoder"}[family]
     with pytest.raises(TaskError, match=f"is a {task.kind}, and .* is {called}, .*a causal LM"):
         rig_of(model_folder(family), task)
+
+
+@pytest.mark.parametrize("task", [CHOICE, QA], ids=["choice", "generation"])
+def test_a_label_bias_needs_labels(task: Task, model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")))
+    scorer = scorer_for(base, task, 64, Body(base, 0))
+    settings = AdapterSettings.model_validate({"label-bias": True})
+    with pytest.raises(ConfigError, match=r"adapter\.label-bias: .* the same labels"):
+        inject(base, settings, scorer.labels)
 
 
 def test_answers_that_no_token_can_say(model_folder: ModelFolder) -> None:

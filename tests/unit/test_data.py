@@ -322,6 +322,25 @@ def test_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(e.user, e.text[:3]) for e in examples} == {("ann", "row"), ("", "row")}
 
 
+def test_hub_data_set_with_nested_fields_and_unanswered_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(number: int, *answers: str) -> dict[str, object]:
+        texts = {"text": list(answers), "answer_start": [0] * len(answers)}
+        return {"id": f"{number}", "title": "t", "context": "c", "question": "q", "answers": texts}
+
+    name = hub_data_set(
+        tmp_path,
+        monkeypatch,
+        train=[row(i, f"answer {i}", "other") for i in range(8)],
+        validation=[row(8, "yes"), row(9)],
+    )
+    examples = load_examples(name, load_task("squad"), 0)
+    assert sizes(examples) == {"train": 6, "validation": 1, "test": 2}
+    assert {e.answers for e in examples if e.split == "validation"} == {("yes",)}
+    assert {len(e.answers) for e in examples if e.split != "validation"} == {2}
+
+
 def test_label_minus_one_counts_where_the_task_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,8 @@
 from collections import Counter
 
+import pytest
+
+from shared.errors import TaskError
 from shared.tasks.catalog import load_task
 from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_examples
 
@@ -13,3 +16,8 @@ def test_every_writer_has_all_splits_and_a_seed_decides_everything() -> None:
     assert all(count == MESSAGES_PER_WRITER[split] for (_, split), count in counts.items())  # type: ignore[index]
     texts = {split: {e.text for e in examples if e.split == split} for split in MESSAGES_PER_WRITER}
     assert not texts["train"] & texts["test"]
+
+
+def test_generated_messages_have_labels_and_no_candidates() -> None:
+    with pytest.raises(TaskError, match="'copa' is a choice and generated messages have labels"):
+        embedded_examples(load_task("copa"), 3, 5)

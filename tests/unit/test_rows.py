@@ -63,6 +63,7 @@ def test_an_answer_is_a_text_or_several_wherever_they_lie(
         ({"q": "Why?", "a": None}, "'a.text' is null, not text or a number"),
         ({"q": "Why?", "a": {"texts": "so"}}, "'a.text' is a dict, not text or a number"),
         ({"q": {"s": 1}, "a": ["so", {}]}, "'q.text' is a dict.*; 'a.text' is a dict"),
+        ({"q": "Why?", "a": ["so", " "]}, "'a.text' holds an empty answer"),
         ({"q": " ", "a": "so"}, "the text is empty"),
     ],
 )
