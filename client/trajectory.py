@@ -112,7 +112,8 @@ class TrajectoryHeader:
 
     def seeds(self, step: int, queries: int) -> NDArray[np.uint64]:
         """Seeds of a step's directions, uint64 [n]."""
-        return query_seeds(self.root, 0, 1, queries, first_step=step)[0]
+        seeds: NDArray[np.uint64] = query_seeds(self.root, 0, 1, queries, first_step=step)[0]
+        return seeds
 
     def encode(self, start: bytes) -> bytes:
         """The bytes before the first record.

@@ -91,13 +91,18 @@ class PrefixSpace(FlatSpace, SequentialSpace):
             for tensor, flat in zip(self.tensors, torch.split(theta, sizes), strict=True)
         ]
 
+        lent: Any = None
+
         def prepend(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            rows, length = kwargs["input_ids"].shape
+            nonlocal lent
+            rows, length = (args[0] if args else kwargs["input_ids"]).shape
             cache = kwargs.get("past_key_values")
-            if cache is None or not cache.get_seq_length():
-                cache = _filled(cache, prefix, rows)
+            if cache is None or cache is lent:  # who brings none gets one for this call alone
+                cache = lent = _filled(None, prefix, rows)
+            elif not cache.get_seq_length():
+                _filled(cache, prefix, rows)
             if cache.get_seq_length() + length > self._base.context:
                 raise ModelError(
                     f"{self._base.folder}: {length} more tokens do not fit behind a prefix of "

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.directions import DIRECTION_BITS, MAX_DIRECTION, WHOLE_BLOCKS, Distribution
+from shared.directions import DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
 from shared.layout import Layout
 from shared.model.lora_fa import Adapter, Adapters, Points
@@ -32,8 +32,8 @@ Kind = Literal["full", "lora", "lora-fa", "prefix"]
 Run = Callable[[Adapters], NDArray[np.float32]]
 """Evaluates a forward engine at the points it is given: [P, …] of what is wanted."""
 
-CHUNK = 256 * WHOLE_BLOCKS
-"""Elements of a direction that exist at a time."""
+CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**24
+"""Elements of a direction that exist at a time: what stays in caches, or what fills a GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
 
 
@@ -132,8 +132,9 @@ class Space(ABC):
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First element and length of each of the parts in which θ is worked on."""
-        for first in range(0, self.size, CHUNK):
-            yield first, min(CHUNK, self.size - first)
+        chunk = CPU_CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
+        for first in range(0, self.size, chunk):
+            yield first, min(chunk, self.size - first)
 
     def direction(self, seed: int, first: int, count: int) -> Tensor:
         """Elements of a direction on the model's device, float32 [count].

@@ -23,7 +23,7 @@ from client.descent import (
 )
 from client.spaces import space as spaces
 from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
-from shared.directions import directions
+from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import TrainingError
 from shared.model.lora_fa import Adapters
 from shared.replay_numpy import NumpyBackend
@@ -58,7 +58,7 @@ class ToySpace(FlatSpace, SequentialSpace):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces, "CHUNK", spaces.WHOLE_BLOCKS)
+    monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
 
 
 def steps_of(count: int, most: int = 2, seed: int = 0) -> list[Step]:
