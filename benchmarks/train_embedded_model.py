@@ -1,8 +1,13 @@
 """Train a small causal LM on the public's generated messages, and show what it can do.
 
 The model is a small Llama with one token per word. It learns from `messages.pretraining_text` only,
-so it has read no writer of any federation. What is printed at the end also lies beside the
-weights, in ``record.json``:
+so it has read no writer of any federation. All readers speak as "i" there, and each verdict sees
+the message alone. Who speaks is a vector, learned with the network and not kept with it: it is
+added to the stream before the last block. So the blocks below learn to read a message, the last
+one to judge what was read, and a taste is a place in a space that an adapter of the last block can
+reach.
+
+What is printed at the end also lies beside the weights, in ``record.json``:
 
 - how well it foresees verdicts in texts that were not trained on: those of named readers, and
   those of "i" (there also the agreement with the public's common rule);
@@ -212,7 +217,7 @@ def rows_of(
     base: BaseModel, task: Task, texts: Sequence[str], labels: Sequence[int], room: int = 160
 ) -> Rows:
     """Tokenize messages as a client does."""
-    scorer = scorer_for(base, task, room, Body(base, 0, 0))
+    scorer = scorer_for(base, task, room, Body(base, 0))
     return Rows(tuple(scorer.prompt(text) for text in texts), torch.tensor(labels))
 
 
@@ -235,7 +240,7 @@ def scores_of(scorer: Scorer, body: Body, prompts: Sequence[Prompt]) -> Tensor:
 @torch.inference_mode()
 def predictions(base: BaseModel, task: Task, rows: Rows) -> list[int]:
     """The label that the base finds likelier, per row."""
-    body = Body(base, 0, 0)
+    body = Body(base, 0)
     scorer = scorer_for(base, task, 160, body)
     found: list[int] = []
     for start in range(0, len(rows.prompts), 64):
@@ -249,7 +254,7 @@ class FirstOrder:
 
     def __init__(self, base: BaseModel, adapter: Adapter, task: Task, settings: Probe) -> None:
         self._adapter, self._settings = adapter, settings
-        self._body = Body(base, 0, 0)
+        self._body = Body(base, 0)
         self._scorer = scorer_for(base, task, 160, self._body)
 
     def trained(self, start: Tensor, people: Sequence[Rows], steps: int, seed: int) -> Tensor:
