@@ -8,7 +8,6 @@ appendix B.2). They may also be held in memory; both give the same bits.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,41 +41,19 @@ class Step:
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not np.all(np.isfinite([*self.gradients, self.learning_rate])):
+        if not (np.isfinite(self.gradients).all() and np.isfinite(self.learning_rate)):
             raise TrainingError(
-                "a projected gradient is not finite; lower learning-rate or epsilon, or check the "
-                "model's weights"
+                "a projected gradient or the learning rate is not finite; lower learning-rate or "
+                "epsilon, or check the model's weights"
             )
 
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
         """Elements of ĝ = Σ (g_j / n)·z_j, summed in the order of the seeds: float32 [count]."""
         total = torch.zeros(())
-        for seed, share in zip(
-            self.seeds, self.gradients / np.float32(len(self.seeds)), strict=True
-        ):
+        shares = self.gradients / np.float32(len(self.gradients))
+        for seed, share in zip(self.seeds, shares, strict=True):
             total = space.direction(int(seed), first, count) * float(share) + total
         return total
-
-
-class Moments(Protocol):
-    """Moments of some elements, of the steps since some step."""
-
-    def take(self, gradient: Tensor) -> None:
-        """Go on by one step with its ĝ, float32 [count]."""
-
-    def descent(self) -> Tensor:
-        """What −η is multiplied by, float32 [count]."""
-
-
-class Update(Protocol):
-    """How a gradient estimate becomes a step."""
-
-    @property
-    def memory(self) -> int:
-        """K, the steps after which what a step weighs is negligible; 0 if only the last counts."""
-
-    def moments(self) -> Moments:
-        """Those before any step."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +61,9 @@ class SGD:
     """θ ← θ − η·ĝ (MeZO, definition 2)."""
 
     memory = 0
+    """K, the steps after which what a step weighs is negligible; 0 if only the last counts."""
 
-    def moments(self) -> Moments:
+    def moments(self) -> "Moments":
         """The last gradient."""
         return _Average(0.0, 1.0)
 
@@ -101,10 +79,10 @@ class Momentum:
 
     @property
     def memory(self) -> int:
-        """K with βᴷ ≤ 2⁻²⁴."""
+        """K, the first number with βᴷ ≤ 2⁻²⁴."""
         return _memory(self.beta)
 
-    def moments(self) -> Moments:
+    def moments(self) -> "Moments":
         """m."""
         return _Average(self.beta, 1.0)
 
@@ -126,7 +104,7 @@ class Adam:
         """K of the slower average."""
         return _memory(max(self.beta1, self.beta2))
 
-    def moments(self) -> Moments:
+    def moments(self) -> "Moments":
         """m and v."""
         return _AdamMoments(self)
 
@@ -139,10 +117,12 @@ class _Average:
         self.value, self.weight = torch.zeros(()), 0.0
 
     def take(self, gradient: Tensor) -> None:
+        """Go on by one step with its ĝ, float32 [count]."""
         self.value = self.value * self._beta + gradient * self._share
         self.weight = self.weight * self._beta + self._share
 
     def descent(self) -> Tensor:
+        """What −η is multiplied by, float32 [count]."""
         return self.value
 
 
@@ -155,14 +135,22 @@ class _AdamMoments:
         self._epsilon = update.epsilon
 
     def take(self, gradient: Tensor) -> None:
+        """Go on by one step with its ĝ, float32 [count]."""
         self._first.take(gradient)
         self._second.take(gradient * gradient)
 
     def descent(self) -> Tensor:
+        """What −η is multiplied by, float32 [count]."""
         # By the inverse: dividing by a number is that on some devices and a division on others.
         first = self._first.value * (1 / self._first.weight)
         second = self._second.value * (1 / self._second.weight)
         return first / (second.sqrt() + self._epsilon)
+
+
+Update = SGD | Momentum | Adam
+"""How a gradient estimate becomes a step."""
+Moments = _Average | _AdamMoments
+"""Moments of some elements, of the steps since some step."""
 
 
 def _memory(beta: float) -> int:

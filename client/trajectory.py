@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.descent import SGD, Adam, Descent, Momentum, Step
+from client.descent import Descent, Step, Update
 from client.spaces.space import Space
 from shared.directions import query_seeds
 from shared.errors import SamaraError, TrajectoryError
@@ -79,7 +79,7 @@ class TrajectoryHeader:
     def of(
         cls,
         space: Space,
-        update: SGD | Momentum | Adam,
+        update: Update,
         *,
         model_id: bytes,
         root: int,
@@ -204,7 +204,7 @@ class Recorded:
     def rebuild(
         self,
         space: Space,
-        update: SGD | Momentum | Adam,
+        update: Update,
         model_id: bytes,
         hold_moments: bool = False,
     ) -> Descent:
@@ -263,7 +263,8 @@ def _decoded(path: Path, data: bytes) -> Recorded:
     if start and len(start) != 4 * header.size:
         raise TrajectoryError("its start has another size than its space")
     steps: list[Step] = []
-    checksum = _first_checksum(data[:place])
+    # Of the header's hash; every record goes on from the one before it.
+    checksum = zlib.crc32(data[place - _HASH_BYTES : place])
     while place < len(data):
         found = _read_record(data, place, len(steps), checksum)
         if found is None:
@@ -272,10 +273,6 @@ def _decoded(path: Path, data: bytes) -> Recorded:
         seeds = header.seeds(len(steps), len(gradients))
         steps.append(Step(seeds, gradients, learning_rate, header.epsilon))
     return Recorded(path, header, start, tuple(steps), checksum, len(data) - place)
-
-
-def _first_checksum(header: bytes) -> int:
-    return zlib.crc32(header[-_HASH_BYTES:])
 
 
 def _encode_record(
@@ -368,10 +365,10 @@ class Trajectory:
         self.recorded.check_same(header, space.portable)
         self._steps, self._checksum = len(self.recorded.steps), self.recorded.checksum
         self._end = self._path.stat().st_size - self.recorded.dropped
+        with self._path.open("r+b") as file:
+            file.truncate(self._end)
+            os.fsync(file.fileno())
         self._file = self._path.open("r+b", buffering=0)
-        if self.recorded.dropped:
-            self._file.truncate(self._end)
-            os.fsync(self._file.fileno())
 
     def seeds(self, queries: int) -> NDArray[np.uint64]:
         """Seeds of the next step's directions, uint64 [n]."""
@@ -395,7 +392,7 @@ class Trajectory:
         step = Step(self.seeds(len(gradients)), gradients, rate, self.recorded.header.epsilon)
         record = _encode_record(self._steps, rate, gradients, self._checksum)
         try:
-            self._file.truncate(self._end)  # what an append left behind that the disk then refused
+            self._file.truncate(self._end)  # what a refused append may have left behind
             self._file.seek(self._end)
             rest = memoryview(record)
             while rest:

@@ -7,7 +7,7 @@ published: memory of inference, and every perturbation leaves its rounding behin
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -25,8 +25,11 @@ from shared.replay import Backend
 class FullSpace(SequentialSpace):
     """The parameters of a network without adapters in it.
 
+    Without a copy, whatever is evaluated with seeds leaves its rounding behind. A trajectory knows
+    of the steps' own seeds only, so nothing else may be evaluated with any.
+
     Args:
-        base: its network is what moves.
+        base: its network is what moves, with all others that share its weights.
         backend: draws directions.
         keep_copy: keep θ in float32 beside the network, 4 bytes per parameter.
         distribution: of the directions.
@@ -98,7 +101,7 @@ class FullSpace(SequentialSpace):
             yield piece
             first, count, index = first + len(piece), count - len(piece), index + 1
 
-    def _sides(self, seed: int, epsilon: float) -> Iterator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
         stands = 0.0
         try:
             for side in (epsilon, -epsilon):

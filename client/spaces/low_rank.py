@@ -1,6 +1,6 @@
 """Low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -84,7 +84,7 @@ class LoRASpace(FlatSpace, SequentialSpace):
         theta = torch.from_numpy(np.concatenate(begin)).to(base.network.device)
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Iterator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
         try:
             for theta in self._around(seed, epsilon):
                 yield self._placed(theta)

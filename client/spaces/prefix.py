@@ -6,7 +6,7 @@ them, and is trained as it is, without reparameterization. It reaches the model 
 those tokens had been read before, so positions count on behind it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,9 @@ class PrefixSpace(FlatSpace, SequentialSpace):
 
     θ is float32; the model sees it rounded to its compute type. It begins with what the model
     computes, so its last bits depend on the machine.
+
+    Attributes:
+        tokens: that it begins as.
 
     Args:
         base: a causal LM.
@@ -72,7 +75,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
         super().__init__(tensors, adapter, theta, backend, distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Iterator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
         for theta in self._around(seed, epsilon):
             with self._read_before(theta):
                 yield self._here
@@ -90,7 +93,6 @@ class PrefixSpace(FlatSpace, SequentialSpace):
             flat.view(1, *tensor.shape).to(self._base.network.dtype)
             for tensor, flat in zip(self.tensors, torch.split(theta, sizes), strict=True)
         ]
-
         lent: Any = None
 
         def prepend(

@@ -3,13 +3,14 @@
 A space is where MeZO moves (Malladi et al. 2023, sections 2.1 and 3). Its d elements lie in one
 flattened order; directions are those of `shared.directions` in that order, drawn chunk by chunk, so
 that a direction of a whole model never lies in memory. All arithmetic on the state is elementwise
-float32, one rounded operation at a time, which gives the same bits on every device.
+float32, each operation rounded by itself: nothing in the size of a chunk, the number of threads or
+the instruction set can change a bit.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -173,7 +174,7 @@ class SequentialSpace(Space):
     """A space in which the model stands at one point at a time."""
 
     @abstractmethod
-    def _sides(self, seed: int, epsilon: float) -> Iterator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
         """Put the model at θ + ε·z, then at θ − ε·z, then back at θ."""
 
     @abstractmethod
@@ -190,7 +191,7 @@ class SequentialSpace(Space):
         found: list[NDArray[np.float32]] = []
         for seed in seeds:
             # Closed, so that the model is back at θ also when `run` fails.
-            with closing(self._sides(int(seed), epsilon)) as sides:  # type: ignore[type-var]
+            with closing(self._sides(int(seed), epsilon)) as sides:
                 found += [run(points) for points in sides]
         return np.concatenate([*found[::2], *found[1::2]])
 

@@ -12,7 +12,7 @@ from conftest import save_tokenizer
 from numpy.typing import NDArray
 from test_architectures import ARCHITECTURES
 
-from client.descent import SGD, Adam, Descent, Momentum, Step
+from client.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.estimators.mezo import carried_out, estimate
 from client.estimators.prge import Trial
 from client.forward.body import Body
@@ -153,7 +153,7 @@ def test_other_families_move_too(family: str, kind: str, model_folder: ModelFold
 def test_base_and_trajectory_are_the_trained_model(
     kind: str,
     dtype: str,
-    update: SGD | Momentum | Adam,
+    update: Update,
     model_folder: ModelFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,15 +245,18 @@ def behind(tokens: list[int], prompt: Prompt) -> Prompt:
     )
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT"])
-def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
-    name: str, model_folder: ModelFolder, tmp_path: Path
-) -> None:
-    folder = model_folder("causal") if name == "Llama" else tmp_path
-    if name != "Llama":
-        torch.manual_seed(0)
-        ARCHITECTURES[name][1](save_tokenizer(folder, "causal")).save_pretrained(folder)
-    rig = Rig(folder, "prefix")
+@pytest.fixture(params=["Llama", "GPT-2", "GPT-NeoX", "OPT"])
+def prefixed(request: pytest.FixtureRequest, model_folder: ModelFolder, tmp_path: Path) -> Rig:
+    if request.param == "Llama":
+        return Rig(model_folder("causal"), "prefix")
+    torch.manual_seed(0)
+    network = ARCHITECTURES[request.param][1](save_tokenizer(tmp_path, "causal"))
+    network.save_pretrained(tmp_path)
+    return Rig(tmp_path, "prefix")
+
+
+def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(prefixed: Rig) -> None:
+    rig = prefixed
     tokens = tokens_of_prefix(rig.base, 3, 7)
     assert not set(tokens) & set(rig.base.tokenizer.all_special_ids)
     found = rig.space.evaluate(rig.run)
@@ -264,8 +267,8 @@ def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
     assert np.abs(found - without).max() > 1e-4
 
 
-def test_generation_goes_on_behind_a_prefix(model_folder: ModelFolder) -> None:
-    rig = Rig(model_folder("causal"), "prefix")
+def test_generation_goes_on_behind_a_prefix(prefixed: Rig) -> None:
+    rig = prefixed
     network, tokens = rig.base.network, tokens_of_prefix(rig.base, 3, 7)
     prompt = list(rig.prompts[0].sequences[0])
 

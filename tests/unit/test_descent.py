@@ -1,6 +1,6 @@
 """Updates from scalars, against plain loops that keep their moments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adap
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import TrainingError
 from shared.model.lora_fa import Adapters
-from shared.replay_numpy import NumpyBackend
+from shared.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]
 
@@ -41,14 +41,14 @@ class ToySpace(FlatSpace, SequentialSpace):
         begin = np.random.default_rng(size).normal(size=size).astype(np.float32)
         tensors = [SpaceTensor("first", (2, 3)), SpaceTensor("second", (size - 6,))]
         theta = torch.from_numpy(begin)
-        super().__init__(tensors, adapter, theta, NumpyBackend(), "gaussian")
+        super().__init__(tensors, adapter, theta, NumbaBackend(1), "gaussian")
         self.portable = portable
 
     @property
     def theta(self) -> FloatArray:
         return self.values(0, self.size).numpy().copy()
 
-    def _sides(self, seed: int, epsilon: float) -> Iterator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
         raise NotImplementedError
 
     @contextmanager

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_descent import ToySpace, steps_of
 
 from client import trajectory as trajectories
-from client.descent import SGD, Adam, Descent, Momentum
+from client.descent import SGD, Adam, Descent, Momentum, Update
 from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from shared.directions import query_seeds
 from shared.errors import TrainingError, TrajectoryError
@@ -23,7 +23,6 @@ SIZE = 40
 MODEL = bytes(range(32))
 GRADIENTS = [step.gradients for step in steps_of(6, most=3)]
 SGD_UPDATE = SGD()
-Update = SGD | Momentum | Adam
 
 
 def header_of(space: ToySpace, update: Update = SGD_UPDATE, **changes: Any) -> TrajectoryHeader:
