@@ -54,7 +54,7 @@ class LoRASpace(FlatSpace, SequentialSpace):
     """A and B of every adapted layer (MeZO, appendix E.5), and the label bias if there is one.
 
     All A's come first, then what the adapters' layout holds. A begins as LoRA-FA's frozen A, B at
-    zero.
+    zero. The layers hold the A's of the point that was evaluated last.
 
     Args:
         base: gets the adapters, in place.
@@ -85,11 +85,8 @@ class LoRASpace(FlatSpace, SequentialSpace):
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
     def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
-        try:
-            for theta in self._around(seed, epsilon):
-                yield self._placed(theta)
-        finally:
-            self._placed(self._theta)
+        for theta in self._around(seed, epsilon):
+            yield self._placed(theta)
 
     @contextmanager
     def _center(self) -> Iterator[Adapters]:

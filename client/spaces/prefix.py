@@ -93,29 +93,25 @@ class PrefixSpace(FlatSpace, SequentialSpace):
             flat.view(1, *tensor.shape).to(self._base.network.dtype)
             for tensor, flat in zip(self.tensors, torch.split(theta, sizes), strict=True)
         ]
-        lent: Any = None
 
         def prepend(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            nonlocal lent
             rows, length = (args[0] if args else kwargs["input_ids"]).shape
-            cache = kwargs.get("past_key_values")
-            if cache is None or cache is lent:  # who brings none gets one for this call alone
-                cache = lent = _filled(None, prefix, rows)
-            elif not cache.get_seq_length():
-                _filled(cache, prefix, rows)
-            if cache.get_seq_length() + length > self._base.context:
+            if kwargs.get("past_key_values") is not None:
                 raise ModelError(
-                    f"{self._base.folder}: {length} more tokens do not fit behind a prefix of "
-                    f"{self._length}: the model reads at most {self._base.context}; "
+                    f"{self._base.folder}: the model has a cache already and a prefix takes its "
+                    "place; run whole sequences"
+                )
+            if self._length + length > self._base.context:
+                raise ModelError(
+                    f"{self._base.folder}: a sequence of {length} tokens does not fit behind a "
+                    f"prefix of {self._length}: the model reads at most {self._base.context}; "
                     "lower model.max-length"
                 )
-            kwargs["past_key_values"] = cache
+            kwargs["past_key_values"] = _cache(prefix, rows)
             if (mask := kwargs.get("attention_mask")) is not None:
                 kwargs["attention_mask"] = nn.functional.pad(mask, (self._length, 0), value=1)
-            if (positions := kwargs.get("position_ids")) is not None:
-                kwargs["position_ids"] = positions + self._length
             return args, kwargs
 
         handle = self._base.body.register_forward_pre_hook(prepend, with_kwargs=True)
@@ -136,7 +132,7 @@ def tokens_of_prefix(base: BaseModel, length: int, seed: int) -> list[int]:
 @torch.inference_mode()
 def _activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
     """Keys and values, layer by layer, of a model that reads some tokens: [heads, m, features]."""
-    cache = _filled(None, [], 1)
+    cache = _cache([], 1)
     ids = torch.tensor([tokens], device=base.network.device)
     base.body(input_ids=ids, past_key_values=cache, use_cache=True)
     parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
@@ -150,11 +146,11 @@ def _activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
     return [part[0].clone() for part in parts]
 
 
-def _filled(cache: Any, prefix: list[Tensor], rows: int) -> Any:
-    """A cache, a new one for None, that now holds keys and values [1, heads, m, features]."""
+def _cache(prefix: list[Tensor], rows: int) -> Any:
+    """A cache that holds keys and values [1, heads, m, features] for so many rows."""
     from transformers import DynamicCache
 
-    cache = DynamicCache() if cache is None else cache
+    cache = DynamicCache()
     for layer in range(len(prefix) // 2):
         keys, values = (part.expand(rows, -1, -1, -1) for part in prefix[2 * layer :][:2])
         cache.update(keys, values, layer)

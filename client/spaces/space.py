@@ -175,7 +175,7 @@ class SequentialSpace(Space):
 
     @abstractmethod
     def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
-        """Put the model at θ + ε·z, then at θ − ε·z, then back at θ."""
+        """Put the model at θ + ε·z, then at θ − ε·z; θ is as before at the end, or nearly."""
 
     @abstractmethod
     def _center(self) -> AbstractContextManager[Adapters]:
@@ -190,7 +190,7 @@ class SequentialSpace(Space):
                 return run(points)
         found: list[NDArray[np.float32]] = []
         for seed in seeds:
-            # Closed, so that the model is back at θ also when `run` fails.
+            # Closed, so that θ is as before also when `run` fails.
             with closing(self._sides(int(seed), epsilon)) as sides:
                 found += [run(points) for points in sides]
         return np.concatenate([*found[::2], *found[1::2]])

@@ -145,6 +145,15 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == damaged
 
 
+def test_zeros_are_excused_at_the_end_only(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    end = sizes_of(path)[2]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: end - 4] + bytes(4) + whole[end:])
+    with pytest.raises(TrajectoryError, match="gradients of step 2 are damaged"):
+        read_trajectory(path)
+
+
 def test_records_in_another_order_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
     sizes = sizes_of(path)
