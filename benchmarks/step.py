@@ -23,7 +23,7 @@ from benchmarks.shapes import TASK, random_base, timed
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule, distinct_groupings
 from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
-from client.forward.memory import peak_memory
+from client.forward.memory import keep_freed_memory, peak_memory
 from client.forward.resident import ResidentForward
 from client.schedule import Rehearsal, decided
 from shared.config import AdapterSettings, RunConfig
@@ -64,6 +64,7 @@ class Bench:
     """A model with adapters, and the steps to time on it."""
 
     def __init__(self, settings: StepBench) -> None:
+        keep_freed_memory()
         self.settings, self.device = settings, torch.device(settings.device)
         self.base: BaseModel = random_base(
             settings.shape, settings.quantization, getattr(torch, settings.dtype), self.device

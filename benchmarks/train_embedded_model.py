@@ -1,16 +1,10 @@
-"""Train a small causal LM on the public's generated messages, and show what it can do.
+"""Train the embedded model on the public's generated messages, and show what it can do.
 
-The model is a small Llama with one token per word. It learns from `messages.pretraining_text` only,
-so it has read no writer of any federation. All readers speak as "i" there, and each verdict sees
-the message alone. Who speaks is a vector, learned with the network and not kept with it: it is
-added to the stream before the last block. So the blocks below learn to read a message, the last
-one to judge what was read, and a taste is a place in a space that an adapter of the last block can
-reach.
+It learns from `messages.pretraining_text` only, so it has read no writer of any federation; how is
+said in `benchmarks.pretraining`. What is printed at the end also lies beside the weights, in
+``record.json``:
 
-What is printed at the end also lies beside the weights, in ``record.json``:
-
-- how well it foresees verdicts in texts that were not trained on: those of named readers, and
-  those of "i" (there also the agreement with the public's common rule);
+- how well it foresees what "i", who may be anybody, says in texts that were not trained on;
 - zero-shot accuracy on the test messages of communities, beside the ceilings;
 - what adapters can reach with first-order gradients: trained on all writers (global), continued
   on each writer's own messages (personalized), or trained on those from zero (local only).
@@ -20,8 +14,6 @@ Run it from the root of the repository: ``python benchmarks/train_embedded_model
 
 import argparse
 import json
-import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.pretraining import VERDICT, Training, pretrain, tokenizer_of
 from client.forward.body import Body
+from client.forward.memory import keep_freed_memory
 from shared.config import AdapterSettings
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Points, inject
@@ -43,42 +37,14 @@ from shared.tasks.catalog import load_task
 from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings
 from shared.tasks.kinds import Task
 
-BEGIN, END, PADDING, UNKNOWN = "<s>", "</s>", "<pad>", "<unk>"
-VERDICT = re.compile(
-    messages.VERDICT.replace(".", r"\.").format(
-        who=r"(\w+)", word=f"({'|'.join(messages.LABEL_WORDS)})"
-    )
-)
-
-
-@dataclass(frozen=True)
-class Training:
-    """Settings of the pretraining."""
-
-    texts: int = 100_000
-    steps: int = 3_000
-    seed: int = 1
-    hidden: int = 128
-    blocks: int = 4
-    heads: int = 4
-    feed_forward: int = 384
-    context: int = 160
-    initial_spread: float = 0.06
-    batch: int = 64
-    learning_rate: float = 3e-3
-    warm_up: float = 0.03
-    weight_decay: float = 0.05
-    text_weight: float = 0.2
-    """Of the mean loss of all other tokens, against 1 for that of the verdicts."""
-
 
 @dataclass(frozen=True)
 class Probe:
     """Settings of the first-order probe, per writer where nothing else is said."""
 
     writers: int = 8
-    layers: str = "0,1"
-    rank: int = 4
+    layers: str = "top:1"
+    rank: int = 2
     batch: int = 16
     global_steps: int = 60
     private_steps: int = 60
@@ -93,125 +59,18 @@ class Rows:
     labels: Tensor
 
 
-def tokenizer_of(texts: Sequence[str]) -> Any:
-    """A fast tokenizer with one token for every word and mark in `texts`."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = sorted({token for text in texts for token in re.findall(r"\w+|[^\w\s]", text)})
-    vocabulary = {token: i for i, token in enumerate([PADDING, UNKNOWN, BEGIN, END, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A", special_tokens=[(BEGIN, vocabulary[BEGIN])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BEGIN,
-        eos_token=END,
-        pad_token=PADDING,
-        unk_token=UNKNOWN,
-    )
-
-
-def network_of(settings: Training, tokenizer: Any) -> Any:
-    """An untrained network."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden,
-        intermediate_size=settings.feed_forward,
-        num_hidden_layers=settings.blocks,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        max_position_embeddings=settings.context,
-        initializer_range=settings.initial_spread,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
-
-
-def pretrain(settings: Training, tokenizer: Any, texts: Sequence[str]) -> Any:
-    """Train a network to predict the next token, where verdicts count more than other tokens."""
-    torch.manual_seed(settings.seed)
-    network = network_of(settings, tokenizer)
-    encoded = tokenizer([text + END for text in texts], padding=True, return_tensors="pt").input_ids
-    love, hate, anybody = tokenizer.convert_tokens_to_ids([*messages.LABEL_WORDS, "i"])
-    optimizer = torch.optim.AdamW(
-        network.parameters(), betas=(0.9, 0.98), weight_decay=settings.weight_decay
-    )
-    named: list[float] = []
-    unnamed: list[float] = []
-    for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * pace(step / settings.steps, settings.warm_up)
-        ids = encoded[torch.randint(len(encoded), (settings.batch,))]
-        ids = ids[:, : int((ids != tokenizer.pad_token_id).sum(1).max())]
-        read, targets = ids[:, :-1], ids[:, 1:]
-        logits = network(input_ids=read, use_cache=False).logits
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        verdict = (targets == love) | (targets == hate)
-        other = (targets != tokenizer.pad_token_id) & ~verdict
-        loss = losses[verdict].mean() + settings.text_weight * losses[other].mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        named += losses.detach()[verdict & (read != anybody)].tolist()
-        unnamed += losses.detach()[verdict & (read == anybody)].tolist()
-        if (step + 1) % 100 == 0:
-            print(
-                f"step {step + 1} of {settings.steps}: loss of the verdicts of named readers "
-                f"{np.mean(named):.4f}, of i {np.mean(unnamed):.4f}",
-                flush=True,
-            )
-            named, unnamed = [], []
-    return network.eval()
-
-
-def pace(progress: float, warm_up: float) -> float:
-    """Share of the highest learning rate: a linear rise, then half a cosine down to zero."""
-    if progress < warm_up:
-        return progress / warm_up
-    return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
-
-
 def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[str, float]:
-    """How often the first verdict on a message of the public is foreseen."""
-    loves, hates, loves_if = messages.TOPICS[:3]
-    public = messages.Writer(
-        "public",
-        messages.PUBLIC_PREFERENCES,
-        loves,
-        hates,
-        loves_if,
-        setting="company",
-        strength=messages.MILD,
-    )
-    found = [(text, match) for text in texts if (match := VERDICT.search(text))]
-    asked = [
-        task.model_copy(update={"question": messages.VERDICT.replace("{who}", match[1])})
-        for _, match in found
+    """How often the base foresees what "i", who may be anybody, says of a message."""
+    said = [
+        (VERDICT.split(text, maxsplit=1)[0], word)
+        for text in texts
+        for who, word in VERDICT.findall(text)
+        if who == "i"
     ]
-    named, unnamed, as_the_public = [], [], []
-    for (text, match), question in zip(found, asked, strict=True):
-        message = text[: match.start()]
-        guess = predictions(base, question, rows_of(base, question, [message], [0]))[0]
-        hit = messages.LABEL_WORDS[guess] == match[2]
-        if match[1] != "i":
-            named.append(hit)
-        else:
-            unnamed.append(hit)
-            as_the_public.append((public.valence(message) > 0) == bool(guess))
-    return {
-        "named readers": float(np.mean(named)),
-        "i": float(np.mean(unnamed)),
-        "i as the public's common rule": float(np.mean(as_the_public)),
-    }
+    rows = rows_of(base, task, [message for message, _ in said], [0] * len(said))
+    guessed = [messages.LABEL_WORDS[guess] for guess in predictions(base, task, rows)]
+    hits = [guess == word for guess, (_, word) in zip(guessed, said, strict=True)]
+    return {"i": float(np.mean(hits)), "verdicts": len(hits)}
 
 
 def rows_of(
@@ -331,6 +190,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     training, settings = Training(), Probe()
     torch.set_num_threads(2)
+    keep_freed_memory()
     texts = list(messages.pretraining_text(training.texts, training.seed))
     tokenizer = tokenizer_of(texts)
     start = time.process_time()

@@ -19,6 +19,11 @@ Distribution = Literal["gaussian", "rademacher"]
 DIRECTION_BITS = 11
 """A direction's integers are multiples of 2⁻¹¹."""
 
+WHOLE_BLOCKS = 8192
+"""A part of a direction begins at a multiple of this, where both distributions begin a block."""
+MAX_DIRECTION = 2**35
+"""Elements of a direction for which a counter has numbers."""
+
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _LOW_WORD = np.uint64(0xFFFFFFFF)
@@ -36,6 +41,7 @@ class Domain(IntEnum):
     COHORT = 6
     POOL_SEED = 7
     POOL_ORDER = 8
+    PREFIX_TOKEN = 9
 
 
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -67,15 +73,15 @@ def _keys(seeds: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return np.stack([seeds & _LOW_WORD, seeds >> _WORD_BITS], axis=-1).astype(np.uint32)
 
 
-def _counters(count: int, domain: Domain) -> NDArray[np.uint32]:
+def _counters(count: int, domain: Domain, first: int = 0) -> NDArray[np.uint32]:
     counter = np.zeros((count, 4), np.uint32)
-    counter[:, 0] = np.arange(count, dtype=np.uint32)
+    counter[:, 0] = np.arange(first, first + count, dtype=np.uint32)
     counter[:, 2] = domain
     return counter
 
 
 def normals(
-    seeds: NDArray[np.uint64], count: int, domain: Domain = Domain.DIRECTION
+    seeds: NDArray[np.uint64], count: int, domain: Domain = Domain.DIRECTION, first: int = 0
 ) -> NDArray[np.int16]:
     """Standard normal numbers with scale 2⁻¹¹, in the element order of the format.
 
@@ -86,18 +92,19 @@ def normals(
         seeds: uint64 [n].
         count: numbers per seed.
         domain: what they are used for.
+        first: the element to begin with, a multiple of 2,048.
 
     Returns:
         int16 [n, count].
     """
     blocks = -(-count // 2048)
-    words = philox4x32(_counters(256 * blocks, domain), _keys(seeds)[:, None, :])
+    words = philox4x32(_counters(256 * blocks, domain, first // 8), _keys(seeds)[:, None, :])
     by_block = words.reshape(len(seeds), blocks, 256, 4).transpose(0, 1, 3, 2)
     halves = np.stack([by_block & np.uint32(0xFFFF), by_block >> np.uint32(16)], axis=3)
     return NORMAL_TABLE[halves.reshape(len(seeds), 2048 * blocks)[:, :count]]
 
 
-def rademacher(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
+def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray[np.int16]:
     """Random signs ±1 with scale 2⁻¹¹: ±2048; a set bit is +1.
 
     Counters go in blocks of 64; bit t of word w of counter 64·b + j is element
@@ -106,12 +113,14 @@ def rademacher(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
     Args:
         seeds: uint64 [n].
         count: signs per seed.
+        first: the element to begin with, a multiple of 8,192.
 
     Returns:
         int16 [n, count].
     """
     blocks = -(-count // 8192)
-    words = philox4x32(_counters(64 * blocks, Domain.DIRECTION), _keys(seeds)[:, None, :])
+    counters = _counters(64 * blocks, Domain.DIRECTION, first // 128)
+    words = philox4x32(counters, _keys(seeds)[:, None, :])
     by_block = words.reshape(len(seeds), blocks, 1, 64, 4).transpose(0, 1, 2, 4, 3)
     bits = (by_block >> np.arange(32, dtype=np.uint32)[:, None, None]) & np.uint32(1)
     signs = bits.reshape(len(seeds), 8192 * blocks)[:, :count].astype(np.int16)
@@ -119,19 +128,22 @@ def rademacher(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
 
 
 def directions(
-    seeds: NDArray[np.uint64], count: int, distribution: Distribution
+    seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
 ) -> NDArray[np.int16]:
-    """Directions z of n seeds.
+    """Directions z of n seeds, or a part of them.
 
     Args:
         seeds: uint64 [n].
-        count: d, the elements of the adapter.
+        count: how many elements; all d of the adapter as a rule.
         distribution: ``gaussian`` or ``rademacher``.
+        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
 
     Returns:
-        int16 [n, d]; multiply by 2⁻¹¹.
+        int16 [n, count]; multiply by 2⁻¹¹.
     """
-    return normals(seeds, count) if distribution == "gaussian" else rademacher(seeds, count)
+    if distribution == "gaussian":
+        return normals(seeds, count, first=first)
+    return rademacher(seeds, count, first)
 
 
 def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -139,7 +151,9 @@ def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return low | (high << _WORD_BITS)
 
 
-def query_seeds(root: int, client: int, steps: int, queries: int) -> NDArray[np.uint64]:
+def query_seeds(
+    root: int, client: int, steps: int, queries: int, first_step: int = 0
+) -> NDArray[np.uint64]:
     """Seeds of all queries of a client in a round.
 
     Args:
@@ -147,13 +161,14 @@ def query_seeds(root: int, client: int, steps: int, queries: int) -> NDArray[np.
         client: 0 where the whole cohort shares its directions, otherwise device index + 1.
         steps: local steps K.
         queries: queries per step q.
+        first_step: the step to begin with.
 
     Returns:
-        uint64 [K, q].
+        uint64 [K, q]; a seed depends neither on K nor on q.
     """
     counter = np.zeros((steps, queries, 4), np.uint32)
     counter[..., 0] = np.arange(queries, dtype=np.uint32)
-    counter[..., 1] = np.arange(steps, dtype=np.uint32)[:, None]
+    counter[..., 1] = np.arange(first_step, first_step + steps, dtype=np.uint32)[:, None]
     counter[..., 2] = Domain.QUERY_SEED
     counter[..., 3] = client
     return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
@@ -227,6 +242,22 @@ def pool_indices(root: int, client: int, steps: int, queries: int, size: int) ->
     """
     order = _random_order(Domain.POOL_ORDER, root, 0, client, size).astype(np.uint32)
     return np.resize(order, (steps, queries))
+
+
+def prefix_tokens(root: int, count: int, vocabulary: int) -> NDArray[np.int64]:
+    """Random tokens whose keys and values a prefix begins with.
+
+    Args:
+        root: seed.
+        count: how many.
+        vocabulary: how many tokens there are to choose from.
+
+    Returns:
+        int64 [count], each below `vocabulary`.
+    """
+    words = philox4x32(_counters(count, Domain.PREFIX_TOKEN), _keys(np.array(root, np.uint64)))
+    tokens: NDArray[np.uint64] = _seed_of(words) % np.uint64(vocabulary)
+    return tokens.astype(np.int64)
 
 
 def cohort_keys(

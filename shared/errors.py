@@ -37,6 +37,10 @@ class LedgerError(SamaraError):
     """A ledger file is damaged, foreign, or being used by somebody else."""
 
 
+class TrajectoryError(SamaraError):
+    """A trajectory file is damaged, foreign, or being used by somebody else."""
+
+
 class ReportError(SamaraError):
     """A report does not answer the instruction of its round and is refused."""
 

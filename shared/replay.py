@@ -63,7 +63,7 @@ class Backend(Protocol):
         """
 
     def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
         """What `shared.directions.directions` gives: int16 [n, count]."""
 

@@ -74,16 +74,16 @@ class NumbaBackend:
         self._over_blocks(fold, len(seeds), len(state), distribution)
 
     def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds, int16 [n, count]."""
+        """Directions of n seeds from an element on, int16 [n, count]."""
         z = np.empty((len(seeds), count), np.int16)
 
-        def fill(first: int, last: int) -> None:
+        def fill(begin: int, end: int) -> None:
             if distribution == "gaussian":
-                _fill_normals(z, seeds, NORMAL_TABLE, first, last)
+                _fill_normals(z, seeds, NORMAL_TABLE, first // _NORMALS_PER_BLOCK, begin, end)
             else:
-                _fill_signs(z, seeds, first, last)
+                _fill_signs(z, seeds, first // _SIGNS_PER_BLOCK, begin, end)
 
         self._over_blocks(fill, len(seeds), count, distribution)
         return z
@@ -245,26 +245,26 @@ def _fold_signs(state, seeds, coefficients, first, last):
 
 
 @_compiled
-def _fill_normals(z, seeds, table, first, last):
-    """Columns of z int16 [n, d] on the blocks first … last − 1."""
+def _fill_normals(z, seeds, table, skipped, first, last):
+    """Columns of z int16 [n, d] on the blocks first … last − 1 behind those skipped."""
     words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     whole = np.empty((1, _NORMALS_PER_BLOCK), np.int16)
     for row in range(len(seeds)):
         for block in range(first, last):
-            _normals_of_block(block, seeds[row], table, words, whole, 0)
+            _normals_of_block(skipped + block, seeds[row], table, words, whole, 0)
             part = z[row, _NORMALS_PER_BLOCK * block : _NORMALS_PER_BLOCK * (block + 1)]
             for j in range(len(part)):
                 part[j] = whole[0, j]
 
 
 @_compiled
-def _fill_signs(z, seeds, first, last):
-    """Columns of z int16 [n, d] on the blocks first … last − 1."""
+def _fill_signs(z, seeds, skipped, first, last):
+    """Columns of z int16 [n, d] on the blocks first … last − 1 behind those skipped."""
     words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
     bits = np.empty(256, np.uint64)
     for row in range(len(seeds)):
         for block in range(first, last):
-            _words_of_block(block, seeds[row], words, bits)
+            _words_of_block(skipped + block, seeds[row], words, bits)
             for t in range(32):
                 begin = _SIGNS_PER_BLOCK * block + 256 * t
                 part = z[row, begin : begin + 256]

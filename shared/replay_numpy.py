@@ -29,7 +29,7 @@ class NumpyBackend:
                 state += coefficient * direction
 
     def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds, int16 [n, count]."""
-        return directions(seeds, count, distribution)
+        """Directions of n seeds from an element on, int16 [n, count]."""
+        return directions(seeds, count, distribution, first)

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from shared.config import RunConfig
+from shared.wire import PERSONAL_ACTION
+
+_PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 
 
 class _Lines(logging.Handler):
@@ -51,13 +54,24 @@ def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
         logger.setLevel(logging.INFO)
         if not console.is_terminal:
             console.print("loading model and data")
-        cohort = math.ceil(config.cohort.fraction * config.data.clients)
+        clients = config.data.clients
+        cohort = math.ceil(config.cohort.fraction * clients)
+        # in rounds of one client; the private ones are taken from the global model and from zero
+        private = 2 * config.personal.rounds
+        whole = config.rounds * cohort + private * clients
+        done: list[int] = []
 
         def on_message(message_type: str, partition: int) -> None:
             if message_type == "train":
-                progress.update(task, advance=1, total=config.rounds * cohort)
+                progress.update(task, advance=1, total=whole)
+            elif message_type == _PERSONAL:
+                done.append(partition)
+                text = f"private rounds: {len(done)} of {clients} clients"
+                progress.update(task, advance=private, total=whole, description=text)
+                if not console.is_terminal:
+                    console.print(text)
             else:
-                progress.update(task, description=f"{message_type}: client {partition}")
+                progress.update(task, description=message_type)
 
         try:
             yield on_message

@@ -87,14 +87,15 @@ def _fill(
     seeds,
     table,
     d,
+    skipped,
     SIGNS: tl.constexpr,
     COUNTERS: tl.constexpr,
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """A block of one direction."""
+    """A block of one direction, behind those skipped."""
     block, i = tl.program_id(0), tl.program_id(1)
-    w0, w1, w2, w3 = _words(tl.load(seeds + i), block, COUNTERS)
+    w0, w1, w2, w3 = _words(tl.load(seeds + i), skipped + block, COUNTERS)
     place = _places(block, COUNTERS, ROWS)
     direction = z + i.to(tl.int64) * d
     tl.store(direction + place, _elements(w0, table, SIGNS, ROWS), place < d)
@@ -138,15 +139,23 @@ class CudaBackend:
         state[:] = on_device.cpu().numpy()
 
     def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds, int16 [n, count]."""
+        """Directions of n seeds from an element on, int16 [n, count]."""
+        whole: NDArray[np.int16] = self.drawn(seeds, count, distribution, first).cpu().numpy()
+        return whole
+
+    def drawn(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> torch.Tensor:
+        """`directions`, left on the device."""
         z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
         if z.numel():
             grid = (_blocks(count, distribution), len(seeds))
-            _fill[grid](z, self._bits(seeds), self._table, count, **_SHAPES[distribution])
-        whole: NDArray[np.int16] = z.cpu().numpy()
-        return whole
+            skipped = _blocks(first, distribution)
+            shape = _SHAPES[distribution]
+            _fill[grid](z, self._bits(seeds), self._table, count, skipped, **shape)
+        return z
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
         return torch.from_numpy(seeds.view(np.int64)).to(self.device)

@@ -4,6 +4,8 @@ Everything is int64, in which a product of two 32-bit words keeps its bits whate
 Shifts are `torch.bitwise_right_shift`, the spelling that exporters know.
 """
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -48,22 +50,27 @@ def philox4x32(first: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def directions(
-    seeds: torch.Tensor, table: torch.Tensor, count: int, distribution: Distribution
+    seeds: torch.Tensor,
+    table: torch.Tensor,
+    count: int,
+    distribution: Distribution,
+    first: int = 0,
 ) -> torch.Tensor:
     """Directions z of n seeds in the element order of the format.
 
     Args:
         seeds: int64 [n], the bits of the seeds.
         table: int16 [65536] on the seeds' device, `shared.normal_table.NORMAL_TABLE`.
-        count: d.
+        count: how many elements.
         distribution: ``gaussian`` or ``rademacher``.
+        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
 
     Returns:
-        int16 [n, d]; multiply by 2⁻¹¹.
+        int16 [n, count]; multiply by 2⁻¹¹.
     """
     size, counters = (2048, 256) if distribution == "gaussian" else (8192, 64)
     blocks = -(-count // size)
-    counter = torch.arange(counters * blocks, device=seeds.device)
+    counter = counters * (first // size) + torch.arange(counters * blocks, device=seeds.device)
     words = torch.stack(philox4x32(counter, seeds[:, None]), dim=-1)
     by_block = words.view(len(seeds), blocks, counters, 4).transpose(2, 3)
     if distribution == "gaussian":
@@ -133,18 +140,60 @@ class TorchBackend:
         state[:] = on_device.cpu().numpy()
 
     def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds, int16 [n, count]."""
+        """Directions of n seeds from an element on, int16 [n, count]."""
         z = np.empty((len(seeds), count), np.int16)
-        keys, at_once = self._bits(seeds), max(1, _ELEMENTS_AT_ONCE // max(1, count))
+        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
         for start in range(0, len(seeds), at_once):
             some = slice(start, start + at_once)
-            z[some] = directions(keys[some], self._table, count, distribution).cpu().numpy()
+            z[some] = self.drawn(seeds[some], count, distribution, first).cpu().numpy()
         return z
+
+    def drawn(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> torch.Tensor:
+        """`directions`, left on the device."""
+        return directions(self._bits(seeds), self._table, count, distribution, first)
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
         return torch.from_numpy(seeds.view(np.int64)).to(self.device)
+
+
+@runtime_checkable
+class DeviceBackend(Backend, Protocol):
+    """A backend that can leave directions where it makes them."""
+
+    def drawn(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> torch.Tensor:
+        """`directions` as a tensor on the backend's device."""
+
+
+def drawn(
+    backend: Backend,
+    seeds: NDArray[np.uint64],
+    count: int,
+    distribution: Distribution,
+    first: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """Directions as a tensor on a device, by way of the CPU only if the backend makes them there.
+
+    Args:
+        backend: one that `backend_for` gives for the device.
+        seeds: uint64 [n].
+        count: how many elements.
+        distribution: ``gaussian`` or ``rademacher``.
+        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
+        device: where they are needed.
+
+    Returns:
+        int16 [n, count]; multiply by 2⁻¹¹.
+    """
+    if isinstance(backend, DeviceBackend):
+        return backend.drawn(seeds, count, distribution, first)
+    return torch.from_numpy(backend.directions(seeds, count, distribution, first)).to(device)
 
 
 def backend_for(device: torch.device, threads: int = 0) -> Backend:

@@ -18,7 +18,7 @@ import shared.replay_numba
 from shared.directions import Distribution, directions
 from shared.errors import ReplayError
 from shared.model import replay_torch
-from shared.model.replay_torch import TorchBackend, backend_for
+from shared.model.replay_torch import TorchBackend, backend_for, drawn
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import Backend, Pass, Shrink, replay, zero_state
 from shared.replay_numba import NumbaBackend
@@ -81,6 +81,19 @@ def test_directions_are_those_of_the_specification(
     assert z.dtype == np.int16
     np.testing.assert_array_equal(z, directions(seeds, size, how))
     assert backend.directions(seeds[:0], size, how).shape == (0, size)
+
+
+@each_case
+@pytest.mark.parametrize("first", [8192, 3 * 8192])
+def test_a_part_of_a_direction_is_cut_out_of_the_whole(
+    backend: Backend, how: Distribution, size: int, first: int
+) -> None:
+    seeds, _ = scalars_of(2)
+    z = backend.directions(seeds, size, how, first)
+    np.testing.assert_array_equal(z, directions(seeds, first + size, how)[:, first:])
+    as_tensor = drawn(backend, seeds, size, how, first, CPU)
+    assert as_tensor.dtype == torch.int16
+    np.testing.assert_array_equal(as_tensor.numpy(), z)
 
 
 @each_case

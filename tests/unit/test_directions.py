@@ -20,6 +20,7 @@ from shared.directions import (
     philox4x32,
     pool_indices,
     pool_seeds,
+    prefix_tokens,
     query_seeds,
     rademacher,
     round_root,
@@ -195,6 +196,7 @@ def test_no_two_uses_of_a_seed_share_a_counter(monkeypatch: pytest.MonkeyPatch) 
         "shared queries": lambda: query_seeds(3, 0, 5, 7),
         "queries of a client": lambda: query_seeds(3, 1, 5, 7),
         "queries of another": lambda: query_seeds(3, 2, 5, 7),
+        "tokens of a prefix": lambda: prefix_tokens(3, 9, 50),
         "root": lambda: round_root(3, 1, 0),
         "root of the next round": lambda: round_root(3, 2, 0),
         "root of another track": lambda: round_root(3, 1, 1),
@@ -273,3 +275,16 @@ def test_batch_order_differs_between_roots_devices_and_steps() -> None:
         tuple(batch_order(*place, 50)) for place in ((5, 2, 3), (6, 2, 3), (5, 1, 3), (5, 2, 4))
     }
     assert len(orders) == 4
+
+
+def test_seeds_of_a_step_depend_neither_on_how_many_there_are_nor_on_other_steps() -> None:
+    whole = query_seeds(3, 0, 9, 5)
+    np.testing.assert_array_equal(query_seeds(3, 0, 2, 3, first_step=6), whole[6:8, :3])
+
+
+def test_tokens_of_a_prefix_are_below_the_vocabulary() -> None:
+    tokens = prefix_tokens(2**63, 4000, 50)
+    assert set(tokens.tolist()) == set(range(50))
+    for place, token in enumerate(tokens[:10].tolist()):
+        low, high, _, _ = plain_philox((place, 0, 9, 0), 2**63)
+        assert token == (low | high << 32) % 50

@@ -1,0 +1,312 @@
+"""Spaces in real models: what is scored around θ, and that θ comes back."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import save_tokenizer
+from numpy.typing import NDArray
+from test_architectures import ARCHITECTURES
+
+from client.descent import SGD, Adam, Descent, Momentum, Step, Update
+from client.estimators.mezo import carried_out, estimate
+from client.estimators.prge import Trial
+from client.forward.body import Body
+from client.forward.grouping import Schedule
+from client.forward.resident import ResidentForward
+from client.spaces import space as spaces
+from client.spaces.full import FullSpace
+from client.spaces.low_rank import LoRAFASpace, LoRASpace
+from client.spaces.prefix import PrefixSpace, tokens_of_prefix
+from client.spaces.space import Space, no_adapter
+from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from shared.config import AdapterSettings
+from shared.directions import WHOLE_BLOCKS, directions
+from shared.errors import ModelError
+from shared.model.loading import BaseModel, load_base_model
+from shared.model.lora_fa import Adapters, LoRAFALinear
+from shared.model.scorers import Prompt, scorer_for
+from shared.replay_numba import NumbaBackend
+from shared.tasks.kinds import ClassificationTask
+from shared.tasks.objectives import cross_entropy
+
+ModelFolder = Callable[[str], Path]
+BACKEND = NumbaBackend(1)
+SEEDS = np.array([3, 2**40], np.uint64)
+EPSILON = 0.25
+TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")
+LABELS = np.array([1, 0, 0, 1])
+TASK = ClassificationTask.model_validate(
+    {
+        "name": "test",
+        "text": "{text}",
+        "question": " it was {word} .",
+        "words": ["terrible", "great"],
+        "labels": [0, 1],
+    }
+)
+BUILD: dict[str, Callable[[BaseModel], Space]] = {
+    "full": lambda base: FullSpace(base, BACKEND),
+    "full, in place": lambda base: FullSpace(base, BACKEND, keep_copy=False),
+    "lora": lambda base: LoRASpace(base, AdapterSettings(layers="top:2"), 2, BACKEND),
+    "lora-fa": lambda base: LoRAFASpace(base, AdapterSettings(layers="top:2"), 2, BACKEND),
+    "prefix": lambda base: PrefixSpace(base, 3, 7, BACKEND),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model has several, and tensors that lie in two of them."""
+    monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
+
+
+class Rig:
+    """A model with a space in it, and an engine to score with."""
+
+    def __init__(self, folder: Path, kind: str, **loading: Any) -> None:
+        self.base: BaseModel = load_base_model(str(folder), **loading)
+        with torch.inference_mode():
+            self.scorer = scorer_for(self.base, TASK, 40, Body(self.base, 0))
+        self.space = BUILD[kind](self.base)
+        adapter = self.space.adapter
+        body = Body(self.base, adapter.first_block)
+        self.forward = ResidentForward(adapter, self.scorer, body)
+        self.prompts = [self.scorer.prompt(text) for text in TEXTS]
+
+    def run(self, points: Adapters) -> NDArray[np.float32]:
+        return self.forward.scores(points, self.prompts, Schedule(micro_batch=3))
+
+    def theta(self) -> NDArray[np.float32]:
+        return self.space.values(0, self.space.size).numpy().copy()
+
+    def wander(self) -> None:
+        """Somewhere else than where a space begins, where everything matters."""
+        change = np.random.default_rng(0).normal(0, 0.1, self.space.size).astype(np.float32)
+        for first, count in self.space.chunks():
+            self.space.add(first, torch.from_numpy(change[first : first + count]))
+
+    def losses_of(self, trial: Trial) -> NDArray[np.float64]:
+        def run(points: Adapters) -> NDArray[np.float32]:
+            return self.forward.scores(points, [self.prompts[i] for i in trial.batch])
+
+        scores = self.space.evaluate(run, trial.seeds, trial.epsilon)
+        return cross_entropy(scores, LABELS[trial.batch])
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_scores_around_are_those_of_a_model_that_was_moved_there(
+    kind: str, model_folder: ModelFolder
+) -> None:
+    folder = model_folder("causal")
+    rig = Rig(folder, kind)
+    rig.wander()
+    theta, center = rig.theta(), rig.space.evaluate(rig.run)
+    found = rig.space.evaluate(rig.run, SEEDS, EPSILON)
+    assert center.shape == (1, len(TEXTS), 2)
+    assert found.shape == (4, len(TEXTS), 2)
+    if kind == "full, in place":
+        np.testing.assert_allclose(rig.theta(), theta, rtol=0, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(rig.theta(), theta)
+        np.testing.assert_array_equal(rig.space.evaluate(rig.run), center)
+    z = directions(SEEDS, rig.space.size, "gaussian").astype(np.float32) / np.float32(2048)
+    for point in range(4):
+        other = Rig(folder, kind)
+        moved = theta + np.float32(EPSILON if point < 2 else -EPSILON) * z[point % 2]
+        other.space.assign(0, torch.from_numpy(moved))
+        np.testing.assert_allclose(other.space.evaluate(other.run)[0], found[point], atol=2e-5)
+        assert np.abs(found[point] - center[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_theta_comes_back_when_scoring_fails(kind: str, model_folder: ModelFolder) -> None:
+    rig = Rig(model_folder("causal"), kind)
+    theta, center = rig.theta(), rig.space.evaluate(rig.run)
+
+    def fail(points: Adapters) -> NDArray[np.float32]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        rig.space.evaluate(fail, SEEDS, EPSILON)
+    np.testing.assert_allclose(rig.theta(), theta, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(rig.space.evaluate(rig.run), center, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BUILD if kind != "prefix"])
+@pytest.mark.parametrize("family", ["masked", "encoder"])
+def test_other_families_move_too(family: str, kind: str, model_folder: ModelFolder) -> None:
+    rig = Rig(model_folder(family), kind)
+    found = rig.space.evaluate(rig.run, SEEDS, 0.01)
+    assert np.isfinite(found).all()
+    assert np.abs(found[0] - found[2]).max() > 1e-4 or kind == "lora-fa"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((k, "float32") for k in BUILD), ("full, in place", "bfloat16"), ("full", "bfloat16")],
+)
+@pytest.mark.parametrize("update", [SGD(), Momentum(0.5), Adam(0.5, 0.75)], ids=repr)
+def test_base_and_trajectory_are_the_trained_model(
+    kind: str,
+    dtype: str,
+    update: Update,
+    model_folder: ModelFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A schedule of directions, a batch of its own for each, real losses."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    folder, path = model_folder("causal"), tmp_path / "trajectory"
+    rig = Rig(folder, kind, dtype=dtype)
+    header = TrajectoryHeader.of(
+        rig.space,
+        update,
+        model_id=rig.base.model_id,
+        root=5,
+        epsilon=0.01,
+        settings_hash=bytes(32),
+    )
+    descent = Descent(rig.space, update)
+    begin = rig.theta()
+    with closing(Trajectory(path, header, rig.space)) as trajectory:
+        for step in range(4):
+            queries = 1 + step % 2
+            batches = np.arange(2 * queries).reshape(queries, 2)
+            estimator = estimate(trajectory.seeds(queries), batches, 0.01)
+            found = carried_out(estimator, rig.losses_of)
+            descent.step(trajectory.append(found.gradients, 0.01))
+    assert np.abs(rig.theta() - begin).max() > 1e-3
+    rebuilt = Rig(folder, kind, dtype=dtype)
+    monkeypatch.setattr(spaces, "CPU_CHUNK", 2 * WHOLE_BLOCKS)
+    read_trajectory(path).rebuild(rebuilt.space, update, rebuilt.base.model_id)
+    np.testing.assert_array_equal(rebuilt.theta(), rig.theta())
+    assert rebuilt.space.digest() == rig.space.digest()
+    if kind.startswith("full"):
+        ours = dict(rebuilt.base.network.named_parameters())
+        for name, parameter in rig.base.network.named_parameters():
+            assert torch.equal(parameter, ours[name])
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
+    rig = Rig(model_folder("causal"), kind)
+    descent = Descent(rig.space, Adam(), hold_moments=True)
+    before = cross_entropy(rig.space.evaluate(rig.run), LABELS)[0]
+    header = TrajectoryHeader.of(
+        rig.space, SGD(), model_id=bytes(32), root=0, epsilon=0.01, settings_hash=bytes(32)
+    )
+    for step in range(20):
+        seeds = header.seeds(step, 4)
+        estimator = estimate(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
+        found = carried_out(estimator, rig.losses_of)
+        descent.step(Step(seeds, found.gradients, 0.01, 0.01))
+    assert cross_entropy(rig.space.evaluate(rig.run), LABELS)[0] < before - 0.05
+
+
+def test_full_is_every_parameter_with_tied_ones_once(tmp_path: Path) -> None:
+    _, build, _ = ARCHITECTURES["GPT-2"]
+    build(save_tokenizer(tmp_path, "causal")).save_pretrained(tmp_path)
+    rig = Rig(tmp_path, "full")
+    network = rig.base.network
+    assert network.lm_head.weight is network.transformer.wte.weight
+    assert rig.space.size == sum(parameter.numel() for parameter in network.parameters())
+    names = [tensor.name for tensor in rig.space.tensors]
+    assert names == [name for name, _ in network.named_parameters()]
+    assert "lm_head.weight" not in names
+    for name, tensor in rig.space.named():
+        assert torch.equal(tensor, network.get_parameter(name))
+
+
+def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
+    lora, lora_fa = (Rig(model_folder("causal"), kind) for kind in ("lora", "lora-fa"))
+    np.testing.assert_array_equal(
+        lora.space.evaluate(lora.run), lora_fa.space.evaluate(lora_fa.run)
+    )
+    for name, tensor in lora.space.named():
+        if name.endswith(".A"):
+            layer = lora_fa.base.body.get_submodule(name.removesuffix(".A"))
+            assert isinstance(layer, LoRAFALinear)
+            assert torch.equal(tensor, layer.a)
+        else:
+            assert not tensor.any()
+    rank_inputs = sum(t.size for t in lora.space.tensors if t.name.endswith(".A"))
+    assert lora.space.size == lora_fa.space.size + rank_inputs
+
+
+def behind(tokens: list[int], prompt: Prompt) -> Prompt:
+    """The prompt with tokens before each of its sequences."""
+    return Prompt(
+        tuple((*tokens, *sequence) for sequence in prompt.sequences),
+        tuple(tuple(len(tokens) + at for at in places) for places in prompt.supervised),
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT"])
+def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
+    name: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder("causal") if name == "Llama" else tmp_path
+    if name != "Llama":
+        torch.manual_seed(0)
+        ARCHITECTURES[name][1](save_tokenizer(folder, "causal")).save_pretrained(folder)
+    rig = Rig(folder, "prefix")
+    tokens = tokens_of_prefix(rig.base, 3, 7)
+    assert not set(tokens) & set(rig.base.tokenizer.all_special_ids)
+    found = rig.space.evaluate(rig.run)
+    with_tokens = [behind(tokens, prompt) for prompt in rig.prompts]
+    expected = rig.forward.scores(no_adapter()[1], with_tokens)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    without = rig.forward.scores(no_adapter()[1], rig.prompts)
+    assert np.abs(found - without).max() > 1e-4
+
+
+def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
+    for family in ("masked", "encoder"):
+        base = load_base_model(str(model_folder(family)))
+        with pytest.raises(ModelError, match=f"needs a causal LM and this is a {family} model"):
+            PrefixSpace(base, 3, 7, BACKEND)
+    base = load_base_model(str(model_folder("causal")))
+    with pytest.raises(ModelError, match="prefix of 64 tokens does not fit a context of 64"):
+        PrefixSpace(base, 64, 7, BACKEND)
+    space = PrefixSpace(base, 40, 7, BACKEND)
+    body = Body(base, 0)
+
+    def run(points: Adapters) -> NDArray[np.float32]:
+        return np.asarray(body([tuple(range(25))]))
+
+    with pytest.raises(ModelError, match=r"25 tokens does not fit.*lower model\.max-length"):
+        space.evaluate(run)
+
+    def generate(points: Adapters) -> NDArray[np.float32]:
+        return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
+
+    with pytest.raises(ModelError, match=r"has a cache already.*run whole sequences"):
+        space.evaluate(generate)
+
+
+def test_quantized_weights_are_not_trained(model_folder: ModelFolder) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra samara[quantized] is not installed")
+    folder = model_folder("causal")
+    base = load_base_model(str(folder), quantization="int8")
+    with pytest.raises(ModelError, match="quantized weights cannot be trained"):
+        FullSpace(base, BACKEND)
+    rig = Rig(folder, "lora", quantization="int8")
+    assert np.isfinite(rig.space.evaluate(rig.run, SEEDS, EPSILON)).all()
+
+
+def test_a_copy_keeps_what_half_types_would_lose(model_folder: ModelFolder) -> None:
+    kept, lost = (
+        Rig(model_folder("causal"), kind, dtype="bfloat16") for kind in ("full", "full, in place")
+    )
+    begin = kept.theta()
+    for rig in (kept, lost):
+        for _ in range(64):
+            for first, count in rig.space.chunks():
+                rig.space.add(first, torch.full((count,), 2.0**-16))
+    moved = np.abs(begin) > 2.0**-5
+    np.testing.assert_array_equal(lost.theta()[moved], begin[moved])
+    np.testing.assert_allclose(kept.theta() - begin, 64 * 2.0**-16, rtol=1e-2)

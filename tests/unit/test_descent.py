@@ -1,0 +1,217 @@
+"""Updates from scalars, against plain loops that keep their moments."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from client.descent import (
+    SGD,
+    Adam,
+    Descent,
+    Momentum,
+    Step,
+    Update,
+    _Windows,
+    window_start,
+)
+from client.spaces import space as spaces
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
+from shared.directions import WHOLE_BLOCKS, directions
+from shared.errors import TrainingError
+from shared.model.lora_fa import Adapters
+from shared.replay_numba import NumbaBackend
+
+FloatArray = NDArray[np.float32]
+
+
+class ToySpace(FlatSpace, SequentialSpace):
+    """A vector beside no model; its points are the vectors themselves."""
+
+    kind = "lora"
+
+    def __init__(self, size: int = 20_000, portable: bool = True) -> None:
+        adapter, self._here = no_adapter()
+        begin = np.random.default_rng(size).normal(size=size).astype(np.float32)
+        tensors = [SpaceTensor("first", (2, 3)), SpaceTensor("second", (size - 6,))]
+        theta = torch.from_numpy(begin)
+        super().__init__(tensors, adapter, theta, NumbaBackend(1), "gaussian")
+        self.portable = portable
+
+    @property
+    def theta(self) -> FloatArray:
+        return self.values(0, self.size).numpy().copy()
+
+    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+        raise NotImplementedError
+
+    @contextmanager
+    def _center(self) -> Iterator[Adapters]:
+        yield self._here
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
+
+
+def steps_of(count: int, most: int = 2, seed: int = 0) -> list[Step]:
+    """Steps of 1 … most directions each."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        n = int(rng.integers(1, most + 1))
+        seeds = rng.integers(2**64, size=n, dtype=np.uint64)
+        gradients = rng.normal(size=n).astype(np.float32)
+        found.append(Step(seeds, gradients, float(np.float32(rng.uniform(0.001, 0.1))), 0.01))
+    return found
+
+
+def gradient_of(step: Step, size: int) -> FloatArray:
+    """ĝ as it is written, one rounding per operation."""
+    z = directions(step.seeds, size, "gaussian").astype(np.float32) / np.float32(2048)
+    total = np.zeros(size, np.float32)
+    for share, own in zip(step.gradients / np.float32(len(step.seeds)), z, strict=True):
+        total = total + share * own
+    return total
+
+
+def plain_sgd(theta: FloatArray, steps: list[Step]) -> FloatArray:
+    for step in steps:
+        theta = theta - np.float32(step.learning_rate) * gradient_of(step, len(theta))
+    return theta
+
+
+def plain_momentum(theta: FloatArray, steps: list[Step], beta: float = 0.9) -> FloatArray:
+    m = np.zeros_like(theta)
+    for step in steps:
+        m = np.float32(beta) * m + gradient_of(step, len(theta))
+        theta = theta - np.float32(step.learning_rate) * m
+    return theta
+
+
+def plain_adam(theta: FloatArray, steps: list[Step]) -> FloatArray:
+    """As torch.optim.Adam writes it, in float64: the same but for rounding."""
+    exact, m, v = theta.astype(np.float64), 0.0, 0.0
+    for t, step in enumerate(steps, 1):
+        g = gradient_of(step, len(theta)).astype(np.float64)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
+        exact = exact - step.learning_rate * m_hat / (np.sqrt(v_hat) + 1e-8)
+    return exact.astype(np.float32)
+
+
+Plain = Callable[[FloatArray, list[Step]], FloatArray]
+EXACT: list[tuple[Update, Plain]] = [(SGD(), plain_sgd), (Momentum(), plain_momentum)]
+UPDATES: list[Update] = [SGD(), Momentum(0.5), Momentum(0.0), Adam(0.3, 0.6), Adam()]
+
+
+def taken(update: Update, steps: list[Step], hold: bool) -> tuple[ToySpace, Descent]:
+    space = ToySpace()
+    descent = Descent(space, update, hold)
+    for step in steps:
+        descent.step(step)
+    return space, descent
+
+
+@pytest.mark.parametrize(("update", "plain"), EXACT)
+def test_steps_are_those_of_a_loop_that_keeps_its_moments(update: Update, plain: Plain) -> None:
+    steps = steps_of(12)
+    space, _ = taken(update, steps, hold=False)
+    np.testing.assert_array_equal(space.theta, plain(ToySpace().theta, steps))
+
+
+def test_adam_is_the_textbooks() -> None:
+    steps = steps_of(12)
+    space, _ = taken(Adam(), steps, hold=False)
+    expected = plain_adam(ToySpace().theta, steps)
+    np.testing.assert_allclose(space.theta, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_adam_is_that_of_torch() -> None:
+    steps = [Step(s.seeds, s.gradients, 0.03125, 0.01) for s in steps_of(10)]
+    space, _ = taken(Adam(0.8, 0.95, 1e-3), steps, hold=True)
+    parameter = torch.from_numpy(ToySpace().theta).requires_grad_()
+    optimizer = torch.optim.Adam([parameter], lr=0.03125, betas=(0.8, 0.95), eps=1e-3)
+    for step in steps:
+        parameter.grad = torch.from_numpy(gradient_of(step, len(parameter)))
+        optimizer.step()
+    np.testing.assert_allclose(space.theta, parameter.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: Update) -> None:
+    """Long enough that windows of the faster decays begin anew."""
+    steps = steps_of(60, most=1)
+    recomputed, descent = taken(update, steps, hold=False)
+    held, _ = taken(update, steps, hold=True)
+    np.testing.assert_array_equal(recomputed.theta, held.theta)
+    assert descent.history == steps
+    for hold in (False, True):
+        space = ToySpace()
+        rebuilt = Descent(space, update, hold)
+        rebuilt.replay(steps[:25])
+        rebuilt.replay(steps[25:57])
+        for step in steps[57:]:
+            rebuilt.step(step)
+        np.testing.assert_array_equal(space.theta, recomputed.theta)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**5))
+def test_a_window_holds_all_steps_or_those_that_count(step: int, memory: int) -> None:
+    start = window_start(step, memory)
+    assert start % memory == 0
+    assert start == 0 or memory <= step - start < 2 * memory
+    assert window_start(step + 1, memory) in (start, start + memory)
+    assert window_start(step, 0) == step
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-9, 0.5, 0.9, 0.99, 0.999])
+def test_what_is_dropped_weighs_less_than_rounding(beta: float) -> None:
+    memory = Momentum(beta).memory
+    assert Adam(0.0, beta).memory == Adam(beta, 0.0).memory == memory
+    assert beta**memory <= 2.0**-24
+    assert memory == 1 or beta ** (memory - 1) > 2.0**-24
+
+
+def test_a_moment_of_equal_gradients_is_right_at_every_age() -> None:
+    one, update = torch.ones(1), Momentum(0.5)
+    windows = _Windows(update, 0)
+    for step in range(5 * update.memory):
+        windows.take(one)
+        full = (1 - 0.5 ** (step + 1)) / (1 - 0.5)
+        assert float(windows.descent()) == pytest.approx(full, rel=2.0**-23)
+
+
+def test_a_space_is_named_and_digested() -> None:
+    space = ToySpace()
+    names = dict(space.named())
+    assert {name: tuple(t.shape) for name, t in names.items()} == {
+        "first": (2, 3),
+        "second": (19_994,),
+    }
+    np.testing.assert_array_equal(np.concatenate([t.ravel() for t in names.values()]), space.theta)
+    before = space.digest()
+    assert ToySpace().digest() == before != ToySpace(20_001).digest()
+    space.add(8192, torch.full((1,), 1e-3))
+    assert space.digest() != before
+
+
+@pytest.mark.parametrize("changes", [{"gradients": [np.nan]}, {"learning_rate": np.inf}])
+def test_a_step_of_something_not_finite_is_refused(changes: dict[str, Any]) -> None:
+    fields = {"gradients": [1.0], "learning_rate": 0.1} | changes
+    gradients = np.array(fields["gradients"], np.float32)
+    with pytest.raises(TrainingError, match="not finite; lower learning-rate"):
+        Step(np.zeros(1, np.uint64), gradients, fields["learning_rate"], 0.1)
+
+
+@pytest.mark.parametrize("update", [lambda: Momentum(1.0), lambda: Adam(0.9, -0.1)])
+def test_a_decay_has_its_range(update: Callable[[], Update]) -> None:
+    with pytest.raises(TrainingError, match="at least 0 and less than 1"):
+        update()

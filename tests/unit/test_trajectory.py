@@ -1,0 +1,251 @@
+"""The trajectory file: what is written is read, what a crash leaves is cut, damage is refused."""
+
+import os
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import no_room, no_sync
+from hypothesis import given
+from hypothesis import strategies as st
+from test_descent import ToySpace, steps_of
+
+from client import trajectory as trajectories
+from client.descent import SGD, Adam, Descent, Momentum, Update
+from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from shared.directions import query_seeds
+from shared.errors import TrainingError, TrajectoryError
+
+SIZE = 40
+MODEL = bytes(range(32))
+GRADIENTS = [step.gradients for step in steps_of(6, most=3)]
+SGD_UPDATE = SGD()
+
+
+def header_of(space: ToySpace, update: Update = SGD_UPDATE, **changes: Any) -> TrajectoryHeader:
+    fields: dict[str, Any] = {
+        "model_id": MODEL,
+        "root": 2**64 - 1,
+        "epsilon": 0.01,
+        "settings_hash": bytes(32),
+    }
+    return TrajectoryHeader.of(space, update, **(fields | changes))
+
+
+def opened(path: Path, portable: bool = True, **changes: Any) -> closing[Trajectory]:
+    space = ToySpace(SIZE, portable)
+    return closing(Trajectory(path, header_of(space, **changes), space))
+
+
+def sizes_of(path: Path, portable: bool = True) -> list[int]:
+    """Write a trajectory of all steps; its size before the first and after each."""
+    with opened(path, portable) as trajectory:
+        sizes = [path.stat().st_size]
+        for number, gradients in enumerate(GRADIENTS):
+            trajectory.append(gradients, 0.1 / (number + 1))
+            sizes.append(path.stat().st_size)
+    return sizes
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on when the disk has what it is given."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def test_what_is_recorded_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "trajectory"
+    sizes = sizes_of(path)
+    recorded = read_trajectory(path)
+    assert recorded.header == header_of(ToySpace(SIZE))
+    assert (recorded.note, recorded.start) == ("", b"")
+    for number, (step, gradients) in enumerate(zip(recorded.steps, GRADIENTS, strict=True)):
+        np.testing.assert_array_equal(step.gradients, gradients)
+        np.testing.assert_array_equal(
+            step.seeds, query_seeds(2**64 - 1, 0, 10, 5)[number, : len(gradients)]
+        )
+        assert step.learning_rate == float(np.float32(0.1 / (number + 1)))
+        assert step.epsilon == 0.01
+        assert sizes[number + 1] - sizes[number] == 20 + 4 * len(gradients)
+
+
+@pytest.mark.parametrize("update", [SGD(), Momentum(0.5), Adam(0.5, 0.75)])
+@pytest.mark.parametrize("portable", [True, False])
+@pytest.mark.parametrize("hold", [True, False])
+def test_base_and_trajectory_are_the_trained_model(
+    update: Update, portable: bool, hold: bool, tmp_path: Path
+) -> None:
+    """Steps, a crash, a rebuild, more steps, and a rebuild of all: the same bits throughout."""
+    path = tmp_path / "trajectory"
+    trained = ToySpace(SIZE, portable)
+    descent = Descent(trained, update)
+    for part in (GRADIENTS[:3], GRADIENTS[3:]):
+        space = ToySpace(SIZE, portable)
+        if descent.history and not portable:  # the second machine computes another start
+            space.add(0, space.values(0, SIZE) * 1e-6)
+        header = header_of(space, update)
+        with closing(Trajectory(path, header, space)) as trajectory:
+            resumed = trajectory.recorded.rebuild(space, update, MODEL, hold)
+            np.testing.assert_array_equal(space.theta, trained.theta)
+            for gradients in part:
+                step = trajectory.append(gradients, 0.1)
+                resumed.step(step)
+                descent.step(step)
+        np.testing.assert_array_equal(space.theta, trained.theta)
+    assert len(read_trajectory(path).steps) == len(GRADIENTS)
+
+
+def test_a_crash_at_any_byte_leaves_the_whole_steps(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    sizes = sizes_of(path)
+    whole = path.read_bytes()
+    for size in range(sizes[0], len(whole)):
+        number = sum(size >= end for end in sizes[1:])
+        path.write_bytes(whole[:size])
+        note = read_trajectory(path).note
+        torn = size - sizes[number]
+        assert (f"dropped {torn} bytes of step {number + 1}" in note) if torn else not note
+        assert path.read_bytes() == whole[:size]
+        with opened(path) as trajectory:
+            assert len(trajectory.recorded.steps) == number
+            for later, gradients in list(enumerate(GRADIENTS))[number:]:
+                trajectory.append(gradients, 0.1 / (later + 1))
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("zeros", ["all of it", "its end"])
+def test_a_record_whose_bytes_never_reached_the_disk_is_cut(zeros: str, tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    sizes = sizes_of(path)
+    whole = path.read_bytes()
+    kept = sizes[-2] if zeros == "all of it" else sizes[-2] + 18
+    path.write_bytes(whole[:kept] + bytes(len(whole) - kept))
+    with opened(path) as trajectory:
+        assert len(trajectory.recorded.steps) == len(GRADIENTS) - 1
+        assert f"dropped {sizes[-1] - sizes[-2]} bytes" in trajectory.recorded.note
+    assert path.read_bytes() == whole[: sizes[-2]]
+
+
+def test_a_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    sizes_of(path, portable=False)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+        )
+        with pytest.raises(TrajectoryError, match=r"trajectory: .*; restore the file"):
+            read_trajectory(path)
+    damaged = path.read_bytes()
+    with pytest.raises(TrajectoryError, match="restore the file"):
+        opened(path, portable=False)
+    assert path.read_bytes() == damaged
+
+
+def test_zeros_are_excused_at_the_end_only(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    end = sizes_of(path)[2]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: end - 4] + bytes(4) + whole[end:])
+    with pytest.raises(TrajectoryError, match="gradients of step 2 are damaged"):
+        read_trajectory(path)
+
+
+def test_records_in_another_order_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    sizes = sizes_of(path)
+    whole = path.read_bytes()
+    records = [whole[a:b] for a, b in pairwise(sizes)]
+    for order in ([1, 0], [0, 0], [0, 2]):
+        path.write_bytes(whole[: sizes[0]] + b"".join(records[i] for i in order))
+        with pytest.raises(TrajectoryError, match="damaged or not the next one"):
+            read_trajectory(path)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(TrajectoryError, match=r"does not begin with|version|header"):
+        TrajectoryHeader.decode(data)
+    with pytest.raises(TrajectoryError, match=r"version|header"):
+        TrajectoryHeader.decode(trajectories._MAGIC + data.ljust(16, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_id": bytes(32)}, "model_id"),
+        ({"root": 5}, r"root \(18446744073709551615 there, 5 here\)"),
+        ({"epsilon": 0.1}, r"epsilon \(0\.01 there, 0\.1 here\)"),
+        ({"settings_hash": bytes([1] * 32)}, "settings_hash"),
+        ({"update": Momentum(0.5)}, r"update \(.*sgd.* there, .*momentum.* here\)"),
+    ],
+)
+def test_another_run_does_not_continue_it(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trajectory"
+    sizes_of(path)
+    with pytest.raises(TrajectoryError, match=f"belongs to something else: {said}"):
+        opened(path, **changes)
+
+
+def test_another_space_is_not_rebuilt(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    sizes_of(path)
+    recorded = read_trajectory(path)
+    moved = ToySpace(SIZE)
+    moved.assign(3, moved.values(3, 1) + 1)
+    before = moved.theta
+    for space, said in ((moved, "start_digest"), (ToySpace(SIZE + 1), "size.*tensors_hash")):
+        with pytest.raises(TrajectoryError, match=said):
+            recorded.rebuild(space, SGD(), MODEL)
+    np.testing.assert_array_equal(moved.theta, before)
+    with pytest.raises(TrajectoryError, match="model_id"):
+        recorded.rebuild(ToySpace(SIZE), SGD(), bytes(32))
+
+
+def test_there_is_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    with opened(path) as trajectory:
+        with pytest.raises(TrajectoryError, match="another process is writing it"):
+            opened(path)
+        trajectory.append(GRADIENTS[0], 0.1)
+        assert len(read_trajectory(path).steps) == 1
+    with opened(path) as trajectory:
+        assert len(trajectory.recorded.steps) == 1
+
+
+def test_what_is_not_finite_is_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    with opened(path) as trajectory:
+        with pytest.raises(TrainingError, match="not finite"):
+            trajectory.append(np.array([np.nan], np.float32), 0.1)
+        trajectory.append(GRADIENTS[0], 0.1)
+    assert len(read_trajectory(path).steps) == 1
+
+
+@pytest.mark.parametrize("fault", [no_sync, no_room])
+def test_a_full_disk_leaves_the_file_as_it_was(fault: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    with opened(path) as trajectory:
+        trajectory.append(GRADIENTS[0], 0.1)
+        before = path.read_bytes()
+        with (
+            fault(len(before) + 7),
+            pytest.raises(TrajectoryError, match=r"cannot append step 2"),
+        ):
+            trajectory.append(GRADIENTS[1], 0.1)
+        assert path.read_bytes() == before
+        trajectory.append(GRADIENTS[1], 0.1)
+    assert len(read_trajectory(path).steps) == 2
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TrajectoryError, match="cannot be read"):
+        read_trajectory(tmp_path / "nothing")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(TrajectoryError, match="cannot be opened"):
+        opened(tmp_path / "file" / "trajectory")
