@@ -47,8 +47,6 @@ class Training:
     initial_spread: float = 0.06
     taste: int = 32
     """Numbers of a reader, mapped to a vector of the stream."""
-    taste_noise: float = 0.0
-    """Added to them in training, so that readers close by judge alike."""
     batch: int = 64
     learning_rate: float = 3e-3
     warm_up: float = 0.03
@@ -197,7 +195,6 @@ class Tastes(nn.Module):
 
     def __init__(self, rates: Tensor, settings: Training) -> None:
         super().__init__()
-        self._noise = settings.taste_noise
         left, strength, _ = torch.linalg.svd(rates, full_matrices=False)
         numbers = (left * strength)[:, : settings.taste]
         numbers = torch.cat([numbers.new_zeros(1, settings.taste), numbers / numbers.std()])
@@ -207,9 +204,8 @@ class Tastes(nn.Module):
 
     def forward(self, readers: Tensor) -> Tensor:
         """int64 [n, S] → [n, S, hidden]."""
-        numbers = self._numbers[readers]
-        noisy = numbers + self._noise * torch.randn_like(numbers)
-        stream: Tensor = self._map(noisy * (readers != NOBODY)[..., None])
+        numbers = self._numbers[readers] * (readers != NOBODY)[..., None]
+        stream: Tensor = self._map(numbers)
         return stream
 
 

@@ -45,10 +45,11 @@ class Probe:
     writers: int = 8
     layers: str = "top:1"
     rank: int = 2
+    alpha: float = 16.0
     batch: int = 16
-    global_steps: int = 60
-    private_steps: int = 60
-    learning_rate: float = 0.02
+    global_steps: int = 40
+    private_steps: int = 10
+    learning_rate: float = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def probe(folder: Path, task: Task, settings: Probe, seed: int) -> dict[str, flo
     people = messages.writers(settings.writers, seed)
     train = [writer_rows(base, task, one, "train", seed) for one in people]
     test = [writer_rows(base, task, one, "test", seed) for one in people]
-    adapter = inject(base, AdapterSettings(layers=settings.layers, rank=settings.rank), 2)
+    adapter = inject(base, AdapterSettings(layers=settings.layers, rank=settings.rank, alpha=settings.alpha), 2)
     zero = torch.zeros(adapter.layout.size)
     trainer = FirstOrder(base, adapter, task, settings)
     shared = trainer.trained(zero, train, settings.global_steps, seed)

@@ -65,8 +65,10 @@ class ModelSettings(_Settings):
 class AdapterSettings(_Settings):
     """LoRA-FA: which linear layers, and how large."""
 
-    projections: Text = Field("auto", description="comma-separated module names, or auto: q and v")
-    layers: Text = Field("all", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
+    projections: Text = Field(
+        "auto", description="comma-separated module names; auto is what the model advises, or q, v"
+    )
+    layers: Text = Field("top:1", pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$")
     rank: int = Field(2, ge=1, le=1024)
     alpha: float = Field(16.0, gt=0)
     seed: int = Field(0, ge=0, lt=2**63)
@@ -105,15 +107,15 @@ class PersonalSettings(_Settings):
     """The private steps that every client takes after the last round; nothing of them leaves it."""
 
     rounds: int = Field(
-        32, ge=0, le=1_000_000, description="private rounds; 0 is no personal model"
+        5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model"
     )
-    learning_rate: float = Field(0.12, ge=0)
+    learning_rate: float = Field(0.1, ge=0)
 
 
 class EvaluateSettings(_Settings):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
-    every: int = Field(4, ge=0, description="rounds between validations; 0 is never")
+    every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
 
 
 class LedgerSettings(_Settings):
@@ -128,19 +130,19 @@ class RunConfig(_Settings):
     """Everything that decides what a run does."""
 
     seed: int = Field(0, ge=0, lt=2**63)
-    rounds: int = Field(12, ge=1, le=1_000_000)
+    rounds: int = Field(40, ge=1, le=1_000_000)
     steps: int = Field(2, ge=1, le=65_535, description="local steps K of a round")
-    queries: int = Field(8, ge=1, le=65_535, description="directions q per step")
-    batch: int = Field(16, ge=1, description="examples B per step")
+    queries: int = Field(16, ge=1, le=65_535, description="directions q per step")
+    batch: int = Field(32, ge=1, description="examples B per step")
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = Field(
         "both", description="which points share a pass; auto times them on each device"
     )
-    micro_batch: int = Field(0, ge=0, description="examples in one pass; 0 is the whole batch")
+    micro_batch: int = Field(8, ge=0, description="examples in one pass; 0 is the whole batch")
     memory_budget: int = Field(
         0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
     )
     epsilon: float = Field(0.01, gt=0, le=1)
-    learning_rate: float = Field(0.3, ge=0)
+    learning_rate: float = Field(0.1, ge=0)
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent", "pool"] = "independent"
     pool_size: int = Field(4096, ge=1, le=2**20, description="seeds of the run's pool")

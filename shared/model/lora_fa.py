@@ -30,6 +30,8 @@ from shared.model.loading import BaseModel
 from shared.model.quantized import QuantizedLinear
 
 LABEL_BIAS = "label bias"
+ADVICE = "adapter_projections"
+"""In a model's config.json: names of the linear layers that its makers advise to adapt."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -214,7 +216,10 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         )
     chosen = _chosen_blocks(settings.layers, len(base.blocks))
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
-    found = _matching(base.body, prefixes, settings.projections, str(base.folder))
+    wanted = settings.projections
+    if wanted == "auto" and (advised := getattr(base.network.config, ADVICE, None)):
+        wanted = ",".join(advised)
+    found = _matching(base.body, prefixes, wanted, str(base.folder))
     tensors = [
         Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
         for name, module in found.items()
