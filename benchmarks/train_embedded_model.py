@@ -152,7 +152,9 @@ def probe(folder: Path, task: Task, settings: Probe, seed: int) -> dict[str, flo
     people = messages.writers(settings.writers, seed)
     train = [writer_rows(base, task, one, "train", seed) for one in people]
     test = [writer_rows(base, task, one, "test", seed) for one in people]
-    adapter = inject(base, AdapterSettings(layers=settings.layers, rank=settings.rank, alpha=settings.alpha), 2)
+    adapter = inject(
+        base, AdapterSettings(layers=settings.layers, rank=settings.rank, alpha=settings.alpha), 2
+    )
     zero = torch.zeros(adapter.layout.size)
     trainer = FirstOrder(base, adapter, task, settings)
     shared = trainer.trained(zero, train, settings.global_steps, seed)

@@ -106,9 +106,7 @@ class CohortSettings(_Settings):
 class PersonalSettings(_Settings):
     """The private steps that every client takes after the last round; nothing of them leaves it."""
 
-    rounds: int = Field(
-        5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model"
-    )
+    rounds: int = Field(5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
     learning_rate: float = Field(0.1, ge=0)
 
 

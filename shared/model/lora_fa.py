@@ -216,9 +216,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         )
     chosen = _chosen_blocks(settings.layers, len(base.blocks))
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
-    wanted = settings.projections
-    if wanted == "auto" and (advised := getattr(base.network.config, ADVICE, None)):
-        wanted = ",".join(advised)
+    wanted = _advised(base) if settings.projections == "auto" else settings.projections
     found = _matching(base.body, prefixes, wanted, str(base.folder))
     tensors = [
         Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
@@ -288,6 +286,18 @@ def features(module: nn.Module) -> tuple[int, int]:
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer, plain, quantized or GPT-2's transposed one."""
     return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
+
+
+def _advised(base: BaseModel) -> str:
+    advice = getattr(base.network.config, ADVICE, None)
+    if advice is None:
+        return "auto"
+    if not isinstance(advice, list) or not all(isinstance(name, str) for name in advice):
+        raise ModelError(
+            f"{base.folder / 'config.json'}: {ADVICE} is {advice!r} and must be a list of names; "
+            "correct it, or set adapter.projections"
+        )
+    return ",".join(advice)
 
 
 def _matching(

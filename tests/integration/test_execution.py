@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from federations import config_of, ledger_of
+from helpers import files_of
 from safetensors.torch import load_file, save_file
 
 from benchmarks.step import StepBench
@@ -14,7 +15,7 @@ from benchmarks.step import run as run_bench
 from client.forward.grouping import GROUPINGS
 from server.store import read_result, replayed
 from shared.errors import ConfigError, SamaraError, TrainingError
-from simulations.simulate import simulate
+from simulations.simulate import clients_together, simulate
 
 Settings = dict[str, Any]
 
@@ -51,6 +52,37 @@ def test_an_explicit_grouping_gives_the_same_ledger_every_time(
         first = simulate(config_of(settings, grouping=grouping, out=str(tmp_path / grouping)))
         again = simulate(config_of(settings, grouping=grouping, out=str(tmp_path / f"2{grouping}")))
         assert ledger_of(first) == ledger_of(again)
+
+
+@pytest.mark.parametrize("layers", ["all", "top:1"])
+def test_clients_side_by_side_change_nothing(
+    layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three at once give the ledgers, also the private ones, of one after the other."""
+    settings |= {"adapter.layers": layers, "personal.rounds": 2, "trunk-cache": 2**20}
+    folders = []
+    for cores in (1, 3):
+        monkeypatch.setattr("simulations.simulate._cores", lambda cores=cores: cores)
+        config = config_of(settings, out=str(tmp_path / str(cores)))
+        assert clients_together(config) == cores
+        folders.append(simulate(config))
+    assert ledger_of(folders[0]) == ledger_of(folders[1])
+    for client in range(3):
+        file = Path("clients", str(client), "personal.ledger")
+        private = [files_of(folder / file) for folder in folders]
+        assert private[0] == private[1] != {}
+    first, second = (read_result(folder)["evaluations"] for folder in folders)
+    assert first == second
+
+
+def test_the_thread_count_is_no_part_of_a_runs_name(settings: Settings, tmp_path: Path) -> None:
+    names = {
+        read_result(simulate(config_of(settings, threads=threads, out=str(tmp_path / name))))[
+            "run_id"
+        ]
+        for threads, name in ((1, "one"), (2, "two"))
+    }
+    assert len(names) == 1
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])

@@ -1,7 +1,10 @@
 """Adapters, scorers and the forward engine on tiny models of the three families."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,3 +233,45 @@ def test_folders_that_hold_no_model(model_folder: ModelFolder, tmp_path: Path) -
         load_base_model(str(tmp_path), family="causal")
     with pytest.raises(ModelError, match="neither a folder nor a model"):
         load_base_model("nobody/no-such-model")
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_twin_shares_the_weights_and_nothing_else(
+    quantization: Any, model_folder: ModelFolder
+) -> None:
+    if quantization != "none":
+        pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+    base = load_base_model(str(model_folder("causal")), quantization=quantization)
+    twin = base.twin()
+    weights = [{w.data_ptr() for w in b.network.state_dict().values()} for b in (base, twin)]
+    assert weights[0] == weights[1]
+    inject(twin, AdapterSettings(), 2)
+    names = [{name for name, _ in b.network.named_modules()} for b in (base, twin)]
+    assert names[0] < names[1]
+
+
+def test_a_model_may_advise_what_to_adapt(model_folder: ModelFolder, tmp_path: Path) -> None:
+    folder = tmp_path / "advising"
+    shutil.copytree(model_folder("causal"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    for advice, asked, expected in (
+        (["up_proj"], "auto", {"up_proj"}),
+        (["up_proj"], "k_proj", {"k_proj"}),
+        (None, "auto", {"q_proj", "v_proj"}),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | {"adapter_projections": advice}))
+        base = load_base_model(str(folder))
+        layout = inject(base, AdapterSettings(projections=asked), 2).layout
+        assert {tensor.name.rpartition(".")[2] for tensor in layout.tensors} == expected
+
+
+@pytest.mark.parametrize("advice", ["up_proj", ["gone"], [3]])
+def test_advice_that_cannot_be_followed(
+    advice: Any, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "advising"
+    shutil.copytree(model_folder("causal"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"adapter_projections": advice}))
+    with pytest.raises(ModelError, match=r"adapter[_.]projections"):
+        inject(load_base_model(str(folder)), AdapterSettings(), 2)
