@@ -71,7 +71,9 @@ def test_clients_side_by_side_change_nothing(
         file = Path("clients", str(client), "personal.ledger")
         private = [files_of(folder / file) for folder in folders]
         assert private[0] == private[1] != {}
-    first, second = (read_result(folder)["evaluations"] for folder in folders)
+    first, second = (
+        [event["columns"] for event in read_result(folder)["evaluations"]] for folder in folders
+    )
     assert first == second
 
 
