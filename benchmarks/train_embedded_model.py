@@ -48,7 +48,7 @@ class Probe:
     alpha: float = 16.0
     batch: int = 16
     global_steps: int = 40
-    private_steps: int = 10
+    private_steps: int = 40
     learning_rate: float = 0.01
 
 
@@ -71,7 +71,7 @@ def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[
     rows = rows_of(base, task, [message for message, _ in said], [0] * len(said))
     guessed = [messages.LABEL_WORDS[guess] for guess in predictions(base, task, rows)]
     hits = [guess == word for guess, (_, word) in zip(guessed, said, strict=True)]
-    return {"i": float(np.mean(hits)), "verdicts": len(hits)}
+    return {"i": round(float(np.mean(hits)), 4), "verdicts": len(hits)}
 
 
 def rows_of(
@@ -159,15 +159,17 @@ def probe(folder: Path, task: Task, settings: Probe, seed: int) -> dict[str, flo
     trainer = FirstOrder(base, adapter, task, settings)
     shared = trainer.trained(zero, train, settings.global_steps, seed)
 
-    def private(start: Tensor) -> float:
-        centers = [trainer.trained(start, [own], settings.private_steps, seed) for own in train]
-        return float(np.mean([*map(trainer.accuracy, centers, test)]))
+    def mean_accuracy(centers: Sequence[Tensor]) -> float:
+        return round(float(np.mean([*map(trainer.accuracy, centers, test)])), 4)
+
+    def private(start: Tensor) -> list[Tensor]:
+        return [trainer.trained(start, [own], settings.private_steps, seed) for own in train]
 
     return {
-        "zero-shot": float(np.mean([trainer.accuracy(zero, own) for own in test])),
-        "global": float(np.mean([trainer.accuracy(shared, own) for own in test])),
-        "personalized": private(shared),
-        "local only": private(zero),
+        "zero-shot": mean_accuracy([zero] * len(people)),
+        "global": mean_accuracy([shared] * len(people)),
+        "personalized": mean_accuracy(private(shared)),
+        "local only": mean_accuracy(private(zero)),
     }
 
 
