@@ -82,7 +82,8 @@ def compare(
 
     from simulations.compare import compared
 
-    Console().print(compared(runs))
+    for table in compared(runs):
+        Console().print(table, "")
 
 
 @adapter.command()

@@ -8,17 +8,18 @@ from rich.table import Table
 
 from server.store import read_result
 from shared.errors import SamaraError
-from simulations.report import client_columns, clients_table
+from simulations.report import client_columns, clients_table, means_table
 
 
-def compared(runs: Sequence[Path]) -> Table:
-    """One table over the runs' clients; a column per run and way of serving a client.
+def compared(runs: Sequence[Path]) -> list[Table]:
+    """A table per run with its clients, then their means, run by run.
 
     Raises:
         SamaraError: if a run is not finished, or its clients hold other test examples than the
             first run's.
     """
-    columns: dict[str, Any] = {}
+    tables: list[Table] = []
+    lines: dict[str, Mapping[str, Any]] = {}
     first: Mapping[str, int] | None = None
     for run in runs:
         result = read_result(run)
@@ -37,6 +38,6 @@ def compared(runs: Sequence[Path]) -> Table:
                 "runs with the same data, data.clients, data.partition and data.seed"
             )
         first = examples
-        prefix = f"{run.name}\n" if len(runs) > 1 else ""
-        columns |= {prefix + name: figures for name, figures in own.items()}
-    return clients_table(columns)
+        tables.append(clients_table(own, str(run)))
+        lines[str(run)] = own
+    return [*tables, means_table(lines)] if len(runs) > 1 else tables

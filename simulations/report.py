@@ -1,6 +1,6 @@
 """What a finished run says on the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +102,13 @@ def _constant(figures: Mapping[str, Any], label: int) -> dict[str, Any]:
     }
 
 
-def clients_table(columns: Mapping[str, Any]) -> Table:
+def clients_table(columns: Mapping[str, Any], run: str = "") -> Table:
     """Accuracy of every client under every column, then means of accuracy and macro-F1."""
-    table = Table(
-        title="Accuracy on each client's own test examples",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    title = "Accuracy on each client's own test examples"
+    table = _narrow_table(f"{run}: {title}" if run else title)
     table.add_column("client", justify="right")
     table.add_column("examples", justify="right")
-    for name in columns:
-        # Short, so that all columns fit 80 characters.
-        heading = name.replace("personalized", "personal").replace(" ", "\n")
-        table.add_column(heading, justify="right")
+    _add_columns(table, columns)
     clients = sorted({c for figures in columns.values() for c in figures["clients"]}, key=int)
     for client in clients:
         own = [figures["clients"].get(client) for figures in columns.values()]
@@ -126,3 +119,28 @@ def clients_table(columns: Mapping[str, Any]) -> Table:
     for title, key in (("mean", "mean_client_accuracy"), ("macro-F1", "mean_client_macro_f1")):
         table.add_row(title, "", *[f"{figures[key]:.1%}" for figures in columns.values()])
     return table
+
+
+def means_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Mean accuracy over the clients under every column, a row per run."""
+    table = _narrow_table("Mean accuracy over the clients")
+    table.add_column("run")
+    names = list(dict.fromkeys(name for columns in runs.values() for name in columns))
+    _add_columns(table, names)
+    for run, columns in runs.items():
+        means = [
+            columns[name]["mean_client_accuracy"] if name in columns else None for name in names
+        ]
+        table.add_row(run, *["" if mean is None else f"{mean:.1%}" for mean in means])
+    return table
+
+
+def _narrow_table(title: str) -> Table:
+    return Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _add_columns(table: Table, names: Iterable[str]) -> None:
+    """Short names, so that all columns fit 80 characters."""
+    for name in names:
+        heading = name.replace("personalized", "personal").replace(" ", "\n")
+        table.add_column(heading, justify="right")

@@ -78,6 +78,23 @@ def test_simulate_inspect_verify(
     assert final in printed.replace("\n", "")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_compare_shows_every_run_and_the_means(
+    count: int, run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folders = [tmp_path / "runs" / name for name in ("a", "b")[:count]]
+    for seed, out in enumerate(folders):
+        settings |= {"seed": seed, "rounds": 1}
+        assert run("simulate", scenario, *assignments(settings), "--out", out)[0] == 0
+    status, printed, errors = run("compare", *folders)
+    assert (status, errors) == (0, "")
+    assert printed.count("macro-F1") == count
+    assert printed.count("Mean accuracy over the clients") == count - 1
+    for out in folders:
+        mean = read_result(out)["evaluations"][-1]["columns"]["global"]["mean_client_accuracy"]
+        assert printed.count(f"{mean:.1%}") >= count
+
+
 def test_a_flipped_bit_makes_verify_name_the_round(
     run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
