@@ -134,6 +134,7 @@ class Bench:
         config = RunConfig.of(
             {
                 "grouping": "auto",
+                "micro-batch": 0,
                 "queries": settings.queries,
                 "batch": len(prompts),
                 "model.device": settings.device,

@@ -163,11 +163,10 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
                 return peaks[-1]
 
             largest[grouping] = largest_fitting(peak, budget, most)
-    fixed = config.micro_batch or config.grouping != "auto"
     candidates = [
         Schedule(grouping, size)
         for grouping, size in largest.items()
-        for size in ([size] if fixed else micro_batches(size))
+        for size in (micro_batches(size) if config.grouping == "auto" else [size])
         if size
     ]
     if not candidates:

@@ -135,7 +135,7 @@ class RunConfig(_Settings):
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = Field(
         "both", description="which points share a pass; auto times them on each device"
     )
-    micro_batch: int = Field(8, ge=0, description="examples in one pass; 0 is the whole batch")
+    micro_batch: int = Field(8, ge=0, description="most examples in one pass; 0 is the whole batch")
     memory_budget: int = Field(
         0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
     )

@@ -34,7 +34,8 @@ def decide(**settings: Any) -> Schedule:
 
 
 def test_explicit_settings_are_taken_as_they_are() -> None:
-    assert decide() == Schedule("both", 0)
+    assert decide() == Schedule("both", 8)
+    assert decide(**{"micro-batch": 0}) == Schedule("both", 0)
     assert decide(**{"grouping": "inner", "micro-batch": 2}) == Schedule("inner", 2)
 
 
