@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(simulations.commands.demo)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
+app.command()(simulations.commands.tune)
 app.add_typer(simulations.commands.adapter, name="adapter")
 app.add_typer(server.commands.app, name="server")
 app.add_typer(benchmarks.commands.app, name="bench")

@@ -7,12 +7,12 @@ OUT/result.json    the summary, written at the end
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shared.errors import LedgerError, SamaraError
+from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
@@ -57,7 +57,7 @@ class RunStore:
             write_durably(layout_file, (layout.to_json() + "\n").encode())
         elif read_layout(folder).hash != layout.hash:
             raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
-        self.events = _read_events(folder / METRICS_FILE)
+        self.events = read_events(folder / METRICS_FILE)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
         told = [event.get("round", 0) for event in self.events if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
@@ -71,10 +71,7 @@ class RunStore:
     def note(self, event: dict[str, Any]) -> None:
         """Append an event to the metrics."""
         self.events.append(event)
-        with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_event(self.folder / METRICS_FILE, event)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the summary."""
@@ -84,30 +81,6 @@ class RunStore:
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
-
-
-def _read_events(file: Path) -> list[dict[str, Any]]:
-    """Events of a metrics file, which is first cut to its last whole line.
-
-    Raises:
-        SamaraError: if a whole line is damaged.
-    """
-    if not file.exists():
-        return []
-    data = file.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        write_durably(file, whole)
-    events = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            event = json.loads(line)
-            if not isinstance(event, dict):
-                raise ValueError("it is not a JSON object")
-            events.append(event)
-        except ValueError as error:
-            raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
-    return events
 
 
 def read_layout(folder: Path) -> Layout:

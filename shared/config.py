@@ -33,7 +33,9 @@ def _hyphenated(name: str) -> str:
     return name.replace("_", "-")
 
 
-class _Settings(BaseModel):
+class Section(BaseModel):
+    """Settings that belong together; keys are hyphenated, nothing unknown is taken."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -45,7 +47,31 @@ class _Settings(BaseModel):
     )
 
 
-class ModelSettings(_Settings):
+class Settings(Section):
+    """Sections of settings as a whole; every setting has a default."""
+
+    def flat(self) -> dict[str, Scalar]:
+        """All settings by dotted key, as Flower's run config holds them."""
+        return _flatten(self.model_dump(by_alias=True))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings, nested or dotted.
+
+        Args:
+            settings: from a TOML file, ``--set`` or Flower.
+            source: named in the error.
+
+        Raises:
+            ConfigError: listing every mistake.
+        """
+        try:
+            return cls.model_validate(_nest(_flatten(settings)))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, source, list(cls().flat()))) from error
+
+
+class ModelSettings(Section):
     """The frozen base model."""
 
     path: Text = Field(
@@ -62,7 +88,7 @@ class ModelSettings(_Settings):
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
 
 
-class AdapterSettings(_Settings):
+class AdapterSettings(Section):
     """LoRA-FA: which linear layers, and how large."""
 
     projections: Text = Field(
@@ -76,7 +102,7 @@ class AdapterSettings(_Settings):
     label_bias: bool = False
 
 
-class DataSettings(_Settings):
+class DataSettings(Section):
     """Where the examples come from and how they are dealt to clients."""
 
     path: Text = Field(
@@ -89,7 +115,7 @@ class DataSettings(_Settings):
     seed: int = Field(0, ge=0, lt=2**63, description="of splits, limit and partition")
 
 
-class CohortSettings(_Settings):
+class CohortSettings(Section):
     """Who takes part in a round, and how much a report weighs."""
 
     fraction: float = Field(1.0, gt=0, le=1)
@@ -103,20 +129,20 @@ class CohortSettings(_Settings):
     timeout: float = Field(3600.0, gt=0, description="seconds the server waits for reports")
 
 
-class PersonalSettings(_Settings):
+class PersonalSettings(Section):
     """The private steps that every client takes after the last round; nothing of them leaves it."""
 
     rounds: int = Field(5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
     learning_rate: float = Field(0.1, ge=0)
 
 
-class EvaluateSettings(_Settings):
+class EvaluateSettings(Section):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
 
 
-class LedgerSettings(_Settings):
+class LedgerSettings(Section):
     """How the ledgers of a run are kept, the global and the personal ones."""
 
     snapshot_every: int = Field(
@@ -124,7 +150,7 @@ class LedgerSettings(_Settings):
     )
 
 
-class RunConfig(_Settings):
+class RunConfig(Settings):
     """Everything that decides what a run does."""
 
     seed: int = Field(0, ge=0, lt=2**63)
@@ -186,26 +212,6 @@ class RunConfig(_Settings):
                 )
         return self
 
-    def flat(self) -> dict[str, Scalar]:
-        """All settings by dotted key, as Flower's run config holds them."""
-        return _flatten(self.model_dump(by_alias=True))
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted.
-
-        Args:
-            settings: from a TOML file, ``--set`` or Flower.
-            source: named in the error.
-
-        Raises:
-            ConfigError: listing every mistake.
-        """
-        try:
-            return cls.model_validate(_nest(_flatten(settings)))
-        except ValidationError as error:
-            raise ConfigError(_explain(error, source)) from error
-
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
@@ -229,24 +235,24 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _explain(error: ValidationError, source: str) -> str:
-    mistakes = error.errors()
-    lines = [f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"]
-    for mistake in mistakes:
-        key = ".".join(str(part) for part in mistake["loc"]) or "settings"
+def _explain(error: ValidationError, source: str, known: list[str]) -> str:
+    lines = []
+    for mistake in error.errors():
+        key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
-            lines.append(f"  {key}: there is no such setting{_nearest(key)}")
-        elif key == "settings":
-            lines.append(f"  {mistake['msg'].removeprefix('Value error, ')}")
+            lines.append(f"{key}: there is no such setting{_nearest(key, known)}")
+        elif not key:
+            lines += mistake["msg"].removeprefix("Value error, ").splitlines()
         else:
-            lines.append(f"  {key}: {mistake['msg']} (got {mistake['input']!r})")
-    return "\n".join(lines)
+            lines.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
+    head = f"{source}: {len(lines)} mistake{'s' * (len(lines) != 1)} in the settings"
+    return "\n  ".join([head, *lines])
 
 
-def _nearest(key: str) -> str:
+def _nearest(key: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
-    matches = get_close_matches(key, list(RunConfig().flat()), n=1)
+    matches = get_close_matches(key, known, n=1)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

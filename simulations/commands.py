@@ -1,4 +1,4 @@
-"""The commands that run federations on this machine."""
+"""The commands that run federations, or tune one model, on this machine."""
 
 import logging
 from enum import StrEnum
@@ -84,6 +84,74 @@ def compare(
 
     for table in compared(runs):
         Console().print(table, "")
+
+
+def tune(
+    method: Annotated[
+        str,
+        typer.Option(
+            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, zero-shot, icl, linear-probe."
+        ),
+    ] = "prge",
+    space: Annotated[
+        str | None, typer.Option(help="lora-fa, lora, prefix, full; default the method's.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    train: Annotated[int | None, typer.Option(help="Training examples; 1,000.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Validation examples; 500.")] = None,
+    test: Annotated[int | None, typer.Option(help="Test examples; 1,000.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default by method, space.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
+    validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting: key=value. Repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+    ] = None,
+) -> None:
+    """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
+
+    Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
+    """
+    from client.tuning.settings import TuneSettings
+    from shared.config import parse_assignment
+    from simulations.progress import watched_tuning
+    from simulations.report import print_tuning
+
+    options: dict[str, Any] = {
+        "method": method,
+        "space": space,
+        "task": task,
+        "model.path": model,
+        "data.path": data,
+        "data.train": train,
+        "data.validation": validation,
+        "data.test": test,
+        "steps": steps,
+        "queries": queries,
+        "batch": batch,
+        "learning-rate": learning_rate,
+        "epsilon": epsilon,
+        "validate-every": validate_every,
+        "seed": seed,
+        "out": str(out.resolve()) if out else None,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    given |= dict(parse_assignment(assignment) for assignment in settings or [])
+    wanted = TuneSettings.of(given, "tune")
+    with watched_tuning() as on_step:
+        from client.tuning.run import read_result
+        from client.tuning.run import tune as run
+
+        folder = run(wanted, on_step)
+    print_tuning(folder, read_result(folder))
 
 
 @adapter.command()

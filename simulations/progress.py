@@ -1,4 +1,4 @@
-"""What a simulation shows while it runs: a live bar on a terminal, plain lines elsewhere."""
+"""What a run shows while it runs: a live bar on a terminal, plain lines elsewhere."""
 
 import logging
 import math
@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from shared.config import RunConfig
 from shared.wire import PERSONAL_ACTION
@@ -15,7 +22,7 @@ _PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 
 
 class _Lines(logging.Handler):
-    """Prints what the server says, and turns the bar's label with every round."""
+    """Prints what a run says, and turns the bar's label with every round or validation."""
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -23,7 +30,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", {})
-        if event.get("event") == "round":
+        if event.get("event") in ("round", "step"):
             self._say(record.getMessage())
             if self._console.is_terminal:
                 return
@@ -36,24 +43,7 @@ class _Lines(logging.Handler):
 @contextmanager
 def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
     """Show the progress of a run; yields the callback that the engine calls per message."""
-    console = Console()
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    logger = logging.getLogger("samara.server")
-    with progress:
-        task = progress.add_task("loading model and data", total=None)
-        handler = _Lines(console, lambda text: progress.update(task, description=text))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        if not console.is_terminal:
-            console.print("loading model and data")
+    with _shown("samara.server") as (console, progress, task):
         clients = config.data.clients
         cohort = math.ceil(config.cohort.fraction * clients)
         # in rounds of one client; the private ones are taken from the global model and from zero
@@ -73,7 +63,38 @@ def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
             else:
                 progress.update(task, description=message_type)
 
+        yield on_message
+
+
+@contextmanager
+def watched_tuning() -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of a tuning run; yields the callback that it calls per step."""
+    with _shown("samara.tune") as (_, progress, task):
+        yield lambda done, steps: progress.update(task, completed=done, total=steps)
+
+
+@contextmanager
+def _shown(logger_name: str) -> Iterator[tuple[Console, Progress, TaskID]]:
+    """A bar while a model is loaded and works, and what a logger says above it."""
+    console = Console()
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    logger = logging.getLogger(logger_name)
+    with progress:
+        task = progress.add_task("loading model and data", total=None)
+        handler = _Lines(console, lambda text: progress.update(task, description=text))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        if not console.is_terminal:
+            console.print("loading model and data")
         try:
-            yield on_message
+            yield console, progress, task
         finally:
             logger.removeHandler(handler)

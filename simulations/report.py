@@ -44,6 +44,32 @@ def print_result(folder: Path, result: Mapping[str, Any]) -> None:
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
 
 
+def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
+    """Print what a tuning run reached, then cost and place."""
+    console = Console()
+    metric = result["metric"]
+    table = Table(title=f"{result['config']['method']}, {metric}")
+    table.add_column("state")
+    for column in ("split", "examples", "loss", metric):
+        table.add_column(column, justify="right")
+    states = {result["config"]["method"]: result}
+    if "best_step" in result:
+        best = f"step {result['best_step']}"
+        states = {"zero-shot": result["zero_shot"], best: result}
+    for state, figures in states.items():
+        for split in ("validation", "test"):
+            own = figures[split]
+            table.add_row(
+                state, split, str(own["examples"]), f"{own['loss']:.4f}", f"{own[metric]:.2%}"
+            )
+    console.print(table)
+    console.print(
+        f"{result['seconds']:.1f} s, peak memory {result['peak_memory_bytes'] / 2**20:,.0f} MiB",
+        highlight=False,
+    )
+    console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
+
+
 def splits_table(evaluations: list[Evaluation]) -> Table:
     """The global model before and after, on all clients' examples together."""
     table = Table(title="Global model, all clients' examples together")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from client.forward.body import Body
 from client.forward.grouping import Schedule, grouped
@@ -100,8 +101,16 @@ class ResidentForward:
         with self._adapter.at(point):
             return scorer.next_tokens(self._body(sequences, 1, last, keep=False), lengths)
 
-    @torch.inference_mode()
-    def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+    def one_pass(self, points: Adapters, prompts: Sequence[Prompt]) -> Tensor:
+        """Scores of some prompts at some points, in one pass; gradients flow where they are wanted.
+
+        Args:
+            points: P adapters.
+            prompts: n examples.
+
+        Returns:
+            float32 [P, n, width of these rows] on the model's device.
+        """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         supervised = [places for prompt in prompts for places in prompt.supervised]
@@ -110,5 +119,9 @@ class ResidentForward:
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
             scores = scores + points.tensor(LABEL_BIAS)[:, None, :, 0]
-        result: NDArray[np.float32] = scores.float().cpu().numpy()
+        return scores
+
+    @torch.inference_mode()
+    def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        result: NDArray[np.float32] = self.one_pass(points, prompts).float().cpu().numpy()
         return result

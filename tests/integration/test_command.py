@@ -180,7 +180,8 @@ def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("simulate", "--help"), ("server", "verify", "--help")]
+    "arguments",
+    [("--help",), ("simulate", "--help"), ("tune", "--help"), ("server", "verify", "--help")],
 )
 def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
     status, printed, _ = run(*arguments)
@@ -188,6 +189,34 @@ def test_help_fits_a_screen(arguments: tuple[str, ...], run: Run) -> None:
     assert len(printed.splitlines()) <= 40
     if len(arguments) > 1:
         assert "Example: samara" in printed
+
+
+def test_tune_prints_what_it_reached_and_where_the_result_is(
+    run: Run, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "tuned"
+    places = ("--model", settings["model.path"], "--data", settings["data.path"], "--task", "sst2")
+    counts = ("--train", 24, "--validation", 12, "--test", 12, "--steps", 4, "--validate-every", 2)
+    further = ("--set", "threads=1", "--set", "model.max-length=40", "--out", out)
+    status, printed, errors = run("tune", *places, *counts, *further)
+    assert (status, errors) == (0, "")
+    for line in ("zero-shot, validation: loss", "step 0, validation", "step 4, validation"):
+        assert line in printed
+    assert str(out / "result.json") in printed.replace("\n", "")
+    assert json.loads((out / "result.json").read_text())["config"]["steps"] == 4
+
+
+def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "tuned"
+    wrong = ("--method", "icl", "--space", "full", "--queries", 2)
+    status, printed, errors = run("tune", *wrong, "--set", "stepz=3", "--out", out)
+    assert (status, printed) == (1, "")
+    assert "stepz: there is no such setting; did you mean steps?" in errors
+    status, _, errors = run("tune", *wrong, "--out", out)
+    assert "tune: 2 mistakes in the settings\n  space: icl trains nothing" in errors
+    assert not out.exists()
 
 
 def test_bench_replay_prints_ratios_and_writes_its_rows(run: Run, tmp_path: Path) -> None:

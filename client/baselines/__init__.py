@@ -1,0 +1,1 @@
+"""What zeroth-order training is measured against: no training, and true gradients."""

@@ -1,0 +1,14 @@
+"""The model as it is."""
+
+from client.tuning.workbench import Figures, Split, Workbench
+
+
+def zero_shot(bench: Workbench, split: Split) -> Figures:
+    """How good the unchanged model is on a split.
+
+    Args:
+        bench: with its model as it was read.
+        split: of the data.
+    """
+    forward, here = bench.plain()
+    return bench.figures(forward, here, split)

@@ -1,0 +1,45 @@
+"""What happened in a run, one JSON object per line, appended so that it survives."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shared.errors import SamaraError
+from shared.files import write_durably
+
+
+def append_event(file: Path, event: dict[str, Any]) -> None:
+    """Append an event; it is on the disk when this returns.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(event, sort_keys=True) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
+
+
+def read_events(file: Path) -> list[dict[str, Any]]:
+    """Events of a file, which is first cut to its last whole line; none if there is no file.
+
+    Raises:
+        SamaraError: if a whole line is damaged.
+    """
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        write_durably(file, whole)
+    events = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError("it is not a JSON object")
+            events.append(event)
+        except ValueError as error:
+            raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
+    return events

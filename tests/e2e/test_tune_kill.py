@@ -1,0 +1,63 @@
+"""A tuning process that is killed again and again comes to the result of one that was not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tuning import small, tuned, tuning_of
+
+from shared.events import read_events
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(settings: dict[str, object], out: Path) -> list[str]:
+    pairs = [f"{key}={value}" for key, value in settings.items() if key not in ("out", "method")]
+    assignments = [part for pair in pairs for part in ("--set", pair)]
+    method = ["--method", str(settings["method"]), "--out", str(out)]
+    return [sys.executable, "-m", "samara", "tune", *method, *assignments]
+
+
+def started(arguments: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def killed_at(arguments: list[str], line_begins: str) -> None:
+    """Run until it says so, then `kill -9`."""
+    process = started(arguments)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(line_begins):
+            process.kill()
+            break
+    process.stdout.close()
+    assert process.wait() == -9, "".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mezo-adam", "fo-adam"])
+def test_killed_runs_come_to_the_same_result(
+    method: str, model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
+) -> None:
+    settings = small(model_folder("causal"), data_file, tmp_path)
+    settings |= {"method": method, "space": "full", "steps": 120, "validate-every": 4}
+    settings["learning-rate"] = 0.001
+    broken = tmp_path / "broken"
+    for place in ("zero-shot, validation", "step 8,"):
+        killed_at(command(settings, broken), place)
+        assert not (broken / "result.json").exists()
+    assert len(read_events(broken / "metrics.jsonl")) >= 4
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole")))
+    assert tuned(tuning_of(settings, out=str(broken))) == whole

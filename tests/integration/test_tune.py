@@ -1,0 +1,360 @@
+"""Every method on tiny models: what it does, that it goes on, and what it refuses."""
+
+import fcntl
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tuning import Settings, lasting, small, tuned, tuning_of
+
+from client.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
+from client.baselines.icl import InContext, demonstration
+from client.baselines.linear_probe import LinearProbe
+from client.forward.body import Body
+from client.forward.resident import ResidentForward
+from client.spaces.low_rank import LoRAFASpace
+from client.tuning import run as runs
+from client.tuning.run import METRICS_FILE, read_result, tune
+from client.tuning.settings import SPACES
+from client.tuning.workbench import Workbench
+from client.tuning.zeroth_order import TRAJECTORY_FILE
+from shared.directions import batch_order, directions
+from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
+from shared.replay_numba import NumbaBackend
+
+ModelFolder = Callable[[str], Path]
+TRAINED = [(method, space) for method, spaces in SPACES.items() for space in spaces]
+
+
+@pytest.fixture
+def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
+    return small(model_folder("causal"), data_file, tmp_path / "run")
+
+
+def bench_of(settings: Settings, **changes: Any) -> Workbench:
+    return Workbench(tuning_of(settings, **changes).decided(1))
+
+
+def stopping_after(steps: int) -> Callable[[int, int], None]:
+    def on_step(done: int, whole: int) -> None:
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+@pytest.mark.parametrize(("method", "space"), TRAINED)
+def test_a_method_trains_validates_and_tests(method: str, space: str, settings: Settings) -> None:
+    config = tuning_of(settings, method=method, space=space, learning_rate=1e-3)
+    folder = tune(config)
+    result = read_result(folder)
+    assert (result["config"]["method"], result["config"]["space"]) == (method, space)
+    assert result["examples"] == {"train": 24, "validation": 12, "test": 12}
+    curve = result["curve"]
+    assert [point["step"] for point in curve] == [0, 2, 4]
+    assert len({point["loss"] for point in curve}) == 3
+    assert all(np.isfinite(point["loss"]) and 0 <= point["accuracy"] <= 1 for point in curve)
+    (best,) = (point for point in curve if point["step"] == result["best_step"])
+    assert all(point["accuracy"] <= best["accuracy"] for point in curve)
+    assert result["validation"] == {key: best[key] for key in ("examples", "loss", "accuracy")}
+    assert result["test"]["examples"] == 12
+    assert {"seconds", "peak_memory_bytes", "versions", "digest", "model_id"} <= set(result)
+    if space != "prefix":
+        zero_shot = result["zero_shot"]["validation"]["loss"]
+        assert curve[0]["loss"] == pytest.approx(zero_shot, abs=1e-5)
+    before = (folder / "result.json").stat().st_mtime_ns
+    assert tune(config) == folder
+    assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("family", ["masked", "encoder"])
+@pytest.mark.parametrize(
+    ("method", "space"), [("prge", "lora-fa"), ("mezo", "full"), ("fo-adam", "full")]
+)
+def test_other_families_train_too(
+    method: str, space: str, family: str, settings: Settings, model_folder: ModelFolder
+) -> None:
+    changes = {"model__path": str(model_folder(family)), "learning_rate": 1e-3}
+    result = tuned(tuning_of(settings, method=method, space=space, **changes))
+    assert len({point["loss"] for point in result["curve"]}) == 3
+
+
+@pytest.mark.parametrize("space", ["lora-fa", "full"])
+def test_first_order_learns(space: str, settings: Settings) -> None:
+    result = tuned(
+        tuning_of(
+            settings, method="fo-adam", space=space, steps=30, validate_every=15, learning_rate=0.01
+        )
+    )
+    losses = [point["loss"] for point in result["curve"]]
+    assert losses[-1] < losses[0]
+    assert result["best_step"] > 0
+    assert result["validation"]["accuracy"] > result["zero_shot"]["validation"]["accuracy"]
+
+
+def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings: Settings) -> None:
+    bench = bench_of(settings, method="fo-adam")
+    learner = FirstOrder(bench, Path(settings["out"]), bytes(32))
+    (center,) = learner._trained.values()
+    train, batch = bench.splits["train"], bench.batch(0)
+    scores = learner._forward.one_pass(learner._here, [train.prompts[i] for i in batch])[0]
+    loss = learner._loss(scores, torch.from_numpy(train.labels[batch])) / len(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    other = bench_of(settings)
+    space = LoRAFASpace(other.base, other.settings.adapter, 2, NumbaBackend(1))
+    seeds = np.arange(3, dtype=np.uint64)
+    z = directions(seeds, space.size, "gaussian").astype(np.float32) / 2048
+    assert center.grad is not None
+    expected = z @ center.grad.numpy()
+    body = Body(other.base, space.adapter.first_block)
+    forward = ResidentForward(space.adapter, other.scorer, body)
+    prompts = [train.prompts[i] for i in batch]
+    found = space.evaluate(lambda points: forward.scores(points, prompts), seeds, 1e-3)
+    plus, minus = np.split(other.objective(found, train.labels[batch]), 2)
+    np.testing.assert_allclose((plus - minus) / 2e-3, expected, rtol=0.01, atol=5e-3)
+
+
+@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize(
+    ("method", "space"),
+    [
+        ("prge", "lora-fa"),
+        ("mezo-adam", "prefix"),
+        ("mezo-momentum", "full"),
+        ("fo-adam", "lora-fa"),
+        ("fo-adam", "full"),
+    ],
+)
+def test_an_interrupted_run_goes_on_to_the_same_result(
+    method: str, space: str, stop: int, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"method": method, "space": space, "steps": 6, "learning_rate_schedule": "linear"}
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
+    config = tuning_of(settings, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(stop))
+    assert not (Path(config.out) / "result.json").exists()
+    assert tuned(config) == whole
+
+
+@pytest.mark.parametrize("missing", ["validation", "test"])
+def test_a_run_that_died_while_it_evaluated_goes_on(
+    missing: str, settings: Settings, tmp_path: Path
+) -> None:
+    for method in ("mezo", "fo-adam"):
+        config = tuning_of(settings, method=method, out=str(tmp_path / method))
+        whole = tuned(config)
+        metrics = tmp_path / method / METRICS_FILE
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        kept = lines[: -2 if missing == "validation" else -1]
+        metrics.write_bytes(b"".join(kept) + b'{"half')
+        (tmp_path / method / "result.json").unlink()
+        if method == "fo-adam" and whole["best_step"] == 4:
+            (tmp_path / method / BEST_FILE).unlink()
+        assert tuned(config) == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "space"),
+    [("prge", "lora-fa"), ("mezo", "prefix"), ("mezo-adam", "full"), ("fo-adam", "full")],
+)
+def test_the_best_state_is_what_it_was(
+    method: str,
+    space: str,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "_best", lambda curve: min(2, max(curve)))
+    found = [
+        tuned(
+            tuning_of(
+                settings, method=method, space=space, steps=steps, out=str(tmp_path / f"{steps}")
+            )
+        )
+        for steps in (4, 2)
+    ]
+    assert [len(result["curve"]) for result in found] == [3, 2]
+    for key in ("best_step", "digest", "test", "validation"):
+        assert found[0][key] == found[1][key]
+
+
+def test_the_best_is_the_first_of_the_best_by_metric_then_loss() -> None:
+    figures = {0: (0.5, 1.0), 2: (0.75, 2.0), 4: (0.75, 1.5), 6: (0.75, 1.5), 8: (0.5, 0.1)}
+    curve = {step: runs.Figures(4, loss, metric) for step, (metric, loss) in figures.items()}
+    assert runs._best(curve) == 4
+
+
+@pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
+def test_baselines_without_training(
+    family: str, settings: Settings, tmp_path: Path, model_folder: ModelFolder
+) -> None:
+    changes = {"model__path": str(model_folder(family))}
+    found = {
+        method: tuned(tuning_of(settings, method=method, out=str(tmp_path / method), **changes))
+        for method in ("zero-shot", "linear-probe", *(["icl"] if family == "causal" else []))
+    }
+    for result in found.values():
+        assert result["validation"]["examples"] == result["test"]["examples"] == 12
+        assert "best_step" not in result
+    assert found["linear-probe"]["test"]["accuracy"] > 0.8
+    if family == "causal":
+        assert found["icl"]["fewest_demonstrations"] > 0
+        assert found["icl"]["test"]["loss"] != found["zero-shot"]["test"]["loss"]
+    trained = tuned(tuning_of(settings, method="fo-adam", steps=1, **changes))
+    for split in ("validation", "test"):
+        assert trained["zero_shot"][split] == found["zero-shot"][split]
+
+
+def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Settings) -> None:
+    bench = bench_of(settings, method="icl", model__max_length=64)
+    context = InContext(bench, 32)
+    train, test = bench.splits["train"].examples, bench.splits["test"]
+    order = batch_order(bench.root, 0, 0, len(train))
+    shown = [demonstration(bench.task, train[index]) for index in order]
+    tokenizer = bench.base.tokenizer
+
+    def read(count: int, text: str) -> list[int]:
+        whole = "".join(shown[:count]) + text + " It was"
+        return [tokenizer.bos_token_id, *tokenizer(whole, add_special_tokens=False).input_ids]
+
+    for example, prompt in zip(test.examples, test.prompts, strict=True):
+        found = context.behind(prompt)
+        (ids,) = found.sequences
+        count = next(n for n in range(len(shown)) if len(read(n, example.text)) == len(ids))
+        assert list(ids) == read(count, example.text)
+        assert found.supervised == ((len(ids) - 1,),)
+        assert len(ids) <= bench.base.context < len(read(count + 1, example.text))
+        assert context.count(prompt) == count > 0
+
+
+def test_few_demonstrations_are_all_there(settings: Settings) -> None:
+    bench = bench_of(settings, method="icl", model__max_length=64)
+    for count in (1, 2):
+        context = InContext(bench, count)
+        prompt = context.behind(bench.splits["test"].prompts[0])
+        alone = bench.splits["test"].prompts[0]
+        added = len(prompt.sequences[0]) - len(alone.sequences[0])
+        assert prompt.supervised == (tuple(place + added for place in alone.supervised[0]),)
+        assert context.count(alone) == count
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Settings:
+    """A generation task and its rows."""
+    rows = [{"q": f"the {thing}", "a": ["very good"]} for thing in ("film", "day", "meal")] * 20
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "qa.toml").write_text(
+        'kind = "generation"\nname = "qa"\ntext = "{q} was {answer} ."\nlabel = "a"\ntokens = 3\n'
+    )
+    return {"task": str(tmp_path / "qa.toml"), "data__path": str(tmp_path / "rows.jsonl")}
+
+
+@pytest.mark.parametrize("method", ["prge", "mezo", "fo-adam", "icl", "zero-shot"])
+def test_a_generation_is_trained_by_likelihood_and_judged_by_its_answers(
+    method: str, settings: Settings, answers: Settings
+) -> None:
+    few = {"data__validation": 4, "data__test": 6, "steps": 2}
+    result = tuned(tuning_of(settings, method=method, **answers, **few))
+    assert result["metric"] == "token-f1"
+    assert 0 <= result["test"]["token-f1"] <= 1
+    if method == "fo-adam":
+        assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
+
+
+def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
+    result = tuned(tuning_of(settings, objective="metric", epsilon=0.5, learning_rate=1.0))
+    assert len({point["loss"] for point in result["curve"]}) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "error", "message"),
+    [
+        ({"method": "icl"}, "masked", ModelError, "in-context learning needs a causal LM"),
+        ({"method": "mezo", "space": "prefix"}, "encoder", ModelError, "a prefix needs a causal"),
+        ({"objective": "likelihood", "data__path": "/no"}, "causal", DataError, "/no"),
+        ({"task": "no-such"}, "causal", TaskError, "neither a shipped task"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    changes: Settings,
+    family: str,
+    error: type[SamaraError],
+    message: str,
+    settings: Settings,
+    model_folder: ModelFolder,
+) -> None:
+    with pytest.raises(error, match=message):
+        tune(tuning_of(settings, model__path=str(model_folder(family)), **changes))
+
+
+def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
+    with pytest.raises(TaskError, match="linear probing needs labels"):
+        LinearProbe(bench_of(settings, method="linear-probe", **answers))
+    with pytest.raises(DataError, match="all 1 training examples have one label"):
+        LinearProbe(bench_of(settings, method="linear-probe", data__train=1))
+
+
+def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
+    tune(tuning_of(settings))
+    with pytest.raises(
+        ConfigError, match=r"another run is in this folder: steps \(4 there, 6 here"
+    ):
+        tune(tuning_of(settings, steps=6))
+
+
+def test_two_processes_cannot_run_in_one_folder(settings: Settings) -> None:
+    folder = Path(settings["out"])
+    folder.mkdir()
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process is running it"):
+            tune(tuning_of(settings))
+
+
+def test_damaged_files_are_named(settings: Settings, tmp_path: Path) -> None:
+    for method, file in (("fo-adam", CHECKPOINT_FILE), ("mezo", TRAJECTORY_FILE)):
+        config = tuning_of(settings, method=method, out=str(tmp_path / method))
+        with pytest.raises(KeyboardInterrupt):
+            tune(config, stopping_after(3))
+        damaged = tmp_path / method / file
+        damaged.write_bytes(b"\x07" * 100)
+        with pytest.raises(SamaraError, match=f"{file}: .*begin"):
+            tune(config)
+
+
+def test_a_loss_that_is_not_finite_stops_first_order(settings: Settings) -> None:
+    with pytest.raises(TrainingError, match=r"the loss of step \d+ is not finite; lower"):
+        tune(tuning_of(settings, method="fo-adam", space="full", learning_rate=1e30))
+
+
+def test_the_draw_and_the_steps_follow_the_seed(settings: Settings, tmp_path: Path) -> None:
+    found = [
+        tuned(tuning_of(settings, seed=seed, out=str(tmp_path / name)))
+        for name, seed in (("first", 1), ("second", 1), ("third", 2))
+    ]
+    assert found[0] == found[1]
+    assert found[0]["data"] != found[2]["data"]
+    assert found[0]["digest"] != found[2]["digest"]
+
+
+def test_without_tensorboard_it_says_so_and_runs(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with caplog.at_level(logging.INFO, logger="samara.tune"):
+        folder = tune(tuning_of(settings))
+    assert "pip install 'samara[tensorboard]'" in caplog.text
+    assert lasting(folder)["curve"]
+
+
+def test_curves_go_to_tensorboard(settings: Settings) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra samara[tensorboard]")
+    folder = tune(tuning_of(settings))
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))

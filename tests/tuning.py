@@ -1,0 +1,46 @@
+"""Settings of small tuning runs, and their results without what differs between processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from client.tuning.run import RESULT_FILE, tune
+from client.tuning.settings import TuneSettings
+
+Settings = dict[str, Any]
+CIRCUMSTANCES = ("seconds", "peak_memory_bytes", "versions")
+
+
+def tuning_of(settings: Settings, **changes: Any) -> TuneSettings:
+    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return TuneSettings.of(settings | dotted, "test")
+
+
+def small(model: Path, data: Path, out: Path) -> Settings:
+    """Four steps on a tiny model, which is validated after every other one."""
+    return {
+        "model.path": str(model),
+        "model.max-length": 40,
+        "data.path": str(data),
+        "data.train": 24,
+        "data.validation": 12,
+        "data.test": 12,
+        "task": "sst2",
+        "steps": 4,
+        "batch": 4,
+        "learning-rate": 0.001,
+        "validate-every": 2,
+        "adapter.layers": "top:2",
+        "threads": 1,
+        "out": str(out),
+    }
+
+
+def lasting(folder: Path) -> dict[str, Any]:
+    """What a run's result says, whenever and wherever it was made."""
+    result: dict[str, Any] = json.loads((folder / RESULT_FILE).read_text())
+    return {key: value for key, value in result.items() if key not in CIRCUMSTANCES}
+
+
+def tuned(settings: TuneSettings) -> dict[str, Any]:
+    return lasting(tune(settings))

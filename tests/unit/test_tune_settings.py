@@ -1,0 +1,78 @@
+"""What a tuning run may be asked, and what is said of the rest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.tuning.settings import SPACES, Method, TuneSettings
+from shared.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+OWN = {"model.path": "m", "data.path": "d", "task": "sst2"}
+
+
+@pytest.mark.parametrize("method", SPACES)
+def test_what_is_left_open_is_decided_by_method_and_space(method: Method) -> None:
+    for space in ("auto", *SPACES[method]):
+        decided = TuneSettings(method=method, space=space).decided(3)
+        assert decided.threads == 3
+        if SPACES[method]:
+            assert decided.space == (SPACES[method][0] if space == "auto" else space)
+            assert decided.learning_rate > 0
+        tries = method == "prge" or method.startswith("mezo")
+        assert (decided.queries > 0) == tries
+        assert (decided.epsilon > 0) == tries
+        assert TuneSettings.of(decided.flat(), "again") == decided
+
+
+def test_what_is_said_is_not_decided() -> None:
+    given = {"queries": 7, "epsilon": 0.5, "learning-rate": 0.25, "threads": 2}
+    decided = TuneSettings.of(given, "test").decided(3)
+    assert {key: decided.flat()[key] for key in given} == given
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"method": "prge", "space": "full"},
+            "space: prge trains in lora-fa, not in full; in full train mezo, mezo-momentum, "
+            "mezo-adam, fo-adam",
+        ),
+        ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
+        ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
+        ({"method": "fo-adam", "queries": 2}, "queries: fo-adam tries no directions"),
+        ({"method": "zero-shot", "epsilon": 0.1}, "epsilon: zero-shot tries no directions"),
+        ({"method": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
+        ({"method": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
+        (
+            {"method": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
+            "for which bfloat16 is too coarse",
+        ),
+        ({"data.path": "d", "task": "sst2"}, "the embedded model knows the words of generated"),
+        ({"data.path": "d", "model.path": "m"}, "messages asks about generated messages"),
+        ({"method": "adam"}, "method: Input should be 'prge', 'mezo'"),
+        ({"validate-every": 0}, "validate-every: Input should be greater"),
+        ({"stepz": 1}, "stepz: there is no such setting; did you mean steps?"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match="1 mistake in the settings") as refused:
+        TuneSettings.of(settings, "test")
+    assert message in str(refused.value)
+
+
+def test_mistakes_about_method_and_data_are_reported_together() -> None:
+    settings = {"method": "icl", "space": "full", "queries": 2, "epsilon": 0.1, "data.path": "d"}
+    with pytest.raises(ConfigError, match="5 mistakes") as refused:
+        TuneSettings.of(settings, "test")
+    for key in ("space", "queries", "epsilon", "model", "task"):
+        assert f"\n  {key}: " in str(refused.value)
+
+
+def test_the_page_on_tuning_names_every_setting_of_its_own() -> None:
+    page = (ROOT / "docs" / "tune.md").read_text()
+    own = [key for key in TuneSettings().flat() if not key.startswith(("model.", "adapter."))]
+    assert [key for key in own if f"`{key}`" not in page] == []
+    assert [method for method in SPACES if f"`{method}`" not in page] == []
