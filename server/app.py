@@ -82,9 +82,13 @@ def serve(config: RunConfig, grid: Grid) -> Path:
 
 def _wait_for_devices(grid: Grid, config: RunConfig) -> None:
     """Until as many nodes as the run begins with are there, or the time is over."""
-    wanted = config.cohort.available or config.data.clients
+    wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
+    told = False
     while (there := len(list(grid.get_node_ids()))) < wanted:
+        if not told:
+            log.info("waiting for %d devices, %d are there", wanted, there)
+            told = True
         if time.monotonic() > end:
             log.warning("beginning with %d devices; %d were to be awaited", there, wanted)
             return

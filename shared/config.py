@@ -120,7 +120,7 @@ class CohortSettings(Section):
 
     fraction: float = Field(1.0, gt=0, le=1)
     available: int = Field(
-        0, ge=0, description="devices to wait for before the first round; 0 is data.clients"
+        2, ge=1, description="devices to wait for before the first round; all if there are fewer"
     )
     minimum: int = Field(1, ge=1, description="reports below which a round changes nothing")
     weight_cap: int = Field(
