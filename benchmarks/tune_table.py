@@ -83,7 +83,7 @@ def table_of(results: Mapping[str, list[dict[str, Any]]]) -> Table:
     """Mean ± standard deviation over seeds, row by row."""
     metric = next(iter(results.values()))[0]["metric"]
     table = Table(title=f"{metric} on the test split, mean ± standard deviation", box=None)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for column in ("test", "validation", "loss", "best steps", "seconds"):
         table.add_column(column, justify="right")
     for name, found in results.items():

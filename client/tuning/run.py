@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -152,18 +152,14 @@ def _trained(
         if bench.settings.method == "fo-adam"
         else ZerothOrder(bench, folder, settings_hash)
     )
-    curves = curves_in(folder, learner.steps)
-    try:
-        if learner.note:
-            log.warning("%s", learner.note)
+    if learner.note:
+        log.warning("%s", learner.note)
+    with closing(learner), closing(curves_in(folder, learner.steps)) as curves:
         curve = _steps_taken(bench, learner, record, curves, on_step)
         best = _best(curve)
         learner.recall(best)
         after = record.of("best", "test", best, partial(learner.figures, test))
         digest = learner.digest()
-    finally:
-        curves.close()
-        learner.close()
     return {
         "zero_shot": {split: record.shown(figures) for split, figures in before.items()},
         "curve": [{"step": step} | record.shown(figures) for step, figures in curve.items()],

@@ -268,6 +268,23 @@ def test_a_generation_is_trained_by_likelihood_and_judged_by_its_answers(
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
 
 
+@pytest.mark.parametrize("method", ["prge", "fo-adam", "icl"])
+def test_a_choice_is_trained_and_judged_by_its_candidates(
+    method: str, settings: Settings, tmp_path: Path
+) -> None:
+    options = (["good", "bad"], ["cold", "good"], ["very cold", "bad", "good"])
+    rows = [{"s": "the film was _ .", "options": options[i % 3], "a": "good"} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = 'kind = "choice"\nname = "gaps"\ntext = "{s}"\ngap = "_"\n'
+    task += 'candidates = "{options}"\nlabel = "a"\n'
+    (tmp_path / "gaps.toml").write_text(task)
+    places = {"task": str(tmp_path / "gaps.toml"), "data__path": str(tmp_path / "rows.jsonl")}
+    result = tuned(tuning_of(settings, method=method, **places, data__validation=6, data__test=6))
+    assert np.isfinite(result["test"]["loss"])
+    if method == "fo-adam":
+        assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
+
+
 def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
     result = tuned(tuning_of(settings, objective="metric", epsilon=0.5, learning_rate=1.0))
     assert len({point["loss"] for point in result["curve"]}) > 1
