@@ -142,10 +142,8 @@ def _trained(
 ) -> dict[str, Any]:
     validation, test = bench.splits["validation"], bench.splits["test"]
     before = {
-        "validation": record.of(
-            "zero-shot", "validation", 0, partial(zero_shot, bench, validation)
-        ),
-        "test": record.of("zero-shot", "test", 0, partial(zero_shot, bench, test)),
+        name: record.of("zero-shot", name, 0, partial(zero_shot, bench, split))
+        for name, split in (("validation", validation), ("test", test))
     }
     learner: Learner = (
         FirstOrder(bench, folder, settings_hash)
