@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import platform
 import threading
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from shared.frames import (
     TrainInstruction,
     token_of,
 )
+from shared.machine import cores
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.replay_torch import backend_for
@@ -82,7 +82,7 @@ class Trainer:
             SamaraError: if any of them cannot be used.
         """
         self._config = config
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+        torch.set_num_threads(config.threads or cores())
         self._task = task = _countable(load_task(config.task))
         data = config.data
         generated = data.path == EMBEDDED_DATA

@@ -1,7 +1,6 @@
 """The ServerApp: greets the devices, opens the run's folder, and lets the strategy run."""
 
 import logging
-import resource
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
 from shared.ledger.records import LedgerHeader
+from shared.machine import peak_memory_bytes
 from shared.runs import run_folder, run_id_of
 from shared.wire import PERSONAL_ACTION
 
@@ -111,16 +111,10 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
         "bytes_up": sum(event["bytes_up"] for event in events),
         "bytes_down": sum(event["bytes_down"] for event in events),
         "wall_seconds": seconds,
-        "peak_memory_bytes": _peak_memory_bytes(),
+        "peak_memory_bytes": peak_memory_bytes(),
         "final_round": store.ledger.position.round,
         "final_digest": store.ledger.digest.hex(),
     }
-
-
-def _peak_memory_bytes() -> int:
-    """Of this process; Linux counts in KiB, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Run a federation on this machine, from a configuration to the folder of a finished run."""
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from client.trainer import trainer_for
 from server.app import serve
 from shared.config import RunConfig
 from shared.frames import Split
+from shared.machine import cores
 from simulations.engine import InProcessGrid
 
 Engine = Literal["in-process", "flower"]
@@ -36,7 +36,7 @@ def simulate(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     together = clients_together(config)
-    threads = config.threads or max(1, _cores() // together)
+    threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
     trainer = trainer_for(of_client)
     for device in range(config.data.clients):
@@ -55,8 +55,4 @@ def clients_together(config: RunConfig) -> int:
     if config.model.device != "cpu":
         return 1
     cohort = math.ceil(config.cohort.fraction * config.data.clients)
-    return max(1, min(_cores() // (config.threads or 1), cohort))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores() // (config.threads or 1), cohort))

@@ -12,10 +12,7 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import platform
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -38,6 +35,7 @@ from client.tuning.zeroth_order import ZerothOrder
 from shared.errors import ConfigError
 from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
+from shared.machine import cores, peak_memory_bytes
 
 log = logging.getLogger("samara.tune")
 
@@ -60,7 +58,7 @@ def tune(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     begun = time.monotonic()
-    bench = Workbench(settings.decided(_cores()))
+    bench = Workbench(settings.decided(cores()))
     identity = _identity(bench)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
     folder = Path(settings.out) if settings.out else Path("runs") / settings_hash[:8].hex()
@@ -288,14 +286,12 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
 def _circumstances(bench: Workbench, seconds: float) -> dict[str, Any]:
     """Where and how long the process that ended the run ran."""
     device = torch.device(bench.settings.model.device)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak *= 1 if sys.platform == "darwin" else 1024
+    on_gpu = device.type == "cuda"
     return {
         "seconds": round(seconds, 3),
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": (
+            torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory_bytes()
+        ),
         "versions": {
             "samara": version("samara"),
             "python": platform.python_version(),
@@ -303,7 +299,3 @@ def _circumstances(bench: Workbench, seconds: float) -> dict[str, Any]:
             "transformers": version("transformers"),
         },
     }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -62,7 +62,7 @@ def test_clients_side_by_side_change_nothing(
     settings |= {"adapter.layers": layers, "personal.rounds": 2, "trunk-cache": 2**20}
     folders = []
     for cores in (1, 3):
-        monkeypatch.setattr("simulations.simulate._cores", lambda cores=cores: cores)
+        monkeypatch.setattr("simulations.simulate.cores", lambda cores=cores: cores)
         config = config_of(settings, out=str(tmp_path / str(cores)))
         assert clients_together(config) == cores
         folders.append(simulate(config))
