@@ -59,31 +59,55 @@ def simulate(
 
 
 def _run(config: "RunConfig", engine: Engine) -> None:
-    from server.store import read_result
+    from shared.result import RunResult
     from simulations.progress import watched
-    from simulations.report import print_result
+    from simulations.report.terminal import print_result
 
     with watched(config) as on_message:
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
         folder = run(config, on_message, engine.value)
-    print_result(folder, read_result(folder))
+    print_result(folder, RunResult.read(folder))
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write every client's figures here.")
+    ] = None,
 ) -> None:
-    """Compare runs client by client.
+    """Compare ways of serving clients, or runs, client by client, with tests.
 
-    Example: samara compare runs/first runs/second
+    Runs that differ in nothing but the seed are averaged within a client first.
+
+    Example: samara compare runs/first runs/second --csv clients.csv
     """
     from rich.console import Console
 
-    from simulations.compare import compared
+    from simulations.comparison.comparison import comparison_of
+    from simulations.comparison.tables import csv_of, printed
 
-    for table in compared(runs):
-        Console().print(table, "")
+    comparison = comparison_of(runs)
+    for part in printed(comparison):
+        Console().print(part, "")
+    if csv is not None:
+        _write(csv, csv_of(comparison))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that was asked for, and say where it is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from shared.errors import SamaraError
+    from shared.files import write_durably
+
+    try:
+        write_durably(file, text.encode())
+    except OSError as error:
+        raise SamaraError(f"{file}: cannot be written: {error.strerror}") from error
+    Console().print(Text(f"written: {file}"), soft_wrap=True)
 
 
 def tune(
@@ -123,7 +147,7 @@ def tune(
     from client.tuning.settings import TuneSettings
     from shared.config import parse_assignment
     from simulations.progress import watched_tuning
-    from simulations.report import print_tuning
+    from simulations.report.terminal import print_tuning
 
     options: dict[str, Any] = {
         "method": method,
