@@ -73,6 +73,9 @@ def _run(config: "RunConfig", engine: Engine) -> None:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with figures here.")
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write every client's figures here.")
     ] = None,
@@ -81,7 +84,7 @@ def compare(
 
     Runs that differ in nothing but the seed are averaged within a client first.
 
-    Example: samara compare runs/first runs/second --csv clients.csv
+    Example: samara compare runs/first runs/second --html report.html
     """
     from rich.console import Console
 
@@ -91,6 +94,10 @@ def compare(
     comparison = comparison_of(runs)
     for part in printed(comparison):
         Console().print(part, "")
+    if html is not None:
+        from simulations.report.html import page_of
+
+        _write(html, page_of(comparison))
     if csv is not None:
         _write(csv, csv_of(comparison))
 

@@ -25,11 +25,11 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Line:
-    """An arm with its summaries."""
+    """An arm with what is said of it: how its accuracy is spread, and its mean macro-F1."""
 
     arm: Arm
     accuracy: Summary
-    macro_f1: Summary
+    macro_f1: float
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Tested:
         arm, against: what is compared with what.
         accuracy: of the clients; its p is as the test gave it.
         p: the same, corrected by Holm over all tested differences.
-        macro_f1: of the clients; not tested.
+        macro_f1: mean difference; not tested.
     """
 
     arm: Arm
     against: Arm
     accuracy: Difference
     p: float
-    macro_f1: Difference
+    macro_f1: float
 
     @property
     def real(self) -> bool:
@@ -102,7 +102,7 @@ class Comparison:
     def lines(self) -> list[Line]:
         """Every arm of every variant."""
         return [
-            Line(arm, summarized(arm.accuracy), summarized(arm.macro_f1))
+            Line(arm, summarized(arm.accuracy), float(arm.macro_f1.mean()))
             for variant in self.field.variants
             for arm in variant.arms.values()
         ]
@@ -113,7 +113,7 @@ class Comparison:
         rows = []
         for arm, against in self.field.pairs():
             accuracy = compared(arm.accuracy, against.accuracy)
-            f1 = compared(arm.macro_f1, against.macro_f1)
+            f1 = float((arm.macro_f1 - against.macro_f1).mean())
             rows.append(Tested(arm, against, accuracy, accuracy.p, f1))
         corrected = holm([row.p for row in rows])
         return [replace(row, p=p) for row, p in zip(rows, corrected, strict=True)]
@@ -147,19 +147,31 @@ class Comparison:
 
     def answer(self) -> str:
         """The result in one sentence."""
+        return f"{self.headline()}: {self.evidence()}"
+
+    def headline(self) -> str:
+        """What was found, in words."""
+        main = self.main
+        one, other = self.named(main.arm), self.named(main.against)
+        if not main.real:
+            return f"No difference between {one} and {other} is shown"
+        return (
+            f"{one} serves clients {'better' if main.accuracy.mean > 0 else 'worse'} than {other}"
+        )
+
+    def evidence(self) -> str:
+        """What the headline rests on."""
         main, clients = self.main, len(self.field.clients)
-        own, one, other = main.accuracy, self.named(main.arm), self.named(main.against)
-        gained = f"{own.mean * 100:+.1f} points of accuracy"
+        own = main.accuracy
+        gained = f"{points(own.mean)} points of accuracy"
         if clients < 2:
-            return f"{one} against {other}: {gained} for one client, which says nothing of others."
-        interval = f"(95 % interval {own.low * 100:+.1f} to {own.high * 100:+.1f})"
-        counts = f"{own.gaining} of {clients} clients gain, {own.losing} lose"
-        evidence = f"{gained} {interval}, {counts}, corrected p {p_text(main.p)}."
-        if main.real:
-            verdict = "better" if own.mean > 0 else "worse"
-            return f"{one} serves clients {verdict} than {other}: {evidence}"
+            return f"{gained} for one client, which says nothing of others."
         few = "so few clients could not show one; " if self.too_few else ""
-        return f"No difference between {one} and {other} is shown: {few}{evidence}"
+        return (
+            f"{few}{gained} (95 % interval {points(own.low)} to {points(own.high)}), "
+            f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
+            f"corrected p {p_text(main.p)}."
+        )
 
     def cost(self, variant: Variant) -> Cost:
         """What a client spends; see `Cost`."""
@@ -213,6 +225,16 @@ def comparison_of(folders: Sequence[Path]) -> Comparison:
         SamaraError: if they cannot be compared; see `field_of`.
     """
     return Comparison(field_of(folders))
+
+
+def percent(share: float) -> str:
+    """A share in percent, without the sign; halves are decimal ones, as one rounds by hand."""
+    return f"{round(share * 100, 6):.1f}"
+
+
+def points(difference: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{round(difference * 100, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def p_text(p: float) -> str:

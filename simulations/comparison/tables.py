@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulations.comparison.comparison import Comparison, Tested, p_text
+from simulations.comparison.comparison import Comparison, Tested, p_text, percent, points
 
 _NAMED_LOSERS = 5
 
@@ -45,11 +45,6 @@ def csv_of(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def points(value: float) -> str:
-    """A difference of shares in percentage points."""
-    return f"{round(value * 100, 1) + 0.0:+.1f}"
-
-
 def _arms(comparison: Comparison) -> RenderableType:
     clients = len(comparison.field.clients)
     table = _table()
@@ -69,11 +64,11 @@ def _arms(comparison: Comparison) -> RenderableType:
         own = line.accuracy
         table.add_row(
             Text(comparison.named(line.arm)),
-            f"{own.mean * 100:.1f}",
-            "" if isnan(own.low) else f"{own.low * 100:.1f} – {own.high * 100:.1f}",
-            f"{own.worst * 100:.1f}",
-            f"{own.spread * 100:.1f}",
-            f"{line.macro_f1.mean * 100:.1f}",
+            percent(own.mean),
+            "" if isnan(own.low) else f"{percent(own.low)} – {percent(own.high)}",
+            percent(own.worst),
+            percent(own.spread),
+            percent(line.macro_f1),
         )
     title = f"On each client's own test examples, mean over {clients} clients"
     return Group(Text(title, style="italic"), table)
@@ -99,10 +94,10 @@ def _differences(title: str, rows: Mapping[str, Tested]) -> RenderableType:
             points(own.mean),
             "" if isnan(own.low) else f"{points(own.low)} … {points(own.high)}",
             p_text(row.p),
-            f"{own.effect:+.2f}",
+            f"{own.effect:+.2f}".replace("-", "−"),
             f"{own.losing / len(own.own):.0%}",
             points(own.worst),
-            points(row.macro_f1.mean),
+            points(row.macro_f1),
         )
     return Group(Text(f"{title}, in percentage points", style="italic"), table)
 

@@ -144,7 +144,7 @@ def test_one_client_is_no_sample(compared: Compared) -> None:
     assert "nan" not in said(comparison)
 
 
-@pytest.mark.parametrize("clients", [8, 300])
+@pytest.mark.parametrize("clients", [8, 150])
 def test_tables_fit_a_terminal_and_name_who_loses(clients: int, compared: Compared) -> None:
     comparison = compared(result_of(clients), result_of(clients, gain=-0.05, steps=4))
     text = said(comparison)
