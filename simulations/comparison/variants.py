@@ -181,7 +181,8 @@ def _arms(letter: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str,
         of_runs = [
             [getattr(run.columns[name][client], metric) for client in clients] for run in runs
         ]
-        return np.asarray(of_runs, np.float64).mean(axis=0)
+        means: Numbers = np.mean(of_runs, axis=0)
+        return means
 
     names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
     return {

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ _COLOURS = {
 _INK, _MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
 _UP, _DOWN = _COLOURS["up"], _COLOURS["down"]
 _SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "samara",
     "text.parse_math": False,
