@@ -106,8 +106,8 @@ class Roster:
             raise SamaraError("its base model is not this run's; give it the same model files")
         if clients != self.clients:
             raise SamaraError(
-                f"its data are dealt among {clients} clients, this run's among {self.clients}; give "
-                "all the same num-partitions"
+                f"its data are dealt among {clients} clients, this run's among {self.clients}; "
+                "give all the same num-partitions"
             )
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
