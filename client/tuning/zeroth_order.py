@@ -12,7 +12,7 @@ from client.estimators import mezo, prge
 from client.estimators.mezo import carried_out, learning_rate_at, queries_at
 from client.estimators.prge import Trial
 from client.forward.body import Body, trunk_cache
-from client.forward.grouping import Schedule
+from client.forward.grouping import Schedule, grouped
 from client.forward.resident import ResidentForward
 from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
@@ -23,6 +23,8 @@ from client.tuning.settings import Method
 from client.tuning.workbench import Figures, Split, Workbench
 from shared.model.lora_fa import Adapters
 from shared.model.replay_torch import backend_for
+from shared.tasks.kinds import GenerationTask
+from shared.tasks.objectives import minus_answer_metric
 
 TRAJECTORY_FILE = "trajectory.bin"
 
@@ -143,6 +145,8 @@ class ZerothOrder:
         )
 
     def _losses_of(self, trial: Trial) -> NDArray[np.float64]:
+        if self._bench.decodes:
+            return self._losses_of_answers(trial)
         train = self._bench.splits["train"]
         prompts = [train.prompts[index] for index in trial.batch]
 
@@ -151,6 +155,21 @@ class ZerothOrder:
 
         scores = self._space.evaluate(run, trial.seeds, trial.epsilon)
         return self._bench.objective(scores, train.labels[trial.batch])
+
+    def _losses_of_answers(self, trial: Trial) -> NDArray[np.float64]:
+        task, train = self._bench.task, self._bench.splits["train"]
+        assert isinstance(task, GenerationTask)
+        prompts = [train.open_prompts[index] for index in trial.batch]
+        accepted = [train.examples[index].answers for index in trial.batch]
+
+        def run(points: Adapters) -> NDArray[np.float32]:
+            losses = np.empty(points.count, np.float32)
+            for place, point in grouped(points, "sequential"):
+                answers = self._forward.answers(point, prompts, self._schedule.micro_batch)
+                losses[place] = minus_answer_metric(task, [answers], accepted)
+            return losses
+
+        return self._space.evaluate(run, trial.seeds, trial.epsilon).astype(np.float64)
 
 
 def _space(bench: Workbench) -> Space:
