@@ -28,12 +28,13 @@ from shared.tasks.objectives import minus_answer_metric
 
 TRAJECTORY_FILE = "trajectory.bin"
 
-_UPDATES: dict[Method, Update] = {
+UPDATES: dict[Method, Update] = {
     "prge": SGD(),
     "mezo": SGD(),
     "mezo-momentum": Momentum(),
     "mezo-adam": Adam(),
 }
+"""How each method makes steps of gradient estimates."""
 
 
 class ZerothOrder:
@@ -51,7 +52,7 @@ class ZerothOrder:
     def __init__(self, bench: Workbench, folder: Path, settings_hash: bytes) -> None:
         self._bench, self._path = bench, folder / TRAJECTORY_FILE
         settings = bench.settings
-        self._update = _UPDATES[settings.method]
+        self._update = UPDATES[settings.method]
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
         self._place()
         header = TrajectoryHeader.of(
@@ -127,9 +128,9 @@ class ZerothOrder:
         self._trajectory.close()
 
     def _place(self) -> None:
-        """Put a space, where it begins, into the model of the bench."""
+        """Put a space into the model, and an engine around it."""
         bench = self._bench
-        self._space = _space(bench)
+        self._space = space_of(bench)
         adapter = self._space.adapter
         cache = trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
         body = Body(bench.base, adapter.first_block, cache)
@@ -172,7 +173,12 @@ class ZerothOrder:
         return self._space.evaluate(run, trial.seeds, trial.epsilon).astype(np.float64)
 
 
-def _space(bench: Workbench) -> Space:
+def space_of(bench: Workbench) -> Space:
+    """The space that the settings ask for, where it begins, in the model of the bench.
+
+    Raises:
+        ModelError: if the model has no such space.
+    """
     settings, base = bench.settings, bench.base
     backend = backend_for(torch.device(settings.model.device), settings.threads)
     labels = bench.scorer.labels
