@@ -338,7 +338,7 @@ def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> 
             "o",
             color=colour,
             markersize=4.5,
-            alpha=0.5,
+            alpha=0.6,
             markeredgewidth=0,
         )
 

@@ -19,7 +19,7 @@ try:
 except ImportError as missing:
     raise SamaraError("a report needs jinja2: pip install 'samara[report]'") from missing
 
-_SHOWN_CHARACTERS = 120
+_KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
 _NO_SETTINGS = {"out", "threads"}
 _ALIKE = {"fingerprints", "examples"}
 
@@ -96,7 +96,9 @@ def _kinds(variant: Variant) -> Iterator[Kind]:
     """Devices of the first run, those that are alike together."""
     told = {
         client: {
-            key: _short(value) for key, value in sorted(device.facts.items()) if key not in _ALIKE
+            _short(key, _KEY_CHARACTERS): _short(value, _VALUE_CHARACTERS)
+            for key, value in sorted(device.facts.items())
+            if key not in _ALIKE
         }
         for client, device in variant.first.devices.items()
     }
@@ -106,11 +108,11 @@ def _kinds(variant: Variant) -> Iterator[Kind]:
         yield Kind(_ranges(clients), len(clients), told[clients[0]])
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, most: int) -> str:
     """A fact, which is a device's word: of bounded length, on one line."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = "".join(letter if letter.isprintable() else "�" for letter in text)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _ranges(numbers: list[int]) -> str:
