@@ -100,12 +100,12 @@ def test_many_clients_with_a_clear_gain() -> None:
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
-    """Of 200 samples of 40 skewed numbers; 95 % less three standard errors is 90.4 %."""
+    """Of 100 samples of 40 skewed numbers; 95 % less three standard errors is 88.5 %."""
     rng = np.random.default_rng(1)
     covered = [
-        low < 1 < high for low, high in (interval(rng.exponential(1, 40)) for _ in range(200))
+        low < 1 < high for low, high in (interval(rng.exponential(1, 40)) for _ in range(100))
     ]
-    assert np.mean(covered) > 0.9
+    assert np.mean(covered) > 0.885
 
 
 def test_a_single_client_has_no_interval() -> None:

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 from helpers import RUN_ID, layout_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.directions import round_root
@@ -42,6 +42,7 @@ def file_of(rounds: int = 5, steps: int = 2, queries: int = 4) -> PersonalFile:
     return PersonalFile.of(HEADER, records(rounds, steps, queries), SEED, DEVICE, STARTED)
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
 def test_it_leads_where_the_ledger_leads(rounds: int, steps: int, queries: int) -> None:
     kept = records(rounds, steps, queries)
