@@ -27,11 +27,13 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     global.
 
     Raises:
-        SamaraError: if nobody evaluated on test examples.
+        SamaraError: if nobody evaluated on test examples, or not as it was asked to.
     """
     tests = [e.columns for e in result.evaluations if e.split == "test" and e.columns]
     if not tests:
         raise SamaraError("no client evaluated on test examples; give the data a test split")
+    if any(GLOBAL not in e.columns for e in result.evaluations if e.columns):
+        raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which devices answered it")
     columns: dict[str, Figures] = {}
     for evaluation in result.evaluations:
         if evaluation.split == "validation" and evaluation.columns:
@@ -43,6 +45,7 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
         found = {ZERO_SHOT: tests[0][GLOBAL].clients, GLOBAL: last[GLOBAL].clients}
     else:
         found = {name: column.clients for name, column in last.items()}
+        found.setdefault(ZERO_SHOT, tests[0][GLOBAL].clients)
     order = [name for name in COMMON if name in found]
     order += [name for name in found if name not in COMMON]
     return columns | {name: found[name] for name in order}

@@ -46,7 +46,8 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
 ) -> None:
     short = {"rounds": 1, "personal.rounds": 1, "data.clients": 2, "threads": 1}
     of = RunConfig.of
-    monkeypatch.setattr(RunConfig, "of", lambda settings, source: of({**settings, **short}, source))
+    shortened = staticmethod(lambda settings, source: of({**settings, **short}, source))
+    monkeypatch.setattr(RunConfig, "of", shortened)
     status, printed, errors = run("demo", "--seed", 3, "--out", tmp_path / "demo")
     assert (status, errors) == (0, "")
     for column in ("majority", "rate", "zero-shot", "bias", "local-only", "global", "personal"):

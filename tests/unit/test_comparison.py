@@ -131,6 +131,16 @@ def test_no_test_examples_is_one_message(compared: Compared) -> None:
         compared(result)
 
 
+def test_columns_that_nobody_asked_for_are_no_reason_to_fall(compared: Compared) -> None:
+    result = result_of()
+    columns = result["evaluations"][-1]["columns"]
+    del columns["zero-shot"]
+    assert "zero-shot" in compared(result).field.variants[0].arms
+    del columns["global"]
+    with pytest.raises(SamaraError, match="no column 'global'"):
+        compared(result)
+
+
 def test_too_few_clients_are_told(compared: Compared) -> None:
     comparison = compared(result_of(clients=4))
     assert comparison.too_few
