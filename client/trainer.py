@@ -109,6 +109,18 @@ class Trainer:
         other._set_up()
         return other
 
+    def under(self, config: RunConfig) -> Self:
+        """The same weights and examples with other settings of adapter and run.
+
+        Args:
+            config: as this trainer's in all that weights and examples depend on.
+        """
+        other = copy.copy(self)
+        other._config, other._cache = config, None
+        other.__dict__.pop("_execution", None)
+        other._set_up()
+        return other
+
     def _set_up(self) -> None:
         """Put adapters, scorer and body into modules of this trainer's own."""
         config, base = self._config, self._base.twin()
@@ -124,20 +136,22 @@ class Trainer:
     def share(self, device: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
 
+        Args:
+            device: which client.
+            clients: how many share the examples; 0 if this one holds all of them.
+            split: which of its examples.
+
         Raises:
             DataError: if some client would be left without training examples.
         """
-        key = (device, clients, split)
+        key = (device if clients else 0, clients, split)
         with self._preparing:
             if key not in self._splits:
                 if clients not in self._shares:
-                    data = self._config.data
-                    self._shares[clients] = partition(
-                        self._all_examples(clients), data.partition, clients, data.alpha, data.seed
-                    )
-                if device >= clients:
+                    self._shares[clients] = self._dealt(clients)
+                if key[0] >= len(self._shares[clients]):
                     raise DataError(f"client {device} does not exist: there are {clients}")
-                own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
+                own = [e for e in self._shares[clients][key[0]] if e.split == split.name.lower()]
                 self._splits[key] = Examples(
                     tuple(self._prompt(example) for example in own),
                     np.array([example.label for example in own], np.int64),
@@ -226,6 +240,14 @@ class Trainer:
 
     def _prompt(self, example: Example) -> Prompt:
         return self._scorer.prompt(example.text, example.answers, example.cut)
+
+    def _dealt(self, clients: int) -> list[list[Example]]:
+        """The examples of each client, or of the only one."""
+        if clients == 0:
+            return [self._all_examples(1)]
+        data = self._config.data
+        examples = self._all_examples(clients)
+        return partition(examples, data.partition, clients, data.alpha, data.seed)
 
     def _all_examples(self, clients: int) -> list[Example]:
         """Of all clients; generated messages are written for as many as there are."""
