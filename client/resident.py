@@ -80,7 +80,8 @@ class Resident:
             ConfigError: if they are not sound.
         """
         if settings != self._settings:
-            self._participant = self.participant(RunConfig.of(_object(settings), "run config"))
+            asked = RunConfig.of(_object(settings), "run config").among(1)
+            self._participant = self.participant(asked)
             self._settings = settings
         return self._participant
 

@@ -41,6 +41,7 @@ def participant(context: Context) -> Participant:
             '--node-config "partition-id=0 num-partitions=8"'
         )
     clients = int(context.node_config["num-partitions"])
+    config = config.among(clients)
     memory = _ContextMemory(context)
     return Participant(trainer_for(config), config, config, device_of(context), clients, memory)
 
