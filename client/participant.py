@@ -1,4 +1,4 @@
-"""A client of a run: what it answers to the server, by a trainer and a memory of where it stands."""
+"""A client of a run: what it answers, by a trainer and a memory of where it stands."""
 
 from collections.abc import Callable
 from typing import Protocol

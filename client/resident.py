@@ -49,6 +49,7 @@ class Resident:
 
     Attributes:
         device: index of the device.
+        trainer: under the settings of the latest run.
         model_loads: how often a base model was loaded.
     """
 
@@ -65,8 +66,8 @@ class Resident:
         """
         self.device, self._own, self._folder = device, own, folder
         self._memory = FolderMemory(folder)
-        self._trainer, self.model_loads = Trainer(own), 1
-        if not len(self._trainer.share(device, 0, Split.TRAIN).labels):
+        self.trainer, self.model_loads = Trainer(own), 1
+        if not len(self.trainer.share(device, 0, Split.TRAIN).labels):
             raise DataError(f"{own.data.path}: no training example; this device has nothing to add")
         self._settings, self._participant = "", self.participant(own)
 
@@ -88,7 +89,7 @@ class Resident:
     def participant(self, asked: RunConfig) -> Participant:
         """The client under settings of which those of the device are replaced by its own."""
         config = of_device(asked, self._own).model_copy(update={"out": str(self._folder)})
-        self._trainer = trainer = self._trainer.under(config)
+        self.trainer = trainer = self.trainer.under(config)
         run_id = run_id_of(asked, trainer.layout, trainer.model_id)
         own_folder = {"out": str(self._memory.folder_of(run_id))}
         return Participant(

@@ -45,11 +45,11 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         self._resident, self._work, self._paused = resident, work, paused
         self._answered, self._busy = 0, 0.0
 
-    def CatchUp(self, request: CatchUpRequest, context: Any) -> Answer:  # noqa: D102, N802
+    def CatchUp(self, request: CatchUpRequest, context: Any) -> Answer:  # noqa: N802
         catch_up = CatchUp(request.snapshot, request.tail)
         return self._answer(request, lambda client: client.catch_up(request.instruction, catch_up))
 
-    def Train(self, request: TrainRequest, context: Any) -> Answer:  # noqa: D102, N802
+    def Train(self, request: TrainRequest, context: Any) -> Answer:  # noqa: N802
         def train(client: Participant) -> bytes:
             if reason := self._paused():
                 return client.refused(request.instruction, f"paused: {reason}")
@@ -57,7 +57,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
 
         return self._answer(request, train)
 
-    def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: D102, N802
+    def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: N802
         def evaluate(client: Participant) -> bytes:
             if reason := self._paused():
                 return client.refused(request.instruction, f"paused: {reason}")
@@ -65,7 +65,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
 
         return self._answer(request, evaluate)
 
-    def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: D102, N802
+    def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
         hello = b""
         if request.settings:
             hello = self._done(b"", request.settings, lambda client: client.hello())

@@ -1,0 +1,215 @@
+"""Keeps a device in a run: the trainer, Flower's SuperNode, and what connects the two."""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import devices
+from devices.live.keys import device_of_key, make_key
+from devices.live.processes import Child, alone
+from devices.live.settings import ClientSettings
+from devices.live.trainer import UNSOUND
+from shared.errors import DeviceError, TrainerError
+from shared.files import make_folder, write_durably
+
+log = logging.getLogger("samara.device")
+
+_POLL_SECONDS = 0.5
+_EXECUTOR_SECONDS = 5.0
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""A device talks to its server, and to nobody else."""
+
+
+def identified(folder: Path, key: Path | None) -> int:
+    """The index of this device; where there is no key, one is made and kept in its folder.
+
+    Args:
+        folder: of the client; made for its owner alone if it is not there.
+        key: private key file.
+
+    Raises:
+        DeviceError: if the folder or the key cannot be used.
+    """
+    try:
+        make_folder(folder)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+    if key is None:
+        key = folder / "own.key"
+        make_key(key)
+    return device_of_key(key)
+
+
+def preflight(settings: ClientSettings) -> None:
+    """Run the checks, which print their lines.
+
+    Raises:
+        DeviceError: if one fails, or takes its process with it.
+    """
+    status = _run("preflight", settings.folder)
+    if status < 0:
+        raise DeviceError(
+            f"the preflight died of signal {-status} after its last line: a library that does not "
+            "fit this machine; install the build for it (docs/clients.md)"
+        )
+    if status:
+        raise DeviceError("the preflight found what must be mended first")
+
+
+def rehearse(settings: ClientSettings) -> None:
+    """Do one local step, which prints what it took.
+
+    Raises:
+        DeviceError: if it fails.
+    """
+    status = _run("rehearsal", settings.folder)
+    if status:
+        raise DeviceError(f"the dry run ended with status {status}; its message is above")
+
+
+def up(settings: ClientSettings) -> None:
+    """Serve until SIGINT or SIGTERM; what dies in the meantime is started again.
+
+    Raises:
+        DeviceError: if another process serves this client, or the trainer cannot be loaded.
+    """
+    with alone(settings.folder / "up.lock", "another `samara client up` serves this client"):
+        _Client(settings).serve()
+
+
+class _Client:
+    """The processes of a client, and the thread that answers its messages."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings, self._stop = settings, threading.Event()
+        self._secret = settings.folder / "executor.secret"
+        self._runtime = ""
+        parent = str(os.getpid())
+        self._trainer = Child(
+            "the trainer", lambda: _python("trainer", settings.folder, parent), _environment()
+        )
+        self._supernode = Child("the SuperNode", self._supernode_command, _environment())
+
+    def serve(self) -> None:
+        """See `up`."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        write_durably(self._secret, secrets.token_hex(32).encode())
+        executor = threading.Thread(target=self._answer, name="executor")
+        try:
+            self._await_trainer()
+            if not self._stop.is_set():
+                self._supernode.start()
+                executor.start()
+            while not self._stop.wait(_POLL_SECONDS):
+                for child in (self._trainer, self._supernode):
+                    if news := child.tend():
+                        log.warning("%s", news)
+        finally:
+            self._end(executor)
+
+    def _await_trainer(self) -> None:
+        """Until the trainer is ready, or somebody ends all."""
+        from client.remote import RemoteTrainer
+
+        begun = time.monotonic()
+        self._settings.socket.unlink(missing_ok=True)
+        self._trainer.start()
+        while not self._stop.is_set():
+            if self._trainer.exit_status == UNSOUND:
+                raise DeviceError("the trainer cannot be loaded; its message is above")
+            if news := self._trainer.tend():
+                log.warning("%s", news)
+            try:
+                with RemoteTrainer(str(self._settings.socket), {}, _POLL_SECONDS) as trainer:
+                    status = trainer.status()
+                log.info(
+                    "%s: trainer ready after %.1f s, %d MiB, device %d",
+                    self._settings.name,
+                    time.monotonic() - begun,
+                    status.peak_memory_bytes // 2**20,
+                    self._settings.device,
+                )
+                return
+            except TrainerError:
+                continue
+
+    def _answer(self) -> None:
+        """The executor's thread."""
+        from client.app import app
+        from devices.live.executor import Executor
+        from devices.live.pinning import check_bundle
+
+        check = partial(check_bundle, trusted=self._settings.trusted)
+        Executor(app, check, self._secret.read_bytes()).run(lambda: self._runtime, self._stop)
+
+    def _supernode_command(self) -> Sequence[str]:
+        """Flower's SuperNode on a free port of this machine."""
+        s = self._settings
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._runtime = f"127.0.0.1:{port}"
+        place = {"trainer": str(s.socket.absolute()), "device": s.device}
+        command = [
+            *_python("supernode", os.getpid()),
+            *("--superlink", s.superlink),
+            *("--isolation", "process"),
+            *("--port", str(port)),
+            *("--superexec-auth-secret-file", str(self._secret)),
+            *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in place.items())),
+        ]
+        if s.insecure:
+            return [*command, "--insecure"]
+        if s.certificates:
+            command += ["--root-certificates", str(s.certificates)]
+        return [*command, "--auth-supernode-private-key", str(s.key)]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
+
+    def _end(self, executor: threading.Thread) -> None:
+        log.info("ending")
+        self._stop.set()
+        for child in (self._supernode, self._trainer):
+            child.ask_to_end()
+        for child in (self._supernode, self._trainer):
+            child.end()
+        if executor.is_alive():
+            executor.join(_EXECUTOR_SECONDS)
+        for left in (self._secret, self._settings.socket):
+            left.unlink(missing_ok=True)
+
+
+def _run(module: str, folder: Path) -> int:
+    """Run a module of this package to its end; returns its exit status."""
+    command = _python(module, folder)
+    return subprocess.run(command, env=_environment(), check=False).returncode
+
+
+def _python(module: str, *arguments: object) -> list[str]:
+    """The command that runs a module of this package, whatever the working directory holds."""
+    return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the processes: they run the code that this one runs."""
+    here = str(Path(str(devices.__file__)).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}
