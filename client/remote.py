@@ -28,6 +28,9 @@ CHANNEL_OPTIONS = (
     # a snapshot and a tail in one message, each within the limit of a frame
     ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
+    # a trainer that is started again is found at once; the usual pause grows to two minutes
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 500),
 )
 
 

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from client.own import of_device
 from client.participant import Participant
 from client.session import Session
 from client.trainer import Trainer
@@ -23,21 +24,6 @@ from shared.runs import run_id_of
 from shared.wire import Reader
 
 log = logging.getLogger("samara.client")
-
-OWN_SETTINGS = frozenset(
-    {
-        "model",
-        "data",
-        "task",
-        "threads",
-        "grouping",
-        "micro_batch",
-        "memory_budget",
-        "trunk_cache",
-        "trunk_cache_folder",
-    }
-)
-"""What a device decides for itself, whatever the server's settings say."""
 
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
@@ -57,7 +43,7 @@ class Resident:
         """Load model, task and data.
 
         Args:
-            own: the device's settings; those of `OWN_SETTINGS` count.
+            own: the device's settings; those of `client.own.OWN_SETTINGS` count.
             device: index.
             folder: where it remembers; made if it is not there.
 
@@ -95,11 +81,6 @@ class Resident:
         return Participant(
             trainer, config.model_copy(update=own_folder), asked, self.device, 0, self._memory
         )
-
-
-def of_device(asked: RunConfig, own: RunConfig) -> RunConfig:
-    """A run's settings on a device that has some of its own."""
-    return asked.model_copy(update={key: getattr(own, key) for key in OWN_SETTINGS})
 
 
 class FolderMemory:

@@ -77,6 +77,7 @@ def up(
     client_settings.write()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
+    logging.getLogger("samara.device").info("%s begins", name)
     if dry_run:
         live.rehearse(client_settings)
         live.preflight(client_settings)

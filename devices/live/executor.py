@@ -7,6 +7,7 @@ from the network is ever run, and no message waits for an interpreter to start.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -90,7 +91,7 @@ class Executor:
 
     def _answer(self, client: RuntimeHttpClient) -> None:
         message, context, _, fab = pull_task_input(client)
-        error = ""
+        begun, error = time.monotonic(), ""
         try:
             if fab.hash_str not in self._checked:
                 self._check(fab.content)
@@ -103,6 +104,8 @@ class Executor:
         push_message(client, reply, context)
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
         push_task_output(client, context=context, sub_status=status, details=error)
+        kind, group = message.metadata.message_type, message.metadata.group_id
+        log.info("answered: %s, round %s, %.2f s", kind, group, time.monotonic() - begun)
 
 
 @contextmanager

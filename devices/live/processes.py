@@ -13,6 +13,8 @@ from pathlib import Path
 
 from shared.errors import DeviceError
 
+UNSOUND = 3
+"""Exit status of a process that was told something wrong; starting it again would not help."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 """Seconds. A SuperLink refuses a key for about 60 s after its SuperNode died without a word."""
 _STEADY_SECONDS = 90.0

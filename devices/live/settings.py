@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.resident import OWN_SETTINGS
+from client.own import OWN_SETTINGS
 from shared.config import RunConfig, Scalar, parse_assignment
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably

@@ -12,14 +12,12 @@ from typing import NoReturn
 from client.resident import Resident
 from client.service import served
 from devices.jetson.telemetry import pause_reason, read
-from devices.live.processes import alone, die_with_parent
+from devices.live.processes import UNSOUND, alone, die_with_parent
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
 
 log = logging.getLogger("samara.trainer")
 
-UNSOUND = 3
-"""Exit status of a trainer that cannot be loaded; starting it again would not help."""
 _PATIENCE_SECONDS = 15.0
 
 

@@ -17,9 +17,8 @@ from types import FrameType
 
 import devices
 from devices.live.keys import device_of_key, make_key
-from devices.live.processes import Child, alone
+from devices.live.processes import UNSOUND, Child, alone
 from devices.live.settings import ClientSettings
-from devices.live.trainer import UNSOUND
 from shared.errors import DeviceError, TrainerError
 from shared.files import make_folder, write_durably
 

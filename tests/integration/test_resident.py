@@ -16,12 +16,13 @@ import pytest
 from federations import Settings, config_of, ledger_of
 from flwr.app import Error
 from helpers import instruction_with, layout_of
-from live import QUIET, patience
+from live import QUIET
 
 from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
+from client.own import of_device
 from client.remote import RemoteTrainer, address_of
-from client.resident import FolderMemory, Resident, decode_session, encode_session, of_device
+from client.resident import FolderMemory, Resident, decode_session, encode_session
 from client.service import served
 from client.session import Session
 from devices.live.processes import alone
@@ -36,6 +37,7 @@ from shared.ledger.records import LedgerHeader
 from simulations.engine import InProcessGrid
 
 DEVICES = (7, 4_000_000_000)
+START_SECONDS = 300.0
 
 
 class Live(InProcessGrid):
@@ -84,7 +86,7 @@ def sessions_of(folder: Path) -> list[Session]:
 
 @contextmanager
 def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
-    """A trainer process; the value kills it the hard way and starts another."""
+    """A trainer process; the value messages it the hard way and starts another."""
     settings.folder.mkdir(exist_ok=True)
     settings.write()
     running: list[subprocess.Popen[bytes]] = []
@@ -96,6 +98,8 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
                 [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}
             )
         )
+        with RemoteTrainer(str(settings.socket), {}, START_SECONDS):
+            pass
 
     def kill() -> None:
         os.kill(running[-1].pid, signal.SIGKILL)
@@ -141,10 +145,12 @@ def test_killing_the_trainer_between_messages_changes_nothing(
         expected = serve(server_config, Live([short / "u.sock"], server_config))
     disturbed = config_of(server_config.flat(), out=str(tmp_path / "disturbed"))
     mine = device_settings(settings, 7, short / "k")
+    messages: list[str] = []
     with process(mine) as kill:
 
         def killed_after_training(kind: str, partition: int) -> None:
-            if kind == "train":
+            messages.append(kind)
+            if kind == "train" and messages.count("train") < 3:
                 kill()
 
         folder = serve(disturbed, Live([mine.socket], disturbed, killed_after_training))
@@ -269,15 +275,12 @@ def test_a_device_without_training_examples_says_so(settings: Settings, tmp_path
 
 def test_only_one_trainer_serves_a_folder(settings: Settings, short: Path) -> None:
     mine = device_settings(settings, 7, short)
-    with process(mine):
-        for _ in patience("the trainer"):
-            if mine.socket.exists():
-                break
-        with (
-            pytest.raises(DeviceError, match="somebody"),
-            alone(short / "trainer.lock", "somebody is"),
-        ):
-            pass
+    with (
+        process(mine),
+        pytest.raises(DeviceError, match="somebody"),
+        alone(short / "trainer.lock", "somebody is"),
+    ):
+        pass
 
 
 def _session() -> Session:
