@@ -50,20 +50,12 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return self._answer(request, lambda client: client.catch_up(request.instruction, catch_up))
 
     def Train(self, request: TrainRequest, context: Any) -> Answer:  # noqa: N802
-        def train(client: Participant) -> bytes:
-            if reason := self._paused():
-                return client.refused(request.instruction, f"paused: {reason}")
-            return client.train(request.instruction)
-
-        return self._answer(request, train)
+        return self._unless_paused(request, lambda client: client.train(request.instruction))
 
     def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: N802
-        def evaluate(client: Participant) -> bytes:
-            if reason := self._paused():
-                return client.refused(request.instruction, f"paused: {reason}")
-            return client.evaluate(request.instruction, request.personal)
-
-        return self._answer(request, evaluate)
+        return self._unless_paused(
+            request, lambda client: client.evaluate(request.instruction, request.personal)
+        )
 
     def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
         hello = b""
@@ -77,6 +69,15 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             peak_memory_bytes=peak_memory_bytes(),
             paused=self._paused(),
         )
+
+    def _unless_paused(
+        self, request: TrainRequest | EvaluateRequest, ask: Callable[[Participant], bytes]
+    ) -> Answer:
+        if reason := self._paused():
+            return self._answer(
+                request, lambda client: client.refused(request.instruction, f"paused: {reason}")
+            )
+        return self._answer(request, ask)
 
     def _answer(
         self,

@@ -14,7 +14,7 @@ from shared.files import write_durably
 
 SETTINGS_FILE = "client.json"
 SOCKET = "trainer.sock"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
@@ -95,7 +95,7 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {name}: use up to 64 small letters, digits, dots, dashes and underscores"
+            f"--name {name}: use up to 64 letters, digits, dots, dashes and underscores"
         )
     return name
 

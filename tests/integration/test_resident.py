@@ -25,12 +25,11 @@ from client.remote import RemoteTrainer, address_of
 from client.resident import FolderMemory, Resident, decode_session, encode_session
 from client.service import served
 from client.session import Session
-from devices.live.processes import alone
 from devices.live.settings import ClientSettings, own_settings
 from server.app import serve
 from server.roster import message_to
 from shared.config import RunConfig
-from shared.errors import CatchUpError, DataError, DeviceError, TrainerError
+from shared.errors import CatchUpError, DataError, TrainerError
 from shared.frames import Hello, Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
@@ -271,16 +270,6 @@ def test_a_device_without_training_examples_says_so(settings: Settings, tmp_path
     (data / "test.jsonl").write_text(row)
     with pytest.raises(DataError):
         resident(settings | {"data.path": str(data)}, 7, tmp_path / "home")
-
-
-def test_only_one_trainer_serves_a_folder(settings: Settings, short: Path) -> None:
-    mine = device_settings(settings, 7, short)
-    with (
-        process(mine),
-        pytest.raises(DeviceError, match="somebody"),
-        alone(short / "trainer.lock", "somebody is"),
-    ):
-        pass
 
 
 def _session() -> Session:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from live import patience
 
 from devices.live.keys import device_of_key, make_key
 from devices.live.pinning import PINNED_PACKAGES, check_bundle
@@ -155,15 +156,24 @@ def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
     assert "in 2 s" in child.tend(), "it lasted long enough to be a new failure"
 
 
-def test_a_process_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_listen_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("devices.live.processes._GRACE_SECONDS", 0.1)
-    deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    ready = tmp_path / "ready"
+    deaf = (
+        "import signal; signal.signal(15, signal.SIG_IGN);"
+        f"open({str(ready)!r}, 'w'); signal.pause()"
+    )
     child = Child("it", lambda: [sys.executable, "-S", "-c", deaf], {})
     child.start()
+    for _ in patience("the process"):
+        if ready.exists():
+            break
     assert child.running
     child.ask_to_end()
     child.end()
-    assert not child.running
+    assert child.exit_status == -9
 
 
 def test_a_lock_keeps_others_out(tmp_path: Path) -> None:
