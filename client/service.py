@@ -122,7 +122,7 @@ def served(
         resident = work.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
         service = _Service(resident, work, paused)
-        add_TrainerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        add_TrainerServicer_to_server(service, server)
         address = address_of(socket)
         before = os.umask(_OTHERS_MAY_NOT)
         try:

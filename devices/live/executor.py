@@ -24,6 +24,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import (
@@ -113,7 +114,7 @@ def _task(address: str, token: str) -> Iterator[RuntimeHttpClient]:
     """A connection for one task, whose SuperNode is told that it is being worked on."""
     retry = make_simple_http_retry_invoker()
     retry.max_time = _RETRY_SECONDS
-    interceptors = [
+    interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
         RuntimeTokenHttpInterceptor(token),
     ]
