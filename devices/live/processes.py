@@ -35,7 +35,7 @@ class Child:
     Args:
         name: for the operator.
         command: gives the command; called for every start.
-        environment: added to this process's.
+        environment: all of it.
         clock: monotonic seconds.
     """
 
@@ -47,7 +47,7 @@ class Child:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self._command, self._clock = name, command, clock
-        self._environment = {**os.environ, **environment}
+        self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._failures, self._begun, self._due = 0, 0.0, 0.0
 

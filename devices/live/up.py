@@ -14,13 +14,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import devices
+from client.app import TRAINER, app
+from client.remote import RemoteTrainer
 from devices.live.keys import device_of_key, make_key
+from devices.live.pinning import check_bundle
 from devices.live.processes import UNSOUND, Child, alone
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
 from shared.files import make_folder, write_durably
+
+if TYPE_CHECKING:
+    from devices.live.executor import Executor
 
 log = logging.getLogger("samara.device")
 
@@ -30,8 +37,9 @@ _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
 }
-"""A device talks to its server, and to nobody else."""
+"""A device talks to its server and to nobody else, and Flower not more than it must."""
 
 
 def identified(folder: Path, key: Path | None) -> int:
@@ -110,7 +118,8 @@ class _Client:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         write_durably(self._secret, secrets.token_hex(32).encode())
-        executor = threading.Thread(target=self._answer, name="executor")
+        run = partial(self._executor().run, lambda: self._runtime, self._stop)
+        executor = threading.Thread(target=run, name="executor", daemon=True)
         try:
             self._await_trainer()
             if not self._stop.is_set():
@@ -125,8 +134,6 @@ class _Client:
 
     def _await_trainer(self) -> None:
         """Until the trainer is ready, or somebody ends all."""
-        from client.remote import RemoteTrainer
-
         begun = time.monotonic()
         self._settings.socket.unlink(missing_ok=True)
         self._trainer.start()
@@ -149,14 +156,15 @@ class _Client:
             except TrainerError:
                 continue
 
-    def _answer(self) -> None:
-        """The executor's thread."""
-        from client.app import app
-        from devices.live.executor import Executor
-        from devices.live.pinning import check_bundle
-
+    def _executor(self) -> "Executor":
+        try:
+            from devices.live.executor import Executor
+        except ImportError as error:
+            raise DeviceError(
+                f"this version of Flower is built otherwise ({error}); pip install 'flwr==1.41.*'"
+            ) from error
         check = partial(check_bundle, trusted=self._settings.trusted)
-        Executor(app, check, self._secret.read_bytes()).run(lambda: self._runtime, self._stop)
+        return Executor(app, check, self._secret.read_bytes())
 
     def _supernode_command(self) -> Sequence[str]:
         """Flower's SuperNode on a free port of this machine."""
@@ -165,14 +173,14 @@ class _Client:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._runtime = f"127.0.0.1:{port}"
-        place = {"trainer": str(s.socket.absolute()), "device": s.device}
+        trainer = json.dumps(str(s.socket.absolute()))
         command = [
             *_python("supernode", os.getpid()),
             *("--superlink", s.superlink),
             *("--isolation", "process"),
             *("--port", str(port)),
             *("--superexec-auth-secret-file", str(self._secret)),
-            *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in place.items())),
+            *("--node-config", f"{TRAINER}={trainer}"),
         ]
         if s.insecure:
             return [*command, "--insecure"]

@@ -10,6 +10,7 @@ from live import SuperLink, client_up, end, patience
 
 from client.remote import RemoteTrainer
 from client.resident import decode_session
+from devices.live.keys import device_of_key, make_key
 from shared.config import RunConfig
 from shared.events import read_events
 
@@ -38,7 +39,11 @@ def test_two_clients_take_part_and_leave_nothing_behind(
     clients: list[subprocess.Popen[bytes]] = []
     try:
         number = link.begin(config)
-        clients = [client_up(link.address, place / name, *options) for name in NAMES]
+        keys = [place / f"{name}.key" for name in NAMES]
+        for key in keys:
+            make_key(key)
+            link.admit(key)
+        clients = [client_up(link, key, place / key.stem, *options) for key in keys]
         for _ in patience("the run to finish", 600):
             for client, name in zip(clients, NAMES, strict=True):
                 assert client.poll() is None, (place / f"{name}.log").read_text()[-4000:]
@@ -46,6 +51,7 @@ def test_two_clients_take_part_and_leave_nothing_behind(
                 break
         rounds = [e for e in read_events(run / "metrics.jsonl") if e["event"] == "round"]
         assert [event["reports"] for event in rounds] == [2, 2, 2], link.said()
+        assert set(rounds[0]["clients"]) == {str(device_of_key(key)) for key in keys}
         for name in NAMES:
             with RemoteTrainer(str(place / name / "trainer.sock"), {}) as trainer:
                 assert trainer.status().model_loads == 1

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -136,7 +137,7 @@ def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
         starts.append(clock.now)
         return [sys.executable, "-S", "-c", "raise SystemExit(4)"]
 
-    child = Child("it", command, {}, clock)
+    child = Child("it", command, os.environ, clock)
     assert child.tend() == ""
     child.end()
     assert child.exit_status == 4
@@ -165,7 +166,7 @@ def test_a_process_that_does_not_listen_is_killed(
         "import signal; signal.signal(15, signal.SIG_IGN);"
         f"open({str(ready)!r}, 'w'); signal.pause()"
     )
-    child = Child("it", lambda: [sys.executable, "-S", "-c", deaf], {})
+    child = Child("it", lambda: [sys.executable, "-S", "-c", deaf], os.environ)
     child.start()
     for _ in patience("the process"):
         if ready.exists():

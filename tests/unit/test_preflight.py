@@ -3,14 +3,10 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from live import certificate_in
 
 from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
 from devices.live.preflight import (
@@ -70,30 +66,8 @@ def server(certificate: Path | None = None) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 127.0.0.1, signed by itself, with its key."""
-    from ipaddress import ip_address
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    file = tmp_path_factory.mktemp("tls") / "server.pem"
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    file.write_bytes(secret + signed.public_bytes(Encoding.PEM))
-    return file
+    """Of 127.0.0.1, signed by itself, with its key in the same file."""
+    return certificate_in(tmp_path_factory.mktemp("tls"))
 
 
 def reaching(port: int, certificates: Path | None = None, insecure: bool = False) -> ClientSettings:
