@@ -75,7 +75,7 @@ def checks(settings: ClientSettings) -> Iterator[Check]:
     yield torch
     if torch.outcome is not Outcome.FAIL and model.quantization != "none":
         yield quantization_works(model.device)
-    yield memory(psutil.virtual_memory().available, model)
+    yield memory(free_memory(model.device), model)
     yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")
     yield disk(shutil.disk_usage(settings.folder).free, settings.folder)
     reached, skew = superlink(settings)
@@ -130,6 +130,16 @@ def quantization_works(device: str) -> Check:
         remedy = "install another build"
         return Check(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
     return Check(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a model may take on a device; a Jetson's GPU shares the processors' memory."""
+    free: int = psutil.virtual_memory().available
+    if not device.startswith("cuda") or telemetry.is_jetson():
+        return free
+    import torch
+
+    return min(free, torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else free
 
 
 def memory(free: int, model: ModelSettings) -> Check:
@@ -250,13 +260,16 @@ def _asked(host: str, port: int, context: ssl.SSLContext | None) -> float | None
         else http.client.HTTPConnection(host, port, timeout=_CONNECT_SECONDS)
     )
     try:
+        connection.connect()
+        begun = time.time()
         connection.request("GET", "/")
         told = connection.getresponse().getheader("Date")
+        middle = (begun + time.time()) / 2
     finally:
         connection.close()
     try:
         # the header has whole seconds: on average half of one is cut off
-        return time.time() - (parsedate_to_datetime(told).timestamp() + 0.5) if told else None
+        return middle - (parsedate_to_datetime(told).timestamp() + 0.5) if told else None
     except ValueError:
         return None
 

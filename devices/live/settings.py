@@ -17,6 +17,8 @@ SOCKET = "trainer.sock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
+_TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
+
 
 class ClientSettings(BaseModel):
     """One client of this machine.
@@ -143,8 +145,16 @@ def own_settings(
 
 
 def torch_device(name: str) -> str:
-    """The torch device that ``--device`` means; a Jetson's is its GPU."""
-    return "cuda" if name.startswith("jetson") else name
+    """The torch device that ``--device`` means; a Jetson's is its GPU.
+
+    Raises:
+        ConfigError: if it means none.
+    """
+    if name.startswith("jetson"):
+        return "cuda"
+    if not _TORCH_DEVICE.fullmatch(name):
+        raise ConfigError(f"--device {name}: give cpu, cuda, cuda:1, mps, or jetson-…")
+    return name
 
 
 def _absolute(path: str) -> str:

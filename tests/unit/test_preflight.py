@@ -14,6 +14,7 @@ from devices.live.preflight import (
     Outcome,
     clock,
     disk,
+    free_memory,
     memory,
     power_mode,
     python_version,
@@ -163,6 +164,7 @@ def test_a_quantization_kernel_is_launched() -> None:
 
 def test_memory_is_weighed_against_the_model(model_folder: Callable[[str], Path]) -> None:
     folder = model_folder("causal")
+    assert free_memory("cpu") > 0
     plain = ModelSettings.model_validate({"path": str(folder)})
     weights = weight_bytes(plain)
     files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -251,4 +253,6 @@ def test_names_addresses_and_devices() -> None:
         with pytest.raises(ConfigError, match="--name"):
             check_name(wrong)
     assert torch_device("jetson-orin-nano") == "cuda"
-    assert torch_device("cpu") == "cpu"
+    assert torch_device("cuda:1") == "cuda:1"
+    with pytest.raises(ConfigError, match="--device orin"):
+        torch_device("orin")
