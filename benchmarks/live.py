@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 
 from client.remote import RemoteTrainer
-from shared.events import read_events
 
 
 def main() -> None:
@@ -35,7 +34,8 @@ def main() -> None:
 
 def round_seconds(run: Path) -> dict[str, float]:
     """Seconds from one round's end to the next one's, where no evaluation lies between."""
-    events = read_events(run / "metrics.jsonl")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    events = [json.loads(line) for line in lines[:-1]]  # the last one may be being written
     between = [
         later["seconds"] - earlier["seconds"]
         for earlier, later in pairwise(events)
