@@ -32,7 +32,9 @@ def up(
     trust: Annotated[
         list[str] | None, typer.Option(help="SHA-256 of another app to accept.")
     ] = None,
-    max_temperature: Annotated[float, typer.Option(help="°C to pause above; 0 is none.")] = 0.0,
+    max_temperature: Annotated[
+        float, typer.Option(min=0, help="°C to pause above; 0 is none.")
+    ] = 0.0,
     mains_only: Annotated[bool, typer.Option("--mains-only", help="Pause on battery.")] = False,
     idle_only: Annotated[bool, typer.Option("--idle-only", help="Pause when busy.")] = False,
     home: Annotated[Path | None, typer.Option(help="Default ~/.samara/NAME.")] = None,
@@ -74,13 +76,9 @@ def up(
         mains_only=mains_only,
         idle_only=idle_only,
     )
-    client_settings.write()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
-    logging.getLogger("samara.device").info("%s begins", name)
     if dry_run:
         live.rehearse(client_settings)
-        live.preflight(client_settings)
     else:
-        live.preflight(client_settings)
         live.up(client_settings)

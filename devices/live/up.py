@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -63,13 +64,41 @@ def identified(folder: Path, key: Path | None) -> int:
     return device_of_key(key)
 
 
-def preflight(settings: ClientSettings) -> None:
-    """Run the checks, which print their lines.
+def rehearse(settings: ClientSettings) -> None:
+    """Do one local step, then the checks; both print what they find.
 
     Raises:
-        DeviceError: if one fails, or takes its process with it.
+        DeviceError: if one of them fails.
     """
-    status = _run("preflight", settings.folder)
+    with _held(settings):
+        if status := _run("rehearsal", settings.folder):
+            raise DeviceError(f"the dry run ended with status {status}; its message is above")
+        _preflight(settings.folder)
+
+
+def up(settings: ClientSettings) -> None:
+    """Check the device and serve until SIGINT or SIGTERM; what dies is started again.
+
+    Raises:
+        DeviceError: if a check fails, another process serves this client, or the trainer cannot be
+            loaded.
+    """
+    with _held(settings):
+        log.info("%s begins", settings.name)
+        _preflight(settings.folder)
+        _Client(settings).serve()
+
+
+@contextmanager
+def _held(settings: ClientSettings) -> Iterator[None]:
+    """The client's folder for this process alone, with its settings in it."""
+    with alone(settings.folder / "up.lock", "another `samara client up` serves this client"):
+        settings.write()
+        yield
+
+
+def _preflight(folder: Path) -> None:
+    status = _run("preflight", folder)
     if status < 0:
         raise DeviceError(
             f"the preflight died of signal {-status} after its last line: a library that does not "
@@ -77,27 +106,6 @@ def preflight(settings: ClientSettings) -> None:
         )
     if status:
         raise DeviceError("the preflight found what must be mended first")
-
-
-def rehearse(settings: ClientSettings) -> None:
-    """Do one local step, which prints what it took.
-
-    Raises:
-        DeviceError: if it fails.
-    """
-    status = _run("rehearsal", settings.folder)
-    if status:
-        raise DeviceError(f"the dry run ended with status {status}; its message is above")
-
-
-def up(settings: ClientSettings) -> None:
-    """Serve until SIGINT or SIGTERM; what dies in the meantime is started again.
-
-    Raises:
-        DeviceError: if another process serves this client, or the trainer cannot be loaded.
-    """
-    with alone(settings.folder / "up.lock", "another `samara client up` serves this client"):
-        _Client(settings).serve()
 
 
 class _Client:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from live import certificate_in
+from typer.testing import CliRunner
 
+import samara
 from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
 from devices.live.preflight import (
     Check,
@@ -31,7 +33,7 @@ from devices.live.settings import (
     torch_device,
 )
 from shared.config import ModelSettings
-from shared.errors import ConfigError, DeviceError
+from shared.errors import ConfigError, DeviceError, SamaraError
 
 GIB = 2**30
 
@@ -256,3 +258,23 @@ def test_names_addresses_and_devices() -> None:
     assert torch_device("cuda:1") == "cuda:1"
     with pytest.raises(ConfigError, match="--device orin"):
         torch_device("orin")
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ([], "--key FILE is missing"),
+        (["--insecure", "--set", "rounds=3"], "the server decides"),
+        (["--insecure", "--device", "orin"], "--device orin"),
+        (["--insecure", "--set", "threads=-1"], "threads"),
+        (["--key", "/nowhere/key"], "the key cannot be read"),
+    ],
+)
+def test_mistakes_on_the_command_line_have_a_message(
+    options: list[str], mistake: str, tmp_path: Path
+) -> None:
+    command = ["client", "up", "--superlink", "127.0.0.1:1", "--name", "a"]
+    result = CliRunner().invoke(samara.app, [*command, "--home", str(tmp_path / "a"), *options])
+    assert isinstance(result.exception, SamaraError)
+    assert mistake in str(result.exception)
+    assert not (tmp_path / "a" / "client.json").exists()
