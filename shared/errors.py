@@ -51,3 +51,11 @@ class CatchUpError(SamaraError):
 
 class TrainingError(SamaraError):
     """A step cannot be taken, for example because a loss is not finite."""
+
+
+class TrainerError(SamaraError):
+    """The resident trainer of this device is not there, or fails."""
+
+
+class DeviceError(SamaraError):
+    """This machine cannot take part as it is: a key, a folder or a process is in the way."""
