@@ -51,3 +51,7 @@ class CatchUpError(SamaraError):
 
 class TrainingError(SamaraError):
     """A step cannot be taken, for example because a loss is not finite."""
+
+
+class DeviceError(SamaraError):
+    """A device cannot be emulated here as its profile says."""
