@@ -1,25 +1,25 @@
 """Predicted against measured P-RGE steps on this machine's CPU: six shapes, three batch sizes.
 
-    samara device calibrate --threads 1 --out this-machine.toml
-    python benchmarks/roofline_check.py this-machine.toml
+    python benchmarks/roofline_check.py [--json FILE]
 
-The profile comes from pieces (products, copies, small operations), the measurement from whole steps
-of models with random weights: the two extreme groupings, one thread, the processor's own clock,
-the best of several. The profile is not changed by what is seen here.
+The prediction knows pieces only (`devices.calibrate`: products, copies, small operations, an empty
+pass), the measurement is of whole steps of models with random weights. Pieces and steps are timed
+in turn in one process, one thread, by the processor's own clock, and the best of each counts.
+Nothing is fitted to a step.
 """
 
 import argparse
 import json
-import time
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
-from benchmarks.shapes import SHAPES, config_of
+import torch
+
+from benchmarks.shapes import config_of
 from benchmarks.step import Bench, StepBench
 from client.forward.grouping import Schedule
-from devices.profile import load_device
-from devices.roofline import Workload, step_time
+from devices.calibrate import Stopwatch, Works, pieces, profile_of
+from devices.roofline import Mode, Workload, step_time
 from devices.shape import shape_of_config
 
 CHECKED = (
@@ -31,76 +31,64 @@ CHECKED = (
     "llama-wide",
 )
 BATCHES = (1, 2, 4)
-SEQUENCE, QUERIES, RANK, REPETITIONS = 32, 2, 4, 7
+MODES: tuple[Mode, ...] = ("sequential", "both")
+SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 6
 
 
-def measured(bench: Bench, batch: int, mode: str) -> float:
-    """Seconds of a step at its best."""
-    step = bench.p_rge(bench.prompts(batch, SEQUENCE), Schedule(mode))  # type: ignore[arg-type]
-    step()
-    seconds = []
-    for _ in range(REPETITIONS):
-        begun = time.process_time()
-        step()
-        seconds.append(time.process_time() - begun)
-    return min(seconds)
-
-
-def rows(profile: str, shape: str) -> list[dict[str, Any]]:
-    """Predict and measure all steps of a shape."""
-    device = load_device(profile)
-    bench = Bench(
-        StepBench(shape, "none", "float32", "cpu", QUERIES, BATCHES, (SEQUENCE,), "all", RANK, 1, 1)
-    )
-    known = shape_of_config(config_of(shape), Path(shape), "causal")
-    found = []
-    for batch in BATCHES:
-        for mode in ("sequential", "both"):
-            work = Workload(
-                sequence=SEQUENCE,
-                batch=batch,
-                queries=QUERIES,
-                mode=mode,  # type: ignore[arg-type]
-                quantization="fp32",
-                rank=RANK,
-                supervised=1,
+def steps() -> Works:
+    """A step of every shape, batch size and grouping."""
+    works: Works = {}
+    for number, shape in enumerate(CHECKED):
+        bench = Bench(
+            StepBench(
+                shape, "none", "float32", "cpu", QUERIES, BATCHES, (SEQUENCE,), "all", RANK, 1, 1
             )
-            predicted, seconds = step_time(known, device, work).total, measured(bench, batch, mode)
-            found.append(
-                {
-                    "shape": shape,
-                    "B": batch,
-                    "mode": mode,
-                    "predicted": predicted,
-                    "measured": seconds,
-                    "error": predicted / seconds - 1,
-                }
-            )
-    return found
+        )
+        for batch in BATCHES:
+            for index, mode in enumerate(MODES):
+                prompts = bench.prompts(batch, SEQUENCE)
+                works["step", number, batch, index] = bench.p_rge(prompts, Schedule(mode))
+    return works
 
 
 def main() -> None:
-    import torch
-
     parser = argparse.ArgumentParser()
-    parser.add_argument("profile")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: six")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    stopwatch, works = Stopwatch(1), pieces() | steps()
+    for _ in range(SWEEPS):
+        stopwatch.sweep(works)
+    device = profile_of("this-machine", stopwatch.best, 0.0, 1, 1)
+    print(f"{device.memory.bandwidth / 1e9:.1f} GB/s, {device.compute.fp32 / 1e9:.0f} Gop/s")
+    print(device.timing)
+    known = {shape: shape_of_config(config_of(shape), Path(shape), "causal") for shape in CHECKED}
+    errors: dict[str, list[float]] = {mode: [] for mode in MODES}
     found = []
-    for shape in arguments.shape or CHECKED:
-        for row in rows(arguments.profile, shape):
-            found.append(row)
-            print(
-                f"{row['shape']:18} B={row['B']} {row['mode']:10} predicted "
-                f"{row['predicted'] * 1e3:8.2f} ms, measured {row['measured'] * 1e3:8.2f} ms, "
-                f"{row['error']:+.1%}",
-                flush=True,
-            )
-    for mode in ("sequential", "both"):
-        errors = [abs(row["error"]) for row in found if row["mode"] == mode]
-        print(f"{mode}: mean error {fmean(errors):.1%}, median {median(errors):.1%}")
+    for (what, *sizes), measured in stopwatch.best.items():
+        if what != "step":
+            continue
+        shape, batch, mode = CHECKED[sizes[0]], sizes[1], MODES[sizes[2]]
+        work = Workload(
+            sequence=SEQUENCE,
+            batch=batch,
+            queries=QUERIES,
+            mode=mode,
+            quantization="fp32",
+            rank=RANK,
+            supervised=1,
+        )
+        predicted = step_time(known[shape], device, work).total
+        error = predicted / measured - 1
+        errors[mode].append(abs(error))
+        found.append({"shape": shape, "B": batch, "mode": mode})
+        found[-1] |= {"predicted": predicted, "measured": measured}
+        print(
+            f"{shape:18} B={batch} {mode:10} predicted {predicted * 1e3:7.1f} ms, "
+            f"measured {measured * 1e3:7.1f} ms, {error:+.1%}"
+        )
+    for mode, values in errors.items():
+        print(f"{mode}: mean error {fmean(values):.1%}, median {median(values):.1%}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2))
 

@@ -163,10 +163,15 @@ def calibrate(
 
     Example: samara device calibrate --out this-machine.toml
     """
+    import re
+
     from devices.calibrate import calibrated
     from devices.profile import save_profile
 
-    profile = calibrated(out.stem, watts, threads)
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"--out {out}: there is no such folder")
+    name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
+    profile = calibrated(name, watts, threads)
     save_profile(profile, out)
     typer.echo(
         f"{profile.memory.bandwidth / 1e9:.1f} GB/s, {profile.compute.fp32 / 1e9:.0f} Gop/s, "

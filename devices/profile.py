@@ -88,6 +88,9 @@ class Timing(Part):
     nf4_operations: float = Field(ge=0, description="fp32 operations to dequantize one NF4 weight")
     int8_operations: float = Field(ge=0)
     launch_seconds: float = Field(ge=0, description="of one operation, however small")
+    pass_seconds: float = Field(
+        ge=0, description="of a pass beside its blocks: batches, masks, hooks, losses"
+    )
     adapter_seconds: float = Field(
         ge=0,
         description="of drawing, perturbing and updating one adapted layer, once a query group",
@@ -136,7 +139,7 @@ class DeviceProfile(Sourced):
 
     @model_validator(mode="after")
     def _its_mode_is_one_of_them(self) -> Self:
-        if self.mode not in (self.power or {"": None}):
+        if self.mode not in (self.power or [""]):
             known = ", ".join(self.power) or "none"
             raise ValueError(f"mode: {self.mode!r} is not a mode of power; there are: {known}")
         return self
@@ -166,6 +169,7 @@ class DeviceProfile(Sourced):
         rates = {"fp32": self.compute.fp32 * compute, "fp16": self.compute.fp16 * compute}
         timing = {
             "launch_seconds": self.timing.launch_seconds / host,
+            "pass_seconds": self.timing.pass_seconds / host,
             "adapter_seconds": self.timing.adapter_seconds / host,
         }
         return self.model_copy(

@@ -121,7 +121,7 @@ class StepTime:
         activations: reads and writes between products.
         attention: scores and their sums.
         head: logits and losses at the positions that are read.
-        launches: of all operations, however small.
+        launches: of all operations, however small, and what the host does for a pass.
         adapters: drawing, perturbing and updating.
     """
 
@@ -137,7 +137,8 @@ class StepTime:
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        seconds: float = sum(getattr(self, field.name) for field in fields(self))
+        return seconds
 
     def __add__(self, other: "StepTime") -> "StepTime":
         return StepTime(
@@ -190,7 +191,10 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
         positions = work.rows_per_pass * work.positions(shape)
         step += machine.head(shape, positions, work.tiled) * work.passes
     layers = sum(linear.adapted for block in shape.blocks[first:] for linear in block)
-    return step + StepTime(adapters=layers * work.query_groups * device.timing.adapter_seconds)
+    return step + StepTime(
+        launches=work.passes * device.timing.pass_seconds,
+        adapters=layers * work.query_groups * device.timing.adapter_seconds,
+    )
 
 
 class _Machine(NamedTuple):
