@@ -129,15 +129,20 @@ def held_out(
     device: DeviceProfile,
     names: Sequence[str],
     cells: Sequence[Timed],
-    group: Callable[[Timed], object],
+    groups: Sequence[Sequence[Timed]],
 ) -> float:
-    """Mean error on the cells of each group, fitted to those of the others."""
+    """Mean error on the cells of each group, fitted to all cells outside of it."""
     errors = []
-    for key in dict.fromkeys(map(group, cells)):
-        rest = [cell for cell in cells if group(cell) != key]
-        out = [cell for cell in cells if group(cell) == key]
-        errors += residuals(fitted(device, names, rest), out)
+    for group in groups:
+        rest = [cell for cell in cells if cell not in group]
+        errors += residuals(fitted(device, names, rest), group)
     return fmean(map(abs, errors))
+
+
+def grouped(cells: Sequence[Timed], key: Callable[[Timed], object]) -> list[list[Timed]]:
+    """Cells that are alike in something."""
+    keys = dict.fromkeys(map(key, cells))
+    return [[cell for cell in cells if key(cell) == one] for one in keys]
 
 
 def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DeviceProfile:
@@ -146,7 +151,7 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
     device = fitted(start, names, cells)
     errors = residuals(device, cells)
     mean = fmean(map(abs, errors))
-    alone = held_out(start, names, cells, lambda cell: cell)
+    alone = held_out(start, names, cells, [[cell] for cell in cells])
     print(f"{name}: {len(cells)} cells, {len(names)} parameters")
     for parameter in names:
         print(f"  {parameter:16} {getattr(device.timing, parameter):.4g}")
@@ -155,15 +160,16 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
             f"  {cell.model:14} {cell.mode:10} B={cell.batch:<3} {cell.seconds:6.2f} s {error:+.1%}"
         )
     print(f"  mean error of the fit {mean:.1%}; each cell held out: {alone:.1%}")
-    groups: dict[str, Callable[[Timed], object]] = {
-        "model": lambda cell: cell.model,
-        "mode": lambda cell: cell.mode,
-        "batch size": lambda cell: cell.batch,
-        "largest batch size": lambda cell: cell.batch == max(c.batch for c in cells),
+    sizes = grouped(cells, lambda cell: cell.batch)
+    groups = {
+        "each batch size": sizes,
+        "the largest batch size": sizes[-1:],
+        "each mode": grouped(cells, lambda cell: cell.mode),
+        "each model": grouped(cells, lambda cell: cell.model),
     }
-    for what, group in groups.items():
-        if len({group(cell) for cell in cells}) > 1:
-            print(f"  each {what} held out: {held_out(start, names, cells, group):.1%}")
+    for what, some in groups.items():
+        if len(some[0]) < len(cells):
+            print(f"  {what} held out: {held_out(start, names, cells, some):.1%}")
     fit = Fit(
         fitted=[parameter.replace("_", "-") for parameter in names],
         mean_error=round(mean, 4),

@@ -18,7 +18,7 @@ import torch
 from benchmarks.shapes import config_of
 from benchmarks.step import Bench, StepBench
 from client.forward.grouping import Schedule
-from devices.calibrate import Stopwatch, Works, pieces, profile_of
+from devices.calibrate import Piece, Stopwatch, Works, pieces, profile_of
 from devices.roofline import Mode, Workload, step_time
 from devices.shape import shape_of_config
 
@@ -47,7 +47,7 @@ def steps() -> Works:
         for batch in BATCHES:
             for index, mode in enumerate(MODES):
                 prompts = bench.prompts(batch, SEQUENCE)
-                works["step", number, batch, index] = bench.p_rge(prompts, Schedule(mode))
+                works[Piece("step", (number, batch, index))] = bench.p_rge(prompts, Schedule(mode))
     return works
 
 
@@ -65,10 +65,11 @@ def main() -> None:
     known = {shape: shape_of_config(config_of(shape), Path(shape), "causal") for shape in CHECKED}
     errors: dict[str, list[float]] = {mode: [] for mode in MODES}
     found = []
-    for (what, *sizes), measured in stopwatch.best.items():
-        if what != "step":
+    for piece, measured in stopwatch.best.items():
+        if piece.what != "step":
             continue
-        shape, batch, mode = CHECKED[sizes[0]], sizes[1], MODES[sizes[2]]
+        number, batch, index = piece.sizes
+        shape, mode = CHECKED[number], MODES[index]
         work = Workload(
             sequence=SEQUENCE,
             batch=batch,
@@ -87,8 +88,8 @@ def main() -> None:
             f"{shape:18} B={batch} {mode:10} predicted {predicted * 1e3:7.1f} ms, "
             f"measured {measured * 1e3:7.1f} ms, {error:+.1%}"
         )
-    for mode, values in errors.items():
-        print(f"{mode}: mean error {fmean(values):.1%}, median {median(values):.1%}")
+    for grouping, values in errors.items():
+        print(f"{grouping}: mean error {fmean(values):.1%}, median {median(values):.1%}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2))
 

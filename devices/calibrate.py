@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -45,8 +46,14 @@ _DEQUANTIZED = 1024
 _HALF = (128, 512)
 _RANK, _LAYERS = 16, 16
 
-Piece = tuple[str, *tuple[int, ...]]
-"""What it is, and its sizes."""
+
+class Piece(NamedTuple):
+    """What is timed, and its sizes."""
+
+    what: str
+    sizes: tuple[int, ...] = ()
+
+
 Works = dict[Piece, Callable[[], object]]
 
 
@@ -106,24 +113,24 @@ def pieces() -> Works:
     source = torch.ones(_COPIED_BYTES // 4)
     x, weight = torch.ones(1, 8), torch.ones(8, 8)
     works: Works = {
-        ("copy",): partial(torch.empty_like(source).copy_, source),
-        ("small", 0): partial(torch.add, x, x),
-        ("small", 1): partial(nn.functional.linear, x, weight),
-        ("small", 2): partial(torch.cat, (x, x), dim=-1),
-        ("draw and apply",): _draw_and_apply,
+        Piece("copy"): partial(torch.empty_like(source).copy_, source),
+        Piece("small", (0,)): partial(torch.add, x, x),
+        Piece("small", (1,)): partial(nn.functional.linear, x, weight),
+        Piece("small", (2,)): partial(torch.cat, (x, x), dim=-1),
+        Piece("draw and apply"): _draw_and_apply,
     }
     tokens, features = _HALF
     half = torch.randn(tokens, features).bfloat16(), torch.randn(features, features).bfloat16()
-    works["half", tokens, features] = partial(nn.functional.linear, *half)
+    works[Piece("half", _HALF)] = partial(nn.functional.linear, *half)
     for inputs, outputs in _PRODUCTS:
         count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
         # So many that no cache holds them, as in a model.
         weights = [torch.randn(outputs, inputs) for _ in range(count)]
         for tokens in _TOKENS:
             work = partial(_products, torch.randn(tokens, inputs), weights)
-            works["products", inputs, outputs, tokens, count] = work
+            works[Piece("products", (inputs, outputs, tokens, count))] = work
     for sizes in _BETWEEN:
-        works["between", *sizes] = _between(*sizes)
+        works[Piece("between", sizes)] = _between(*sizes)
     return works | _quantized() | _forward()
 
 
@@ -163,10 +170,10 @@ def _quantized() -> Works:
     weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
     try:
         return {
-            ("nf4", weight.numel()): quantized_linear(
+            Piece("nf4", (weight.numel(),)): quantized_linear(
                 weight, None, "nf4", torch.float32
             ).dequantized,
-            ("int8", weight.numel()): quantized_linear(
+            Piece("int8", (weight.numel(),)): quantized_linear(
                 weight, None, "int8", torch.float32
             ).dequantized,
         }
@@ -191,7 +198,9 @@ def _forward() -> Works:
         z = directions(np.zeros(1, np.uint64), size, "gaussian")
         points = Points.at(adapter.layout, np.zeros(size, np.float32), z, 0.01)
         forward = ResidentForward(adapter, scorer, Body(cut, 0))
-        works["pass", count] = partial(forward.scores, points, [Prompt(((10, 11),), ((1,),))])
+        works[Piece("pass", (count,))] = partial(
+            forward.scores, points, [Prompt(((10, 11),), ((1,),))]
+        )
     return works
 
 
@@ -207,19 +216,19 @@ def profile_of(
         threads: that they were measured with.
         runtime: bytes of a process that has loaded a client's libraries.
     """
-    bandwidth = 2 * _COPIED_BYTES / best["copy",]
-    smallest = fmean(seconds for piece, seconds in best.items() if piece[0] == "small")
+    bandwidth = 2 * _COPIED_BYTES / best[Piece("copy")]
+    smallest = fmean(seconds for piece, seconds in best.items() if piece.what == "small")
     fp32, full_rows = _rate(best, bandwidth, smallest)
     tokens, features = _HALF
     (few, shallow), (many, deep) = sorted(
-        (piece[1], seconds) for piece, seconds in best.items() if piece[0] == "pass"
+        (piece.sizes[0], seconds) for piece, seconds in best.items() if piece.what == "pass"
     )
     block = (deep - shallow) / (many - few)
     of_a_block = BLOCK_LAUNCHES + 7 + 2 * ADAPTER_LAUNCHES
     dequantized = {
-        str(piece[0]): seconds / piece[1] * fp32
+        piece.what: seconds / piece.sizes[0] * fp32
         for piece, seconds in best.items()
-        if piece[0] in ("nf4", "int8")
+        if piece.what in ("nf4", "int8")
     }
     memory = psutil.virtual_memory()
     here = f"samara device calibrate, {threads} thread{'s' * (threads > 1)}"
@@ -237,7 +246,7 @@ def profile_of(
         compute=Compute(
             processor="cpu",
             fp32=fp32,
-            fp16=2 * tokens * features**2 / best["half", tokens, features],
+            fp16=2 * tokens * features**2 / best[Piece("half", _HALF)],
             weights="fp32",
         ),
         timing=Timing(
@@ -249,7 +258,7 @@ def profile_of(
             int8_operations=dequantized.get("int8", 100.0),
             launch_seconds=max(block / of_a_block, smallest),
             pass_seconds=max(0.0, shallow - few * block),
-            adapter_seconds=best["draw and apply",] / _LAYERS,
+            adapter_seconds=best[Piece("draw and apply")] / _LAYERS,
         ),
         power={"load": PowerMode(watts=watts)} if watts else {},
         mode="load" if watts else "",
@@ -268,9 +277,9 @@ def profile_of(
 def _rate(best: Mapping[Piece, float], bandwidth: float, smallest: float) -> tuple[float, float]:
     """(operations/s, tokens below which it gets no faster)."""
     found = [
-        (*piece[1:4], seconds / piece[4])
+        (*piece.sizes[:3], seconds / piece.sizes[3])
         for piece, seconds in best.items()
-        if piece[0] == "products"
+        if piece.what == "products"
     ]
     inputs, outputs, tokens, seconds = np.array(found, np.float64).T
     moved = 4 * (inputs * outputs + tokens * (inputs + outputs)) / bandwidth
@@ -290,8 +299,8 @@ def _between_bandwidth(best: Mapping[Piece, float], smallest: float) -> float:
     """Bytes/s between products, as the time model counts bytes."""
     rates = []
     for piece, seconds in best.items():
-        if piece[0] == "between":
-            tokens, hidden, wide = piece[1:]
+        if piece.what == "between":
+            tokens, hidden, wide = piece.sizes
             entries = tokens * (4 * 2 * hidden + 3 * (hidden + wide))
             busy = max(seconds - BLOCK_LAUNCHES * smallest, seconds / 10)
             rates.append((TRAFFIC - 1) * entries * 4 / busy)

@@ -1,7 +1,9 @@
 """Transfers over a link on a virtual clock: pure, so that a seed decides everything."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
+from itertools import count
+from math import ceil, floor
 
 import numpy as np
 
@@ -65,58 +67,40 @@ def available_at(link: LinkProfile, at: float) -> bool:
 
 def next_available(link: LinkProfile, at: float) -> float | None:
     """The first virtual second from `at` on when the link is there; None if it never is."""
-    day, second = divmod(at, _DAY)
-    waits = []
-    for begin, end in ((first * 3600, last * 3600) for first, last in link.available):
-        inside = begin <= second < end or begin <= second + _DAY < end
-        if inside:
-            return at
-        waits.append(day * _DAY + begin + (_DAY if begin <= second else 0))
-    return min(waits, default=None)
+    first = next(_intervals(link, at), None)
+    return None if first is None else max(at, first[0])
+
+
+def _intervals(link: LinkProfile, at: float) -> Iterator[tuple[float, float]]:
+    """When the link is there, in virtual seconds, from an interval that ends after `at` on."""
+    if not link.available:
+        return
+    for day in count(floor(at / _DAY) - 1):
+        for begin, end in sorted(link.available):
+            interval = day * _DAY + begin * 3600, day * _DAY + end * 3600
+            if interval[1] > at:
+                yield interval
 
 
 def _transfer(link: LinkProfile, rate: float, size: int, at: float, seed: int) -> Transfer | None:
     """Latency, then packets at the link's rate, with repetitions; outages interrupt it."""
     if size < 0:
         raise ValueError(f"a transfer of {size} bytes")
-    start = next_available(link, at)
-    if start is None:
-        return None
     random = np.random.default_rng(seed)
     packets = ceil(size / PACKET_BYTES)
     lost = int(random.negative_binomial(packets, 1 - link.loss)) if packets and link.loss else 0
-    repeated = min(lost, lost * size / max(packets, 1) / PACKET_BYTES)
-    total = size + round(repeated * PACKET_BYTES) + (packets + lost) * HEADER_BYTES
+    sent = packets + lost
+    total = round(sent * size / max(packets, 1)) + sent * HEADER_BYTES
     # Losses that fall into one flight are repeated together, so waiting grows with their number
     # only until every round trip has one.
     flights = max(1, ceil(total / max(rate * 2 * link.latency, PACKET_BYTES)))
     waiting = min(lost, flights) * _WAIT_FOR_LOST * link.latency
     seconds = link.latency + random.uniform(0, 1) * link.jitter + total / rate + waiting
-    return Transfer(at, start - at + _outages(link, start, seconds), seconds, total)
-
-
-def _outages(link: LinkProfile, start: float, seconds: float) -> float:
-    """Seconds that the link is away before so many seconds on it have passed."""
-    if link.hours >= 24:
-        return 0.0
-    clock, left, away = start, seconds, 0.0
-    while True:
-        closes = _closes(link, clock)
-        if clock + left <= closes:
-            return away
-        left -= closes - clock
-        opens = next_available(link, closes)
-        assert opens is not None
-        away += opens - closes
-        clock = opens
-
-
-def _closes(link: LinkProfile, at: float) -> float:
-    """When the interval that a virtual second lies in ends."""
-    day, second = divmod(at, _DAY)
-    ends = [
-        day * _DAY + end * 3600 - (_DAY if second + _DAY < end * 3600 else 0)
-        for begin, end in link.available
-        if begin * 3600 <= second < end * 3600 or begin * 3600 <= second + _DAY < end * 3600
-    ]
-    return max(ends)
+    clock, left = at, seconds
+    for begin, end in _intervals(link, at):
+        clock = max(clock, begin)
+        if left <= end - clock:
+            return Transfer(at, max(0.0, clock + left - at - seconds), seconds, total)
+        left -= max(0.0, end - clock)
+        clock = max(clock, end)
+    return None

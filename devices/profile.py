@@ -198,9 +198,10 @@ class LinkProfile(Sourced):
     @model_validator(mode="after")
     def _hours_are_hours(self) -> Self:
         for begin, end in self.available:
-            if not (0 <= begin < 24 and begin < end <= begin + 24):
+            if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
                 raise ValueError(
-                    f"available: [{begin:g}, {end:g}]: begin in 0 to 24 and end up to a day later"
+                    f"available: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day "
+                    "later"
                 )
         return self
 
