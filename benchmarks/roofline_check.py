@@ -32,7 +32,7 @@ CHECKED = (
 )
 BATCHES = (1, 2, 4)
 MODES: tuple[Mode, ...] = ("sequential", "both")
-SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 6
+SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 5
 
 
 def steps() -> Works:

@@ -43,7 +43,7 @@ def list_() -> None:
 
     devices = Table(title="Devices")
     for column in ("name", "what", "GB/s", "usable GiB", "power modes", "fit"):
-        devices.add_column(column)
+        devices.add_column(column, no_wrap=column == "name")
     for device in shipped_devices():
         devices.add_row(
             device.name,
@@ -55,7 +55,7 @@ def list_() -> None:
         )
     links = Table(title="Links")
     for column in ("name", "what", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
-        links.add_column(column)
+        links.add_column(column, no_wrap=column == "name")
     for link in shipped_links():
         links.add_row(
             link.name,
