@@ -139,8 +139,8 @@ class _Group(Limit):
         return self._peak
 
     def killed(self, status: int) -> bool:
-        """Whether the kernel killed something in the group."""
-        return self._numbers(self.kills_file).get("oom_kill", 0) > 0
+        """Whether the process failed and the kernel killed something in its group."""
+        return status != 0 and self._numbers(self.kills_file).get("oom_kill", 0) > 0
 
     def _numbers(self, file: str) -> dict[str, int]:
         lines = (self.folder / file).read_text().splitlines()
