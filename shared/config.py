@@ -68,7 +68,7 @@ class Settings(Section):
         try:
             return cls.model_validate(_nest(_flatten(settings)))
         except ValidationError as error:
-            raise ConfigError(_explain(error, source, list(cls().flat()))) from error
+            raise ConfigError(explain(error, source, list(cls().flat()))) from error
 
 
 class ModelSettings(Section):
@@ -243,7 +243,14 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _explain(error: ValidationError, source: str, known: list[str]) -> str:
+def explain(error: ValidationError, source: str, known: list[str]) -> str:
+    """Every mistake that pydantic found, one a line.
+
+    Args:
+        error: from validating a `Section`.
+        source: of the settings, named first.
+        known: keys that an unknown one may have been meant for.
+    """
     lines = []
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])

@@ -58,4 +58,4 @@ class TrainerError(SamaraError):
 
 
 class DeviceError(SamaraError):
-    """This machine cannot take part as it is: a key, a folder or a process is in the way."""
+    """Something keeps this machine from taking part, or from standing in for a device."""
