@@ -78,7 +78,8 @@ class TrainInstruction:
         epsilon: ε, the size of a perturbation.
         learning_rate: η.
         clip: g's are clipped to ±clip; 0 is no clipping.
-        deadline: Unix seconds after which a report is late; 0 is none.
+        deadline: seconds that the server waits for the report; 0 is no limit. No point in time,
+            so that a repeated instruction is the same and clocks need not agree.
         layout_hash: 32 bytes.
         start_digest: 32 bytes, of the state that the round starts from.
         pool_root: root seed of the pool; 0 without one.
