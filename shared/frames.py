@@ -17,7 +17,7 @@ from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 
 MAX_GRADIENT = 1e6
-"""A projected gradient beyond this is refused with its report."""
+"""A projected gradient or a mean loss beyond this is refused with its report."""
 MAX_LABELS = 1024
 MAX_DEVICE = 2**32 - 2
 """Device index + 1 must fit 32 bits where it stands for the client in seeds."""
@@ -371,7 +371,7 @@ class Report:
         gradients = reader.array("<f4", count).reshape(shape)
         reader.end()
         _check_device(device)
-        if not (np.isfinite(mean_loss) and np.all(np.abs(gradients) <= MAX_GRADIENT)):
+        if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
             raise FrameError(
                 f"a projected gradient or the loss of device {device} is not finite or "
                 f"over {MAX_GRADIENT:g}"

@@ -6,14 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federations import ledger_of
 from flwr.app import Message, MessageType
+from helpers import no_room
 
 from benchmarks.toy_device import app
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
+from server.keys import KEYS_VARIABLE, Keys
+from server.post import Post
+from server.status import status_of
 from server.store import read_result, replayed
 from shared.config import RunConfig
-from shared.errors import ConfigError, TrainingError
+from shared.errors import ConfigError, LedgerError, TrainingError
 from shared.frames import Report
 from shared.ledger.reading import read_ledger
 from simulations.engine import InProcessGrid
@@ -184,6 +189,47 @@ def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
     assert "10485760 bytes is longer" in only["refused"]["0"]
     assert "not finite" in only["refused"]["1"]
     assert read_result(run)["refused"] == {"0": 1, "1": 1}
+
+
+def test_a_revoked_devices_reports_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys(tmp_path / "run" / "keys")
+    for number in range(CLIENTS):
+        keys.create(f"device-{number}")
+    public = [key.public_key.encode() for key in keys.all()]
+    public[3] = b"of a stranger"
+    monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
+    monkeypatch.setattr(
+        Post, "nodes", lambda post: {n: public[n - 1000] for n in post.get_node_ids()}
+    )
+
+    def revokes(reply: Message, device: int, number: int) -> Message:
+        if (device, number) == (1, 2):
+            keys.revoke("device-1")
+        return reply
+
+    config = config_of(tmp_path / "run")
+    run = serve(config, grid_of(config, tamper=revokes))
+    assert contributors(run) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
+    second = read_result(run)["rounds"][1]
+    assert "its key device-1 was revoked" in second["refused"]["1"]
+    assert [key.device for key in keys.all()] == [0, 1, 2, -1]
+    status = status_of(tmp_path / "run")
+    assert (status.round, list(status.devices)) == (4, [0, 1, 2])
+    assert (status.devices[1].name, status.devices[1].state) == ("device-1", "revoked")
+    assert (status.devices[2].reports, status.devices[2].position) == (4, 3)
+
+
+@pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
+def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: int) -> None:
+    config = config_of(tmp_path / "run", rounds=6)
+    with no_room(size), pytest.raises(LedgerError, match=r"cannot be|No space|too large"):
+        serve(config, grid_of(config))
+    assert not (tmp_path / "run" / "result.json").exists()
+    run = serve(config, grid_of(config))
+    whole = config_of(tmp_path / "whole", rounds=6)
+    assert ledger_of(run) == ledger_of(serve(whole, grid_of(whole)))
 
 
 def test_late_reports_need_directions_of_their_own() -> None:
