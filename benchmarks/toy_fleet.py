@@ -30,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
     pull_objects,
 )
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.toy_device import app
@@ -61,9 +62,9 @@ class Device(threading.Thread):
                     if received := receive():
                         self._answer(node, *received, connection)
                         continue
-                except (httpx.HTTPError, ObjectPullError) as error:
+                except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
                     # the SuperLink is gone for now, or the run of the message is over
-                    logging.warning("device %d: %s", self._number, error)
+                    logging.warning("device %d: %r", self._number, error)
                 time.sleep(_POLL_SECONDS)
 
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]
