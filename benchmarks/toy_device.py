@@ -44,7 +44,7 @@ app = ClientApp()
 def hello(message: Message, context: Context) -> Message:
     session = _session(context)
     position = session.position.round if session else 0
-    facts = json.dumps({"toy": True})
+    facts = json.dumps({"clients": int(context.node_config["num-partitions"])})
     said = Hello(_device(context), EXAMPLES, position, MODEL_ID, LAYOUT.to_json(), facts)
     return _reply(said.encode(), message)
 

@@ -41,9 +41,11 @@ _POLL_SECONDS = 0.3
 class Device(threading.Thread):
     """One device; ends with the process."""
 
-    def __init__(self, number: int, superlink: str, ca: Path | None, key: Path | None) -> None:
+    def __init__(
+        self, number: int, devices: int, superlink: str, ca: Path | None, key: Path | None
+    ) -> None:
         super().__init__(daemon=True)
-        self._number, self._superlink = number, superlink
+        self._number, self._devices, self._superlink = number, devices, superlink
         self._ca = ca.read_bytes() if ca else None
         self._keys = _keys(key) if key else None
         self._state = RecordDict()
@@ -78,7 +80,7 @@ class Device(threading.Thread):
         whole = inflate_object_from_contents(asked, contents)
         assert isinstance(whole, Message), "a SuperLink delivers messages"
         whole.metadata.__dict__["_message_id"] = asked
-        where = {"partition-id": self._number, "num-partitions": 1}
+        where = {"partition-id": self._number, "num-partitions": self._devices}
         reply = app(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -109,7 +111,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     for number in range(arguments.devices):
         key = arguments.keys / f"device-{number}.key" if arguments.keys else None
-        Device(number, arguments.superlink, arguments.ca, key).start()
+        Device(number, arguments.devices, arguments.superlink, arguments.ca, key).start()
     while True:
         time.sleep(1)
 

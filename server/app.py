@@ -41,8 +41,15 @@ _PACKAGES = ("samara", "flwr", "numpy", "torch", "transformers", "pydantic")
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
     config = RunConfig.of(context.run_config, "run config")
-    with journal(Path(config.out)) if config.out else nullcontext():
-        serve(config, grid)
+    console = logging.StreamHandler()  # Flower hands on what an app prints, and nothing else
+    log.addHandler(console)
+    log.setLevel(logging.INFO)
+    try:
+        with journal(Path(config.out)) if config.out else nullcontext():
+            folder = serve(config, grid)
+            log.info("the result is %s", (folder / RESULT_FILE).resolve())
+    finally:
+        log.removeHandler(console)
 
 
 def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None) -> Path:
@@ -61,6 +68,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
     post = Post(grid, patience=max(1, config.cohort.late_rounds))
     layout = _layout_of_the_devices(post, config, roster)
+    config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
     header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)

@@ -57,12 +57,14 @@ class Roster:
         members: by Flower node id.
         layout: that all of them have; None before the first introduction.
         model_id: of the base model that all of them have.
+        clients: among how many the data set is dealt; 0 if every device has data of its own.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
         self.members: dict[int, Member] = {}
         self.layout: Layout | None = None
         self.model_id = b""
+        self.clients = 0
         self._keys = keys
         self._asked: dict[str, int] = {}
         self._refused: dict[int, tuple[str, float]] = {}
@@ -75,9 +77,9 @@ class Roster:
     def greet(self, grid: Grid, timeout: float) -> None:
         """Ask every node that has not introduced itself to do so.
 
-        The first introduction, in order of device, fixes layout and model of the run; a device
-        with another one is refused, for some minutes. Answers are waited for only while nobody is
-        known; later ones are taken in at the next call.
+        The first introduction, in order of device, fixes layout, model and number of clients of
+        the run; a device with another one is refused, for some minutes. Answers are waited for
+        only while nobody is known; later ones are taken in at the next call.
 
         Args:
             grid: Flower's.
@@ -145,9 +147,12 @@ class Roster:
                 self._refuse(node, f"device {hello.device}: {error}")
 
     def _admit(self, hello: Hello, node: int, public_key: bytes) -> None:
-        layout = Layout.from_json(hello.layout)
+        layout, facts = Layout.from_json(hello.layout), _facts(hello.facts)
+        clients = facts.get("clients")
+        if type(clients) is not int or clients < 0:
+            raise SamaraError(f"it says that its data are dealt among {clients!r} clients")
         if self.layout is None:
-            self.layout, self.model_id = layout, hello.model_id
+            self.layout, self.model_id, self.clients = layout, hello.model_id, clients
         if layout.hash != self.layout.hash:
             raise SamaraError(
                 f"its layout {layout.hash.hex()[:12]} is not this run's "
@@ -155,9 +160,13 @@ class Roster:
             )
         if hello.model_id != self.model_id:
             raise SamaraError("its base model is not this run's; give it the same model files")
+        if clients != self.clients:
+            raise SamaraError(
+                f"its data are dealt among {clients} clients, this run's among {self.clients}; "
+                "give all the same num-partitions"
+            )
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
-        facts = _facts(hello.facts)
         if self._keys:
             self._keys.bind(public_key, hello.device)
         self.members[node] = Member(
