@@ -9,13 +9,18 @@ anybody use the last two, and a run is code that this machine and every device e
 import ipaddress
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from server.journal import journal
 
 DOOR_PATH = "/samara/door"
 """Answered by the door alone: who gets an answer knows that it is there."""
+_ACTIVATE_PATH = "/v1/fleet/activate-node"
+_MOST_TOLD = 1000
 _OPEN_PATHS = ("/v1/fleet/", "/health", DOOR_PATH)
 
-log = logging.getLogger("samara.superlink")
+log = logging.getLogger("samara.server")
 
 
 def is_open_to(host: str, path: str) -> bool:
@@ -35,6 +40,7 @@ class Door:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._told: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer 403, or hand the request on."""
@@ -43,13 +49,30 @@ class Door:
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
         if path != DOOR_PATH and is_open_to(host, path):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, partial(self._watched, host, path, send))
             return
         status = 204 if path == DOOR_PATH else 403
         if status == 403:
-            log.warning("%s asked for %s, which is for this machine only: refused", host, path)
+            self._tell(host, f"asked for {path}, which is for this machine only: refused")
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _watched(self, host: str, path: str, send: Any, message: Any) -> None:
+        """Hand an answer on, and say whom Flower turned away."""
+        status = message.get("status", 0)
+        if status == 401 or (status >= 400 and path == _ACTIVATE_PATH):
+            self._tell(
+                host,
+                "was turned away: its key is not registered, was revoked, or is connected "
+                "already; see `samara server keys list`",
+            )
+        await send(message)
+
+    def _tell(self, host: str, what: str) -> None:
+        """Log once what a peer does again and again."""
+        if (host, what) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((host, what))
+            log.warning("%s %s", host, what)
 
 
 def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
@@ -57,12 +80,13 @@ def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
 
 
 def main() -> None:
-    """Run ``flower-superlink`` with the arguments of this process."""
+    """Run ``flower-superlink`` with the arguments of this process, in a run's folder for Flower."""
     import uvicorn
     from flwr.superlink.cli import flower_superlink
 
     uvicorn.run = partial(_serve_behind_the_door, uvicorn.run)
-    flower_superlink()
+    with journal(Path.cwd().parent):
+        flower_superlink()
 
 
 if __name__ == "__main__":

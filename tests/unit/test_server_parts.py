@@ -1,11 +1,13 @@
 """What a live server is made of, part by part: keys, certificates, the door, rests, the bundle."""
 
+import asyncio
 import io
 import ssl
 import stat
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from server.bundle import bundle
 from server.certificates import given_certificates, own_certificates
 from server.health import Health
 from server.keys import Keys
-from server.superlink import is_open_to
+from server.superlink import DOOR_PATH, Door, is_open_to
 from server.watch import Tail
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -121,6 +123,27 @@ def test_a_certificate_of_ones_own_needs_its_key_and_this_machines_name(tmp_path
 )
 def test_the_door_is_open_to_devices_for_theirs_alone(host: str, path: str, is_open: bool) -> None:
     assert is_open_to(host, path) is is_open
+
+
+def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 412})
+
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    door = Door(flower)
+    for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
+        scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
+        asyncio.run(door(scope, None, send))
+    asyncio.run(door({"type": "http", "client": ("10.0.0.7", 1), "path": DOOR_PATH}, None, send))
+    assert sent == [412, 412, 403, 0, 204, 0]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "10.0.0.7 was turned away: its key is not registered" in told[0]
+    assert "/v1/control/start-run, which is for this machine only" in told[1]
 
 
 def test_rests_double_and_end_with_a_success() -> None:
