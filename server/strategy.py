@@ -178,7 +178,7 @@ class ScalarStrategy(Strategy):
                 del reports[report.device]
                 refused[report.device] = str(error)
                 log.warning("round %d: %s", instruction.round, error)
-        late_reports = self._late_reports(came_late, instruction.round, reports, received)
+        late_reports = self._late_reports(came_late, instruction.round, reports, refused, received)
         folded = reports | {report.device: report for _, report in late_reports}
         absent = self._judge(instruction.round, folded.keys(), refused)
         delta, problem = self._delta(instruction, list(reports.values()), late_reports)
@@ -225,9 +225,10 @@ class ScalarStrategy(Strategy):
         replies: Iterable[Message],
         number: int,
         reports: Mapping[int, Report],
+        refused: dict[int, str],
         received: dict[int, int],
     ) -> list[tuple[TrainInstruction, Report]]:
-        """The reports of earlier rounds that count in this one, by device."""
+        """The reports of earlier rounds that count in this one, by device; others are refused."""
         accepted: dict[int, tuple[TrainInstruction, Report]] = {}
         for reply in replies:
             member = self._roster.members.get(reply.metadata.src_node_id)
@@ -244,6 +245,8 @@ class ScalarStrategy(Strategy):
                 accepted[member.device] = asked, report
             except SamaraError as error:
                 log.warning("round %d, device %d: %s", number, member.device, error)
+                if member.device not in reports:
+                    refused[member.device] = str(error)
         return [accepted[device] for device in sorted(accepted)]
 
     def _judge(

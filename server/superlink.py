@@ -16,9 +16,9 @@ from server.journal import journal
 
 DOOR_PATH = "/samara/door"
 """Answered by the door alone: who gets an answer knows that it is there."""
-_ACTIVATE_PATH = "/v1/fleet/activate-node"
+_FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
 _MOST_TOLD = 1000
-_OPEN_PATHS = ("/v1/fleet/", "/health", DOOR_PATH)
+_OPEN_PATHS = (_FLEET_PATH, "/health", DOOR_PATH)
 
 log = logging.getLogger("samara.server")
 
@@ -60,7 +60,8 @@ class Door:
     async def _watched(self, host: str, path: str, send: Any, message: Any) -> None:
         """Hand an answer on, and say whom Flower turned away."""
         status = message.get("status", 0)
-        if status == 401 or (status >= 400 and path == _ACTIVATE_PATH):
+        is_fleet = path.startswith(_FLEET_PATH)
+        if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self._tell(
                 host,
                 "was turned away: its key is not registered, was revoked, or is connected "

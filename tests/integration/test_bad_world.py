@@ -169,6 +169,7 @@ def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None
     config = config_of(tmp_path / "run", cohort__late_rounds=4)
     run = serve(config, grid_of(config, tamper=replays))
     assert contributors(run) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
+    assert "round 1 is in the ledger already" in read_result(run)["rounds"][2]["refused"]["0"]
 
 
 def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
