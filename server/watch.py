@@ -56,6 +56,8 @@ class Watch:
         self._console, self._run = console, run
         self._journal, self._metrics = Tail(run / JOURNAL_FILE), Tail(run / METRICS_FILE)
         self._journal.skip()
+        if not console.is_terminal:
+            self._metrics.skip()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
         self._devices: dict[str, int] = {}
