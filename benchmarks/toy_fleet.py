@@ -18,6 +18,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -80,7 +81,7 @@ class Device(threading.Thread):
         whole = inflate_object_from_contents(asked, contents)
         assert isinstance(whole, Message), "a SuperLink delivers messages"
         whole.metadata.__dict__["_message_id"] = asked
-        where = {"partition-id": self._number, "num-partitions": self._devices}
+        where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
         reply = app(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id

@@ -133,20 +133,22 @@ def status(
     found = status_of(run)
     title = f"round {found.round}, digest {found.digest[:16] or '-'}, "
     title += f"{found.bytes_up:,} bytes up, {found.bytes_down:,} bytes down"
-    columns = ("device", "name", "has round", "last report", "seen", "reports", "failures")
-    table = Table(*columns, "bytes up", "bytes down", "state", title=title)
+    table = Table("device", "has round", "last report", "reports", "failures", title=title)
+    table.add_column("bytes up, down")
     for number, device in found.devices.items():
+        name = " ".join(word for word in (str(number), device.name, device.state) if word)
+        last = (
+            f"{device.last_round}, {device.last_seen[5:16].replace('T', ' ')}"
+            if device.last_round
+            else "-"
+        )
         table.add_row(
-            str(number),
-            device.name,
+            name,
             str(device.position),
-            str(device.last_round),
-            device.last_seen,
+            last,
             str(device.reports),
             str(device.failures),
-            f"{device.bytes_up:,}",
-            f"{device.bytes_down:,}",
-            device.state,
+            f"{device.bytes_up:,}, {device.bytes_down:,}",
         )
     console = Console()
     console.print(table)
