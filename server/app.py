@@ -18,7 +18,7 @@ from server.journal import journal
 from server.keys import KEYS_VARIABLE, Keys
 from server.post import Post
 from server.roster import Roster
-from server.store import RESULT_FILE, RunStore
+from server.store import RunStore
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -26,6 +26,7 @@ from shared.frames import GLOBAL_TRACK, Split
 from shared.layout import Layout
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
+from shared.result import RESULT_FILE, SCHEMA_VERSION
 from shared.runs import run_folder, run_id_of
 from shared.wire import PERSONAL_ACTION
 
@@ -127,13 +128,14 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
     events = store.events
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
+        "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
         "versions": _versions(),
         "run_id": store.ledger.header.run_id.hex(),
         "model_id": roster.model_id.hex(),
         "layout_hash": store.layout.hash.hex(),
         "elements": store.layout.size,
-        "devices": {str(m.device): {"examples": m.examples, **m.facts} for m in members},
+        "devices": {str(m.device): {**m.facts, "examples": m.examples} for m in members},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "refused": Counter(device for event in events for device in event["refused"]),

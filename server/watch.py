@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from server.journal import JOURNAL_FILE
-from server.store import METRICS_FILE, RESULT_FILE
+from server.store import METRICS_FILE
+from shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
