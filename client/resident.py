@@ -67,7 +67,7 @@ class Resident:
             ConfigError: if they are not sound.
         """
         if settings != self._settings:
-            asked = RunConfig.of(_object(settings), "run config").among(1)
+            asked = RunConfig.of(_object(settings), "run config")
             self._participant = self.participant(asked)
             self._settings = settings
         return self._participant

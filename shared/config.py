@@ -127,6 +127,16 @@ class CohortSettings(Section):
         10_000, ge=1, description="examples beyond which a client gains no weight"
     )
     timeout: float = Field(3600.0, gt=0, description="seconds the server waits for reports")
+    oversample: float = Field(
+        1.0, ge=1, description="ask so many times the devices that a round waits for"
+    )
+    late_rounds: int = Field(
+        0, ge=0, le=64, description="rounds that a report may be late; 0 refuses every late one"
+    )
+    patience: int = Field(3, ge=1, description="failures in a row after which a device rests")
+    empty_rounds: int = Field(
+        10, ge=1, description="rounds in a row without a usable report that end the run"
+    )
 
 
 class PersonalSettings(Section):
@@ -203,6 +213,12 @@ class RunConfig(Settings):
     def _scalars_fit_a_frame(self) -> Self:
         if self.steps * self.queries > 2**20:
             raise ValueError("steps × queries must be at most 1,048,576")
+        return self
+
+    @model_validator(mode="after")
+    def _late_reports_have_their_own_directions(self) -> Self:
+        if self.cohort.late_rounds and self.seed_policy != "independent":
+            raise ValueError('cohort.late-rounds needs seed-policy = "independent"')
         return self
 
     @model_validator(mode="after")
