@@ -5,7 +5,7 @@ A session is a value. It survives between messages as bytes and is never half ch
 
 import io
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Session:
     digest: bytes
     token: bytes = b""
     report: bytes = b""
+
+    PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
@@ -99,7 +101,7 @@ class Session:
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
-        """The session as named byte strings."""
+        """The session as named byte strings, in the order of `PARTS`."""
         return {
             "round": self.position.round.to_bytes(4, "little"),
             "head": self.position.head,

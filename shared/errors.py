@@ -53,5 +53,9 @@ class TrainingError(SamaraError):
     """A step cannot be taken, for example because a loss is not finite."""
 
 
+class TrainerError(SamaraError):
+    """The resident trainer of this device is not there, or fails."""
+
+
 class DeviceError(SamaraError):
-    """A device cannot be emulated here as its profile says."""
+    """Something keeps this machine from taking part, or from standing in for a device."""
