@@ -1,12 +1,13 @@
-"""The step size that is found against nine fixed ones: gain of held-out loss after equally many rows.
+"""The step size that is found against nine fixed ones: gain of held-out loss for equal rows.
 
-    python benchmarks/step_size_grid.py --out FOLDER --cell embedded:messages:DATA \\
+    python benchmarks/step_size_grid.py --out FOLDER --cell embedded:messages:0 \\
         --cell MODEL:sst2:DATA --cell MODEL:trec6:DATA …
 
-A cell is a model, a task and its data; each is run for two sizes of adapter and two seeds. Nine fixed
-rates, √10 apart, take 500 steps of 4 directions on 4 examples, side by side, and `auto` takes as many
-steps as the same number of rows allows: the losses at the centre count. What was measured is in
-FOLDER/cells.jsonl at once, and the same command goes on from there; --seconds ends it in between.
+A cell is a model, a task and its data (of the embedded model the seed of a community of writers);
+each is run for two sizes of adapter and two seeds. Nine fixed rates, √10 apart, take 500 steps of 4
+directions on 4 examples, side by side, and `auto` takes as many steps as the same number of rows
+allows: the losses at the centre count. What was measured is in FOLDER/cells.jsonl at once, and the
+same command goes on from there; --seconds ends it in between.
 """
 
 import argparse
@@ -80,7 +81,12 @@ def fixed(top: Top, seed: int) -> NDArray[np.float64]:
 def found(top: Top, seed: int, given: float | None = None) -> tuple[NDArray[np.float64], list[int]]:
     """Held-out losses of `auto`, [examples], and the steps that were returns."""
     theta = torch.zeros(1, top.layout.size)
-    size, rows_left, kept, returns = StepSize(STEPS, given), 2 * QUERIES * BATCH * STEPS, [theta], []
+    size, rows_left, kept, returns = (
+        StepSize(STEPS, given),
+        2 * QUERIES * BATCH * STEPS,
+        [theta],
+        [],
+    )
     step = 0
     while rows_left >= (2 * QUERIES + 1) * BATCH:
         rows, z = drawn(top, seed, step)
@@ -120,7 +126,11 @@ def top_of(model: str, task: str, data: str, size: int) -> Top:
     if family == "causal":
         settings["adapter.projections"] = "gate_proj,up_proj"
     kind = EncoderTop if family == "encoder" else CausalTop
-    return kind(TuneSettings.of(settings | {"seed": int(data) if model == EMBEDDED_MODEL else 0}, "cell").decided(1))
+    return kind(
+        TuneSettings.of(
+            settings | {"seed": int(data) if model == EMBEDDED_MODEL else 0}, "cell"
+        ).decided(1)
+    )
 
 
 def measured(cell: str, size: int, seed: int, top: Top) -> dict[str, Any]:

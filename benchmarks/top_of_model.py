@@ -3,7 +3,7 @@
 Adapters on the last block's MLP leave everything below them as it is. What reaches them is computed
 once per example; a step then costs the MLP alone, of a causal LM at the one position that is read.
 All runs of a group try the same directions on the same examples, so the products with these are
-made once for all of them. Losses are compared with those of the forward engine that trains elsewhere.
+made once for all of them. Losses are compared with those of the forward engine.
 """
 
 from abc import ABC, abstractmethod
@@ -170,7 +170,9 @@ class EncoderTop(Top):
     def _inject(self, base: BaseModel, settings: AdapterSettings) -> Adapter:
         parent: Any = base.blocks[-1].output
         name = next(n for n, module in base.body.named_modules() if module is parent.dense)
-        tensor = layouts.Tensor(name, features(parent.dense)[1], settings.rank, layouts.ADAPTER_GROUP)
+        tensor = layouts.Tensor(
+            name, features(parent.dense)[1], settings.rank, layouts.ADAPTER_GROUP
+        )
         layout = layouts.Layout(
             (tensor,), settings.rank, settings.alpha, settings.seed, settings.distribution
         )
@@ -202,9 +204,7 @@ class EncoderTop(Top):
         return nn.functional.normalize(pooled, dim=-1) @ self._prompts.T / COSINE_TEMPERATURE
 
 
-def _inputs(
-    base: BaseModel, prompts: Sequence[Prompt], *modules: nn.Module
-) -> list[list[Tensor]]:
+def _inputs(base: BaseModel, prompts: Sequence[Prompt], *modules: nn.Module) -> list[list[Tensor]]:
     """The inputs of some modules for the sequence of every prompt, [S, features] each."""
     found: list[list[Tensor]] = []
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row].sequences[0]))

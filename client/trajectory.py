@@ -303,11 +303,9 @@ def _encode_record(
     queries = 0 if isinstance(scalars, int) else len(scalars)
     fields = _RECORD.pack(step, queries, learning_rate)
     crc = zlib.crc32(fields, crc)
-    if isinstance(scalars, int):
-        scalars = _RETURN.pack(scalars)
-    else:
-        scalars = scalars.astype("<f4").tobytes()
-    return fields + _CHECKSUM.pack(crc) + scalars + _CHECKSUM.pack(zlib.crc32(scalars, crc))
+    is_return = isinstance(scalars, int)
+    data = _RETURN.pack(scalars) if is_return else scalars.astype("<f4").tobytes()
+    return fields + _CHECKSUM.pack(crc) + data + _CHECKSUM.pack(zlib.crc32(data, crc))
 
 
 def _read_record(

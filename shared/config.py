@@ -38,6 +38,7 @@ def _number_as_text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_number_as_text)]
 
+
 def _rate(value: object) -> float | Literal["auto"]:
     if value == "auto":
         return "auto"

@@ -92,7 +92,6 @@ class Observation:
         measured = queries if curvature is not None else 0
         return cls(loss, square, energy, energy, learning_rate, curvature, measured)
 
-
     def times(self, factor: float) -> Self:
         """Of the same step, if it moves the state by so many times as much."""
         more = factor * factor
@@ -240,16 +239,22 @@ class StepSize:
         fell = self._start.mean - self._loss.mean
         return max(0.0, fell - float(np.hypot(self._start.error, self._loss.error)))
 
-    def measures_curvature(self, step: int, queries: int) -> bool:
-        """Whether a step takes L₀ too: one per 16 directions, every one while warming up.
+    def curvature_every(self, queries: int) -> int:
+        """Steps between those that take L₀ too: one per 16 directions, about 3 % of the rows.
+
+        Every step does while warming up; 0 is never.
 
         Args:
-            step: counted from 0.
             queries: q.
         """
         if self.given is not None:
-            return False
-        return self.warming_up or step % curvature_interval(queries) == 0
+            return 0
+        return 1 if self.warming_up else max(1, CURVATURE_SHARE // queries)
+
+    def measures_curvature(self, step: int, queries: int) -> bool:
+        """Whether a step, counted from 0, takes L₀ too."""
+        every = self.curvature_every(queries)
+        return bool(every) and step % every == 0
 
     def _risen(self, average: _Average, latest: float) -> bool:
         """Whether the smoothed loss is above its lowest by more than its noise."""
@@ -268,8 +273,3 @@ class StepSize:
     @property
     def _memory(self) -> float:
         return float(np.clip(self.steps / 10, 4, MEMORY))
-
-
-def curvature_interval(queries: int) -> int:
-    """Every how many steps L₀ is taken: once per 16 directions, about 3 % of the rows."""
-    return max(1, CURVATURE_SHARE // queries)

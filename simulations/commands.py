@@ -32,7 +32,13 @@ def demo(
     """
     from shared.config import RunConfig
 
-    settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
+    settings = {
+        "seed": seed,
+        "data.seed": seed,
+        "learning-rate": 0.1,
+        "personal.learning-rate": 0.1,
+        "out": str(out.resolve()) if out else "",
+    }
     _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
 
 

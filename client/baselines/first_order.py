@@ -59,9 +59,7 @@ class FirstOrder:
             self._trained = {ADAPTER_NAME: center}
         body = Body(base, adapter.first_block)
         self._forward = ResidentForward(adapter, bench.scorer, body)
-        self._optimizer = torch.optim.Adam(
-            list(self._trained.values()), bench.settings.rate
-        )
+        self._optimizer = torch.optim.Adam(list(self._trained.values()), bench.settings.rate)
         self._steps = 0
         if self._checkpoint.exists():
             self._continue()

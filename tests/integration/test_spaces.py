@@ -14,8 +14,7 @@ from test_architectures import ARCHITECTURES
 
 from client.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.estimators.mezo import estimate
-from client.estimators.prge import carried_out
-from client.estimators.prge import Trial
+from client.estimators.prge import Trial, carried_out
 from client.forward.body import Body
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward

@@ -18,7 +18,6 @@ from shared.step_size import (
     WARM_UP,
     Observation,
     StepSize,
-    curvature_interval,
 )
 
 QUERIES, STEPS = 4, 400
@@ -71,9 +70,7 @@ def test_an_even_run_spends_its_budget_and_little_more() -> None:
     assert 0.8 * budget < size.spent < 1.2 * budget
 
 
-@given(
-    curvature=st.floats(0.01, 1e4), square=st.floats(1e-4, 1e4), loss=st.floats(1e-3, 1e3)
-)
+@given(curvature=st.floats(0.01, 1e4), square=st.floats(1e-4, 1e4), loss=st.floats(1e-3, 1e3))
 def test_the_rate_follows_the_scales(curvature: float, square: float, loss: float) -> None:
     """η = √(2·price / (tr(H)·energy)): what is multiplied here divides there."""
     plain = after(StepSize(STEPS), [CALM] * 20).learning_rate
@@ -169,7 +166,8 @@ def test_a_thousandfold_rate_recovers() -> None:
 
 
 def test_the_centre_costs_about_three_percent_of_the_rows() -> None:
-    assert [curvature_interval(q) for q in (1, 4, 8, 16, 64)] == [16, 4, 2, 1, 1]
+    size = after(StepSize(STEPS), [CALM] * 20)
+    assert [size.curvature_every(q) for q in (1, 4, 8, 16, 64)] == [16, 4, 2, 1, 1]
 
 
 def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:
