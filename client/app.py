@@ -158,6 +158,7 @@ def _place(context: Context) -> _Place:
             '--node-config "partition-id=0 num-partitions=8"'
         )
     clients = int(context.node_config["num-partitions"])
+    config = config.among(clients)
     return _Place(config, trainer_for(config), _device(context), clients)
 
 

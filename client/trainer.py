@@ -147,6 +147,7 @@ class Trainer:
     def hello(self, device: int, clients: int, round_number: int) -> Hello:
         """How a client of this trainer introduces itself."""
         facts = {
+            "clients": clients,
             "grouping": self._execution.schedule.grouping,
             "micro_batch": self._execution.schedule.micro_batch,
             "threads": self._execution.threads,

@@ -31,7 +31,14 @@ _PACKAGES = ("samara", "flwr", "numpy", "torch", "transformers", "pydantic")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
-    serve(RunConfig.of(context.run_config, "run config"), grid)
+    console = logging.StreamHandler()  # Flower hands on what an app prints, and nothing else
+    log.addHandler(console)
+    log.setLevel(logging.INFO)
+    try:
+        folder = serve(RunConfig.of(context.run_config, "run config"), grid)
+        log.info("the result is %s", (folder / RESULT_FILE).resolve())
+    finally:
+        log.removeHandler(console)
 
 
 def serve(config: RunConfig, grid: Grid) -> Path:
@@ -46,6 +53,7 @@ def serve(config: RunConfig, grid: Grid) -> Path:
     roster.greet(grid, config.cohort.timeout)
     if roster.layout is None:
         raise SamaraError("no device can take part: " + ("; ".join(roster.reasons) or "none came"))
+    config = config.among(roster.clients)
     run_id = run_id_of(config, roster.layout, roster.model_id)
     folder = run_folder(config, run_id)
     header = LedgerHeader(GLOBAL_TRACK, run_id, roster.layout.hash)

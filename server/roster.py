@@ -44,20 +44,22 @@ class Roster:
         members: by Flower node id.
         layout: that all of them have; None before the first introduction.
         model_id: of the base model that all of them have.
+        clients: among how many the data set is dealt.
     """
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
         self.layout: Layout | None = None
         self.model_id = b""
+        self.clients = 0
         self._refused: set[int] = set()
         self.reasons: list[str] = []
 
     def greet(self, grid: Grid, timeout: float) -> None:
         """Ask every node that has not introduced itself to do so.
 
-        The first introduction, in order of device, fixes layout and model of the run; a device
-        with another one is refused and the reason kept in `reasons`.
+        The first introduction, in order of device, fixes layout, model and number of clients of
+        the run; a device with another one is refused and the reason kept in `reasons`.
         """
         unknown = [node for node in grid.get_node_ids() if node not in self.members]
         unknown = [node for node in unknown if node not in self._refused]
@@ -89,9 +91,12 @@ class Roster:
         return min((member.round for member in self.members.values()), default=0)
 
     def _admit(self, hello: Hello, node: int) -> None:
-        layout = Layout.from_json(hello.layout)
+        layout, facts = Layout.from_json(hello.layout), _facts(hello.facts)
+        clients = facts.get("clients")
+        if type(clients) is not int or clients < 1:
+            raise SamaraError(f"it says that its data are dealt among {clients!r} clients")
         if self.layout is None:
-            self.layout, self.model_id = layout, hello.model_id
+            self.layout, self.model_id, self.clients = layout, hello.model_id, clients
         if layout.hash != self.layout.hash:
             raise SamaraError(
                 f"its layout {layout.hash.hex()[:12]} is not this run's "
@@ -99,9 +104,13 @@ class Roster:
             )
         if hello.model_id != self.model_id:
             raise SamaraError("its base model is not this run's; give it the same model files")
+        if clients != self.clients:
+            raise SamaraError(
+                f"its data are dealt among {clients} clients, this run's among {self.clients}; "
+                "give all the same num-partitions"
+            )
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
-        facts = _facts(hello.facts)
         self.members[node] = Member(node, hello.device, hello.examples, hello.round, facts)
 
     def _refuse(self, node: int, reason: str) -> None:

@@ -213,6 +213,14 @@ class RunConfig(Settings):
     personal: PersonalSettings = PersonalSettings()
     ledger: LedgerSettings = LedgerSettings()
 
+    def among(self, clients: int) -> Self:
+        """The same run with its data dealt among so many clients: Flower says how many there are.
+
+        Raises:
+            ConfigError: if it cannot be that many.
+        """
+        return self.of(self.flat() | {"data.clients": clients}, "number of clients")
+
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:
         if self.steps * self.queries > 2**20:

@@ -281,7 +281,8 @@ class Hello:
         round: the last round in its state.
         model_id: 32 bytes.
         layout: the layout's canonical JSON.
-        facts: JSON object with versions, threads and the like, for the record only.
+        facts: JSON object: `clients`, among how many its data set is dealt; the rest (versions,
+            threads and the like) is for the record only.
     """
 
     device: int

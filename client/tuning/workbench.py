@@ -82,6 +82,8 @@ class Workbench:
         base: the model, as it was read.
         scorer: of it.
         root: the seed of batches and directions.
+        objective: of scores.
+        decodes: whether steps are judged by decoded answers instead of scores.
     """
 
     def __init__(self, settings: TuneSettings) -> None:
@@ -96,7 +98,8 @@ class Workbench:
         self.task: Task = load_task(settings.task)
         usual: Goal = "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
         self.goal: Goal = usual if settings.objective == "auto" else settings.objective
-        self.objective = objective_of(self.task, self.goal)
+        self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
+        self.objective = objective_of(self.task, usual if self.decodes else self.goal)
         self._loss = objective_of(self.task, usual)
         examples = _drawn(settings, self.task)
         self.data_hash = _hash_of(examples)

@@ -13,7 +13,7 @@ from client.estimators import mezo, prge
 from client.estimators.mezo import learning_rate_at, queries_at
 from client.estimators.prge import Estimator, Trial, carried_out
 from client.forward.body import Body, trunk_cache
-from client.forward.grouping import Schedule
+from client.forward.grouping import Schedule, grouped
 from client.forward.resident import ResidentForward
 from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
@@ -26,17 +26,20 @@ from shared.model.lora_fa import Adapters
 from shared.model.replay_torch import backend_for
 from shared.step_record import STEP_SIZE_FILE, StepRecord
 from shared.step_size import Observation, StepSize
+from shared.tasks.kinds import GenerationTask
+from shared.tasks.objectives import minus_answer_metric
 
 log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
 
-_UPDATES: dict[Method, Update] = {
+UPDATES: dict[Method, Update] = {
     "prge": SGD(),
     "mezo": SGD(),
     "mezo-momentum": Momentum(),
     "mezo-adam": Adam(),
 }
+"""How each method makes steps of gradient estimates."""
 
 
 class ZerothOrder:
@@ -54,7 +57,7 @@ class ZerothOrder:
     def __init__(self, bench: Workbench, folder: Path, settings_hash: bytes) -> None:
         self._bench, self._path = bench, folder / TRAJECTORY_FILE
         settings = bench.settings
-        self._update = _UPDATES[settings.method]
+        self._update = UPDATES[settings.method]
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
         self._place()
         header = TrajectoryHeader.of(
@@ -159,9 +162,9 @@ class ZerothOrder:
         self._trajectory.close()
 
     def _place(self) -> None:
-        """Put a space, where it begins, into the model of the bench."""
+        """Put a space into the model, and an engine around it."""
         bench = self._bench
-        self._space = _space(bench)
+        self._space = space_of(bench)
         adapter = self._space.adapter
         cache = trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
         body = Body(bench.base, adapter.first_block, cache)
@@ -177,6 +180,8 @@ class ZerothOrder:
         )
 
     def _losses_of(self, trial: Trial) -> NDArray[np.float64]:
+        if self._bench.decodes:
+            return self._losses_of_answers(trial)
         train = self._bench.splits["train"]
         prompts = [train.prompts[index] for index in trial.batch]
 
@@ -186,13 +191,33 @@ class ZerothOrder:
         scores = self._space.evaluate(run, trial.seeds, trial.epsilon)
         return self._bench.objective(scores, train.labels[trial.batch])
 
+    def _losses_of_answers(self, trial: Trial) -> NDArray[np.float64]:
+        task, train = self._bench.task, self._bench.splits["train"]
+        assert isinstance(task, GenerationTask)
+        prompts = [train.open_prompts[index] for index in trial.batch]
+        accepted = [train.examples[index].answers for index in trial.batch]
+
+        def run(points: Adapters) -> NDArray[np.float32]:
+            losses = np.empty(points.count, np.float32)
+            for place, point in grouped(points, "sequential"):
+                answers = self._forward.answers(point, prompts, self._schedule.micro_batch)
+                losses[place] = minus_answer_metric(task, [answers], accepted)
+            return losses
+
+        return self._space.evaluate(run, trial.seeds, trial.epsilon).astype(np.float64)
+
 
 def _gain(update: Update) -> float:
     """How many times a step's gradient moves the state in all, moments included."""
     return 1 / (1 - update.beta) if isinstance(update, Momentum) else 1.0
 
 
-def _space(bench: Workbench) -> Space:
+def space_of(bench: Workbench) -> Space:
+    """The space that the settings ask for, where it begins, in the model of the bench.
+
+    Raises:
+        ModelError: if the model has no such space.
+    """
     settings, base = bench.settings, bench.base
     backend = backend_for(torch.device(settings.model.device), settings.threads)
     labels = bench.scorer.labels

@@ -72,7 +72,7 @@ def minus_label_metric(task: Task) -> Objective:
     if isinstance(task, GenerationTask):
         raise TaskError(
             f"task {task.name!r} is a generation, whose metric is of decoded answers, not of "
-            "scores; train the likelihood, or decode"
+            "scores; train the likelihood, or use minus_answer_metric"
         )
 
     def losses(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:

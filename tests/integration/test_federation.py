@@ -12,6 +12,7 @@ from federations import Settings, Tampering, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import instruction_with
 
+from client.app import app as client_app
 from client.trainer import loaded, trainer_for
 from server.aggregate import aggregate
 from server.app import serve
@@ -30,6 +31,7 @@ from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from shared.round_delta import PoolSeeds, RoundDelta
+from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
 
@@ -317,6 +319,23 @@ def test_a_node_without_a_place_in_the_partition_is_refused(settings: Settings) 
     del grid._contexts[1002].node_config["num-partitions"]
     folder = serve(config, grid)
     assert set(read_result(folder)["devices"]) == {"0", "1"}
+
+
+def test_a_device_whose_data_are_dealt_among_others_is_refused(settings: Settings) -> None:
+    config = config_of(settings, rounds=1)
+    grid = grid_of(config)
+    grid._contexts[1002].node_config["num-partitions"] = 4
+    assert set(read_result(serve(config, grid))["devices"]) == {"0", "1"}
+
+
+def test_a_run_is_named_by_as_many_clients_as_there_are(settings: Settings, tmp_path: Path) -> None:
+    results = []
+    for clients in (2, 3):
+        config = config_of(settings, rounds=1, out=str(tmp_path / str(clients)))
+        grid = InProcessGrid(client_app, clients, config.flat())
+        results.append(read_result(serve(config, grid)))
+    assert [result["config"]["data.clients"] for result in results] == [2, 3]
+    assert results[0]["run_id"] != results[1]["run_id"]
 
 
 def test_losses_that_are_not_finite_end_the_run_with_a_message(

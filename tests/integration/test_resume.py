@@ -113,7 +113,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     """It returns, lowers the rate that was given by hand, and says so; nobody contributed."""
 
     def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
-        loss = 0.7 if instruction.round < 6 else 9.0 - instruction.round
+        loss = 9.0 if instruction.round == 6 else 0.7
         return replace(observed(instruction, *rest), loss=loss)
 
     monkeypatch.setattr(strategy, "observed", rising)

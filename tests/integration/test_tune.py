@@ -308,6 +308,17 @@ def test_a_generation_is_trained_by_likelihood_and_judged_by_its_answers(
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
 
 
+@pytest.mark.parametrize("method", ["prge", "mezo"])
+def test_the_metric_of_answers_can_be_trained(
+    method: str, settings: Settings, answers: Settings
+) -> None:
+    few = {"data__validation": 4, "data__test": 6, "steps": 4, "validate_every": 1}
+    near = {"epsilon": 0.5 if method == "prge" else 0.1, "learning_rate": 1.0, "space": "auto"}
+    settings_of_it = answers | few | near | {"objective": "metric"}
+    result = tuned(tuning_of(settings, method=method, **settings_of_it))
+    assert len({point["loss"] for point in result["curve"]}) > 1
+
+
 @pytest.mark.parametrize("method", ["prge", "fo-adam", "icl"])
 def test_a_choice_is_trained_and_judged_by_its_candidates(
     method: str, settings: Settings, tmp_path: Path
