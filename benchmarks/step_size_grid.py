@@ -187,6 +187,8 @@ def main() -> None:
     parser.add_argument("--cell", action="append", required=True, metavar="MODEL:TASK:DATA")
     parser.add_argument("--seconds", type=float, default=np.inf)
     arguments = parser.parse_args()
+    if any(cell.count(":") != 2 for cell in arguments.cell):
+        parser.error("write a cell as MODEL:TASK:DATA")
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, end = arguments.out / "cells.jsonl", time.monotonic() + arguments.seconds
@@ -197,7 +199,8 @@ def main() -> None:
             open_seeds = [seed for seed in SEEDS if (cell, size, seed) not in done]
             if not open_seeds or time.monotonic() > end:
                 continue
-            top = top_of(*cell.split(":"), size)
+            model, task, data = cell.split(":")
+            top = top_of(model, task, data, size)
             for seed in open_seeds:
                 rows.append(measured(cell, size, seed, top))
                 append_event(file, rows[-1])

@@ -160,7 +160,7 @@ class CausalTop(Top):
             for name, a, frozen in self._into
         ]
         inner = nn.functional.silu(made[0]) * made[1]
-        hidden = self._norm(self._rest[rows] + self._down(inner))
+        hidden: Tensor = self._norm(self._rest[rows] + self._down(inner))
         return hidden @ self._words.T
 
 

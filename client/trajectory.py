@@ -303,8 +303,7 @@ def _encode_record(
     queries = 0 if isinstance(scalars, int) else len(scalars)
     fields = _RECORD.pack(step, queries, learning_rate)
     crc = zlib.crc32(fields, crc)
-    is_return = isinstance(scalars, int)
-    data = _RETURN.pack(scalars) if is_return else scalars.astype("<f4").tobytes()
+    data = _RETURN.pack(scalars) if isinstance(scalars, int) else scalars.astype("<f4").tobytes()
     return fields + _CHECKSUM.pack(crc) + data + _CHECKSUM.pack(zlib.crc32(data, crc))
 
 

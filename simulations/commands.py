@@ -111,7 +111,7 @@ def tune(
     steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
     queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default by method, space.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: it is found.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
