@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
-from shared.tasks.rows import Example
+from shared.tasks.rows import Example, fingerprint
 
 EVALUATION_MICRO_BATCH = 16
 
@@ -146,7 +146,7 @@ class Trainer:
 
     def hello(self, device: int, clients: int, round_number: int) -> Hello:
         """How a client of this trainer introduces itself."""
-        facts = {
+        facts: dict[str, Any] = {
             "clients": clients,
             "grouping": self._execution.schedule.grouping,
             "micro_batch": self._execution.schedule.micro_batch,
@@ -162,6 +162,10 @@ class Trainer:
             "replay": self.backend.name,
         }
         examples = len(self.share(device, clients, Split.TRAIN).labels)
+        facts["fingerprints"] = {
+            name: fingerprint(e for e in self._shares[clients][device] if e.split == name)
+            for name in ("train", "validation", "test")
+        }
         layout = self.layout.to_json()
         return Hello(
             device, examples, round_number, self.model_id, layout, json.dumps(facts, sort_keys=True)

@@ -11,13 +11,14 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from server.roster import Roster
-from server.store import RESULT_FILE, RunStore
+from server.store import RunStore
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
+from shared.result import RESULT_FILE, SCHEMA_VERSION
 from shared.runs import run_folder, run_id_of
 from shared.wire import PERSONAL_ACTION
 
@@ -107,13 +108,14 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
     events = store.events
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
+        "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
         "versions": _versions(),
         "run_id": store.ledger.header.run_id.hex(),
         "model_id": roster.model_id.hex(),
         "layout_hash": store.layout.hash.hex(),
         "elements": store.layout.size,
-        "devices": {str(m.device): {"examples": m.examples, **m.facts} for m in members},
+        "devices": {str(m.device): {**m.facts, "examples": m.examples} for m in members},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "bytes_up": sum(event["bytes_up"] for event in events),

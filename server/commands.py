@@ -55,9 +55,10 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import RESULT_FILE, read_layout, read_result, replayed
+    from server.store import read_layout, read_result, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
+    from shared.result import RESULT_FILE
 
     layout = read_layout(run)
     steps = replayed(run)

@@ -18,9 +18,10 @@ from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.proving import Step, proven
 from shared.ledger.records import LedgerHeader
+from shared.result import RESULT_FILE
 
 LEDGER_FOLDER, LAYOUT_FILE = "ledger", "layout.json"
-METRICS_FILE, RESULT_FILE = "metrics.jsonl", "result.json"
+METRICS_FILE = "metrics.jsonl"
 
 
 class RunStore:

@@ -1,19 +1,136 @@
-"""From a finished run to an adapter that other tools read."""
+"""Models of a finished run as files, global or a client's own, and how two clients' differ."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.personalize import personal_ledger
-from server.store import read_layout, read_result, replayed
+from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
+from shared.files import write_durably
 from shared.layout import ADAPTER_GROUP, Layout
+from shared.ledger.personal_file import PersonalFile
 from shared.ledger.proving import proven
-from shared.model.loading import structure_of
+from shared.ledger.reading import read_header, read_ledger
+from shared.model.loading import BaseModel, structure_of
 from shared.model.peft import write_peft_adapter
-from shared.replay import to_float32, zero_state
+from shared.replay import digest, to_float32, zero_state
+from shared.result import RunResult
+
+State = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run whose models are wanted.
+
+    Attributes:
+        folder: of the run.
+        result: of it.
+        config: its settings, with this folder.
+        layout: of the adapter.
+    """
+
+    folder: Path
+    result: RunResult
+    config: RunConfig
+    layout: Layout
+
+    @classmethod
+    def at(cls, folder: Path) -> "FinishedRun":
+        """Open a run.
+
+        Raises:
+            SamaraError: if it is not finished or damaged.
+        """
+        result = RunResult.read(folder)
+        config = RunConfig.of(result.config | {"out": str(folder)}, str(folder))
+        return cls(folder, result, config, read_layout(folder))
+
+    def check_model(self, base: BaseModel) -> None:
+        """Refuse another model than the run's.
+
+        Raises:
+            ModelError: if it is.
+        """
+        if base.model_id.hex() != self.result.model_id:
+            raise ModelError(
+                f"{base.folder}: is not the model of {self.folder}, whose id begins with "
+                f"{self.result.model_id[:12]}; restore the model's files"
+            )
+
+    def global_state(self) -> State:
+        """After the last round, int64 [d], replayed and proven.
+
+        Raises:
+            SamaraError: if the ledger is damaged.
+        """
+        state = zero_state(self.layout.size)
+        for step in replayed(self.folder):
+            state = step.state
+        return state
+
+    def personal_state(self, client: int) -> State:
+        """What a client's private rounds add, int64 [d], replayed and proven.
+
+        Raises:
+            LedgerError: if there is no such client or ledger, or it is damaged.
+        """
+        *_, last = proven(self._personal_ledger(client), self.layout)
+        return last.state
+
+    def personal_file(self, client: int) -> PersonalFile:
+        """A client's private rounds in the small form.
+
+        Raises:
+            LedgerError: if they cannot be put so.
+        """
+        ledger = self._personal_ledger(client)
+        started = digest(self.layout.hash, self.global_state())
+        try:
+            return PersonalFile.of(
+                read_header(ledger),
+                read_ledger(ledger, strict=True),
+                self.config.seed,
+                client,
+                started,
+            )
+        except LedgerError as error:
+            raise LedgerError(f"{ledger}: {error}; export the PEFT form instead") from error
+
+    def state_in(self, file: Path) -> State:
+        """What the private rounds in a file add, int64 [d].
+
+        Raises:
+            LedgerError: if the file is damaged, or belongs to another run or state.
+        """
+        try:
+            personal = PersonalFile.decode(file.read_bytes())
+            if personal.header.run_id.hex() != self.result.run_id:
+                raise LedgerError(f"it belongs to run {personal.header.run_id.hex()}")
+            if personal.global_digest.hex() != self.result.final_digest:
+                raise LedgerError("it started from another global model than the run ended with")
+            return personal.state(self.layout)
+        except OSError as error:
+            raise LedgerError(f"{file}: cannot be read: {error.strerror}") from error
+        except SamaraError as error:
+            raise LedgerError(f"{file}: {error}") from error
+
+    def _personal_ledger(self, client: int) -> Path:
+        clients = self.config.data.clients
+        if not 0 <= client < clients:
+            raise LedgerError(f"client {client} does not exist: there are {clients}")
+        path = personal_ledger(self.config, bytes.fromhex(self.result.run_id), client)
+        if not path.exists():
+            raise LedgerError(
+                f"{path}: client {client} has no private rounds here; set personal.rounds, or "
+                "leave the client out for the global model"
+            )
+        return path
 
 
 def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
@@ -30,23 +147,16 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
     """
-    result = read_result(run)
-    config = RunConfig.of(result["config"] | {"out": str(run)}, str(run))
-    layout = read_layout(run)
-    base = structure_of(config.model.path, config.model.family)
-    if base.model_id.hex() != result["model_id"]:
-        raise ModelError(
-            f"{base.folder}: is not the model of {run}, whose id begins with "
-            f"{result['model_id'][:12]}; restore the model's files"
-        )
-    state = zero_state(layout.size)
-    for step in replayed(run):
-        state = step.state
+    opened = FinishedRun.at(run)
+    model, layout = opened.config.model, opened.layout
+    base = structure_of(model.path, model.family)
+    opened.check_model(base)
+    state = opened.global_state()
     if client is not None:
-        state = state + _personal(config, bytes.fromhex(result["run_id"]), layout, client)
+        state = state + opened.personal_state(client)
     numbers = to_float32(state)
     try:
-        write_peft_adapter(base, config.model.path, layout, numbers, out)
+        write_peft_adapter(base, model.path, layout, numbers, out)
     except OSError as error:
         raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
     return {
@@ -56,14 +166,56 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     }
 
 
-def _personal(config: RunConfig, run_id: bytes, layout: Layout, client: int) -> NDArray[np.int64]:
-    if not 0 <= client < config.data.clients:
-        raise LedgerError(f"client {client} does not exist: there are {config.data.clients}")
-    path = personal_ledger(config, run_id, client)
-    if not path.exists():
-        raise LedgerError(
-            f"{path}: client {client} has no private rounds here; set personal.rounds, or leave "
-            "--client out for the global model"
-        )
-    *_, last = proven(path, layout)
-    return last.state
+def export_ledger(run: Path, client: int, out: Path) -> int:
+    """Write a client's private rounds as one small file; returns its bytes.
+
+    Raises:
+        SamaraError: if the run or the client's ledger cannot be used.
+    """
+    data = FinishedRun.at(run).personal_file(client).encode()
+    try:
+        write_durably(out, data)
+    except OSError as error:
+        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
+    return len(data)
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """Two clients' private numbers of one tensor, or of all together.
+
+    Attributes:
+        name: of the tensor.
+        one, other: Euclidean norms.
+        distance: norm of the difference.
+        cosine: of the angle between them; NaN if one is zero.
+    """
+
+    name: str
+    one: float
+    other: float
+    distance: float
+    cosine: float
+
+
+def diff(run: Path, one: int, other: int) -> list[TensorDifference]:
+    """How far apart the private rounds of two clients lead, tensor by tensor and in all.
+
+    Raises:
+        SamaraError: if the run or a client's ledger cannot be used.
+    """
+    opened = FinishedRun.at(run)
+    numbers = [to_float32(opened.personal_state(client)) for client in (one, other)]
+    layout = opened.layout
+    rows = [
+        _difference(tensor.name, [own[layout.place(tensor.name)[0]] for own in numbers])
+        for tensor in layout.tensors
+    ]
+    return [*rows, _difference("all", numbers)]
+
+
+def _difference(name: str, numbers: Sequence[NDArray[np.float32]]) -> TensorDifference:
+    one, other = (own.astype(np.float64) for own in numbers)
+    norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    cosine = float(one @ other) / (norms[0] * norms[1]) if all(norms) else float("nan")
+    return TensorDifference(name, *norms, float(np.linalg.norm(one - other)), cosine)

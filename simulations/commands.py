@@ -10,7 +10,14 @@ import typer
 if TYPE_CHECKING:
     from shared.config import RunConfig
 
-adapter = typer.Typer(help="Carry adapters to other tools.", no_args_is_help=True)
+adapter = typer.Typer(help="Look at models of runs, carry them away.", no_args_is_help=True)
+
+
+class Form(StrEnum):
+    """How a model is written."""
+
+    PEFT = "peft"
+    LEDGER = "ledger"
 
 
 class Engine(StrEnum):
@@ -65,31 +72,64 @@ def simulate(
 
 
 def _run(config: "RunConfig", engine: Engine) -> None:
-    from server.store import read_result
+    from shared.result import RunResult
+    from simulations.curves import write_curves
     from simulations.progress import watched
-    from simulations.report import print_result
+    from simulations.report.terminal import print_result
 
     with watched(config) as on_message:
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
         folder = run(config, on_message, engine.value)
-    print_result(folder, read_result(folder))
+    write_curves(folder)
+    print_result(folder, RunResult.read(folder))
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with figures here.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write every client's figures here.")
+    ] = None,
 ) -> None:
-    """Compare runs client by client.
+    """Compare ways of serving clients, or runs, client by client, with tests.
 
-    Example: samara compare runs/first runs/second
+    Runs that differ in nothing but the seed are averaged within a client first.
+
+    Example: samara compare runs/first runs/second --html report.html
     """
     from rich.console import Console
 
-    from simulations.compare import compared
+    from simulations.comparison.comparison import comparison_of
+    from simulations.comparison.tables import csv_of, printed
 
-    for table in compared(runs):
-        Console().print(table, "")
+    comparison = comparison_of(runs)
+    for part in printed(comparison):
+        Console().print(part, "")
+    if html is not None:
+        from simulations.report.html import page_of
+
+        _write(html, page_of(comparison))
+    if csv is not None:
+        _write(csv, csv_of(comparison))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that was asked for, and say where it is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from shared.errors import SamaraError
+    from shared.files import write_durably
+
+    try:
+        write_durably(file, text.encode())
+    except OSError as error:
+        raise SamaraError(f"{file}: cannot be written: {error.strerror}") from error
+    Console().print(Text(f"written: {file}"), soft_wrap=True)
 
 
 def tune(
@@ -129,7 +169,7 @@ def tune(
     from client.tuning.settings import TuneSettings
     from shared.config import parse_assignment
     from simulations.progress import watched_tuning
-    from simulations.report import print_tuning
+    from simulations.report.terminal import print_tuning
 
     options: dict[str, Any] = {
         "method": method,
@@ -163,24 +203,100 @@ def tune(
 @adapter.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder, or file of the ledger form.")],
     client: Annotated[
         int | None, typer.Option("--client", help="Add this client's private rounds.")
     ] = None,
+    form: Annotated[
+        Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
+    ] = Form.PEFT,
 ) -> None:
-    """Write a PEFT LoRA adapter that PeftModel.from_pretrained loads.
+    """Write a model of a run: a LoRA adapter for PEFT, or private rounds in 4 bytes a scalar.
 
     Example: samara adapter export runs/first --client 3 --out adapters/third
     """
     from rich.console import Console
 
+    from shared.errors import ConfigError
     from simulations.adapter import export as write
+    from simulations.adapter import export_ledger
 
-    left_out = write(run, client, out)
     console = Console()
+    if form is Form.LEDGER:
+        if client is None:
+            raise ConfigError("--form ledger holds a client's private rounds: give --client")
+        size = export_ledger(run, client, out)
+        console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
+        return
+    left_out = write(run, client, out)
     for name, numbers in left_out.items():
-        console.print(f"Left out, PEFT has no place for it: {name} {numbers}")
-    console.print(f"The adapter is in {out}")
+        console.print(f"Left out, PEFT has no place for it: {name} {numbers}", markup=False)
+    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
+
+
+@adapter.command()
+def apply(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    text: Annotated[str, typer.Argument(help="A JSON object if the task reads several fields.")],
+    client: Annotated[
+        int | None, typer.Option("--client", help="Add this client's private rounds.")
+    ] = None,
+    personal: Annotated[
+        Path | None, typer.Option("--personal", help="Add those of an exported ledger file.")
+    ] = None,
+) -> None:
+    """Show what base, global and personal model make of a text.
+
+    Example: samara adapter apply runs/first "what a day" --client 3
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from shared.errors import ConfigError
+    from simulations.quick_look import quick_look
+
+    if client is not None and personal is not None:
+        raise ConfigError("--client and --personal: give one of them")
+    labels, models = quick_look(run, text, client, personal)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("")
+    for name in models:
+        table.add_column(name, justify="right")
+    for index, label in enumerate(labels):
+        cells = [
+            Text(f"{own[index]:.1%}", style="bold" if own.argmax() == index else "")
+            for own in models.values()
+        ]
+        table.add_row(Text(label), *cells)
+    Console().print(table)
+
+
+@adapter.command()
+def diff(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    one: Annotated[int, typer.Argument(help="A client.")],
+    other: Annotated[int, typer.Argument(help="Another.")],
+) -> None:
+    """Show how far apart the private rounds of two clients lead.
+
+    Example: samara adapter diff runs/first 3 5
+    """
+    from math import isnan
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulations.adapter import diff as differences
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("tensor")
+    for heading in (f"norm of {one}", f"norm of {other}", "distance", "cosine"):
+        table.add_column(heading, justify="right")
+    for row in differences(run, one, other):
+        cosine = "" if isnan(row.cosine) else f"{row.cosine:+.3f}"
+        table.add_row(row.name, f"{row.one:.4f}", f"{row.other:.4f}", f"{row.distance:.4f}", cosine)
+    Console().print(table)
 
 
 def _scenario_file(scenario: Path) -> Path:

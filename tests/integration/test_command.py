@@ -46,7 +46,8 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
 ) -> None:
     short = {"rounds": 1, "personal.rounds": 1, "data.clients": 2, "threads": 1}
     of = RunConfig.of
-    monkeypatch.setattr(RunConfig, "of", lambda settings, source: of({**settings, **short}, source))
+    shortened = staticmethod(lambda settings, source: of({**settings, **short}, source))
+    monkeypatch.setattr(RunConfig, "of", shortened)
     status, printed, errors = run("demo", "--seed", 3, "--out", tmp_path / "demo")
     assert (status, errors) == (0, "")
     for column in ("majority", "rate", "zero-shot", "bias", "local-only", "global", "personal"):
@@ -78,21 +79,38 @@ def test_simulate_inspect_verify(
     assert final in printed.replace("\n", "")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_compare_shows_every_run_and_the_means(
-    count: int, run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+def test_compare_averages_seeds_and_writes_every_client(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    folders = [tmp_path / "runs" / name for name in ("a", "b")[:count]]
+    folders = [tmp_path / "runs" / name for name in ("a", "b")]
     for seed, out in enumerate(folders):
         settings |= {"seed": seed, "rounds": 1}
         assert run("simulate", scenario, *assignments(settings), "--out", out)[0] == 0
-    status, printed, errors = run("compare", *folders)
+    file = tmp_path / "clients.csv"
+    status, printed, errors = run("compare", *folders, "--csv", file)
     assert (status, errors) == (0, "")
-    assert printed.count("macro-F1") == count
-    assert printed.count("Mean accuracy over the clients") == count - 1
-    for out in folders:
-        mean = read_result(out)["evaluations"][-1]["columns"]["global"]["mean_client_accuracy"]
-        assert printed.count(f"{mean:.1%}") >= count
+    assert "seed 0, 1" in printed.replace("\n", "")
+    ends = [read_result(out)["evaluations"][-1]["columns"]["global"] for out in folders]
+    mean = sum(end["mean_client_accuracy"] for end in ends) / 2
+    line = next(line for line in printed.splitlines() if line.startswith("global "))
+    assert f"{mean * 100:.1f}" in line
+    rows = file.read_text().splitlines()
+    assert len(rows) == 1 + 3 * 3  # three clients under majority, zero-shot, global
+    assert f"written: {file}" in printed.replace("\n", "")
+
+
+def test_compare_refuses_the_same_counts_of_other_examples(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Another data.seed deals as many examples to every client, and not the same ones."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for seed, out in enumerate(folders):
+        settings |= {"data.seed": seed, "rounds": 1}
+        assert run("simulate", scenario, *assignments(settings), "--out", out)[0] == 0
+    status, printed, errors = run("compare", *folders, "--csv", tmp_path / "clients.csv")
+    assert (status, printed) == (1, "")
+    assert "hold other examples (test, train, validation); data.seed is 1, not 0" in errors
+    assert not (tmp_path / "clients.csv").exists()
 
 
 def test_a_flipped_bit_makes_verify_name_the_round(

@@ -1,0 +1,183 @@
+"""A client's private rounds as one small file, 4 bytes per scalar (docs/ledger.md).
+
+    identity     "SAMARAPA" and the rest as in a segment
+    fields       run's seed u64 · device u32 · rounds u32 · steps K u16 · queries q u16
+                 · digest of the global state 32 · digest of the personal state 32
+    shifts       4 bits per round, the earlier round in the low half of a byte
+    coefficients int32 [rounds, K · q]
+    checksum     SHA-256 of everything before
+
+The seeds are not in it: they follow from the run's seed, the round and the device.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.directions import round_root
+from shared.errors import LedgerError
+from shared.frames import PERSONAL_TRACK
+from shared.layout import Layout
+from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
+from shared.replay import MAX_SHIFT, Pass, digest, replay, zero_state
+from shared.round_delta import DerivedSeeds
+
+PERSONAL_MAGIC = b"SAMARAPA"
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalFile:
+    """Private rounds of one client.
+
+    Attributes:
+        header: run and layout.
+        seed: of the run.
+        device: which client.
+        steps: K of a round.
+        queries: q of a step.
+        global_digest: of the state that the rounds started from and are added to, 32 bytes.
+        digest: of the personal state itself, 32 bytes.
+        shifts: of the rounds' coefficients.
+        coefficients: int32 [rounds, K · q].
+    """
+
+    header: LedgerHeader
+    seed: int
+    device: int
+    steps: int
+    queries: int
+    global_digest: bytes
+    digest: bytes
+    shifts: tuple[int, ...]
+    coefficients: NDArray[np.int32]
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<QIIHH32s32s")
+
+    @classmethod
+    def of(
+        cls,
+        header: LedgerHeader,
+        records: Iterable[Record],
+        seed: int,
+        device: int,
+        global_digest: bytes,
+    ) -> Self:
+        """Private rounds out of a client's personal ledger, from round 1 on.
+
+        Raises:
+            LedgerError: if they are not all there, or are of a kind that this file does not hold.
+        """
+        passes: list[Pass] = []
+        shape, end = None, b""
+        for number, record in enumerate(records, start=1):
+            match record.delta.groups:
+                case [group] if isinstance(group.source, DerivedSeeds):
+                    source = group.source
+                case _:
+                    raise LedgerError(f"round {record.delta.round} is not one group of scalars")
+            shape = shape or (source.steps, source.queries)
+            if source != _source(seed, number, device, *shape):
+                raise LedgerError(
+                    f"round {record.delta.round} does not follow from the run's seed; earlier "
+                    "rounds may be gone into a snapshot"
+                )
+            passes.append(group.scalars)
+            end = record.end_digest
+        if shape is None:
+            raise LedgerError("there is no private round")
+        return cls(
+            header,
+            seed,
+            device,
+            *shape,
+            global_digest,
+            end,
+            tuple(one.shift for one in passes),
+            np.stack([one.coefficients for one in passes]),
+        )
+
+    def encode(self) -> bytes:
+        """The file: at most 4 bytes per scalar, 172 more, and half a byte per round."""
+        rounds = len(self.shifts)
+        fields = self._FIELDS.pack(
+            self.seed,
+            self.device,
+            rounds,
+            self.steps,
+            self.queries,
+            self.global_digest,
+            self.digest,
+        )
+        halves = np.array([*self.shifts, 0], np.uint8)[: rounds + rounds % 2].reshape(-1, 2)
+        shifts = (halves[:, 0] | halves[:, 1] << 4).tobytes()
+        content = self.header.encode(PERSONAL_MAGIC) + fields + shifts
+        content += self.coefficients.astype("<i4").tobytes()
+        return content + hashlib.sha256(content).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read a file.
+
+        Raises:
+            LedgerError: if it is damaged or something else.
+        """
+        start = IDENTITY_BYTES + cls._FIELDS.size
+        content, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
+        if len(content) < start or not content.startswith(PERSONAL_MAGIC):
+            raise LedgerError("it is no file of private rounds")
+        if hashlib.sha256(content).digest() != checksum:
+            raise LedgerError("it is damaged; export it again")
+        header = LedgerHeader.decode(content, PERSONAL_MAGIC)
+        seed, device, rounds, steps, queries, started, end = cls._FIELDS.unpack_from(
+            content, IDENTITY_BYTES
+        )
+        middle = start + (rounds + 1) // 2
+        if not rounds * steps * queries or len(content) != middle + 4 * rounds * steps * queries:
+            raise LedgerError("its length is not what its fields say")
+        halves = np.frombuffer(content[start:middle], np.uint8)
+        shifts = np.column_stack([halves & 15, halves >> 4]).ravel()[:rounds]
+        if shifts.max() > MAX_SHIFT:
+            raise LedgerError("a shift is out of range")
+        coefficients = np.frombuffer(content[middle:], "<i4").astype(np.int32)
+        return cls(
+            header,
+            seed,
+            device,
+            steps,
+            queries,
+            started,
+            end,
+            tuple(shifts.tolist()),
+            coefficients.reshape(rounds, steps * queries),
+        )
+
+    def state(self, layout: Layout) -> NDArray[np.int64]:
+        """The personal state, int64 [d], to be added to the global one.
+
+        Raises:
+            LedgerError: if it is for another layout, or does not lead to its digest.
+            ReplayError: if it does not fit the exact state.
+        """
+        if self.header.layout_hash != layout.hash:
+            raise LedgerError("it is for another layout")
+        state = zero_state(layout.size)
+        for number, (shift, coefficients) in enumerate(
+            zip(self.shifts, self.coefficients, strict=True), start=1
+        ):
+            source = _source(self.seed, number, self.device, self.steps, self.queries)
+            state = replay(
+                state, [(source.seeds(), Pass(shift, coefficients))], layout.distribution
+            )
+        if digest(layout.hash, state) != self.digest:
+            raise LedgerError("its scalars do not lead to its digest")
+        return state
+
+
+def _source(seed: int, number: int, device: int, steps: int, queries: int) -> DerivedSeeds:
+    """Where the seeds of a private round come from."""
+    return DerivedSeeds(round_root(seed, number, PERSONAL_TRACK), device + 1, steps, queries)

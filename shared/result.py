@@ -1,0 +1,172 @@
+"""What a finished run tells: the schema of result.json, which docs/result.md documents."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shared.errors import SamaraError
+
+SCHEMA_VERSION = 1
+"""Of result.json; grows when a key changes its meaning or goes, not when one is added."""
+RESULT_FILE = "result.json"
+_SHOWN_MISTAKES = 5
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 +-]{0,31}$")]
+"""Of a way to serve a client. It came over the network, and tables and figures show it."""
+
+
+class _Part(BaseModel):
+    """Unknown keys are passed over: a later Samara may write more."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class ClientFigures(_Part):
+    """How a client, or all together, fared on one split."""
+
+    loss: float
+    examples: Annotated[int, Field(ge=1)]
+    accuracy: Share
+    macro_f1: Share
+    confusion: list[list[Count]]
+
+
+class Column(ClientFigures):
+    """One way of serving the clients: all examples together, then every client's own."""
+
+    mean_client_accuracy: Share
+    mean_client_macro_f1: Share
+    clients: dict[Count, ClientFigures]
+
+
+class Evaluation(_Part):
+    """What the clients answered when they were asked to evaluate."""
+
+    round: Count
+    split: Literal["train", "validation", "test"]
+    columns: dict[Name, Column]
+    refused: dict[Count, str]
+    bytes_up: Count
+    bytes_down: Count
+    seconds: Seconds
+
+
+class ClientRound(_Part):
+    """What a client contributed to a round."""
+
+    loss: float
+    examples: Count
+    bytes_up: Count
+    bytes_down: Count
+
+
+class Round(_Part):
+    """A round of training."""
+
+    round: Annotated[int, Field(ge=1)]
+    loss: float
+    reports: Count
+    refused: dict[Count, str]
+    problem: str
+    bytes_up: Count
+    bytes_down: Count
+    ledger_bytes: Count
+    digest: Hex
+    seconds: Seconds
+    clients: dict[Count, ClientRound]
+
+
+class Device(_Part):
+    """What a device said of itself, beside how many training examples it holds.
+
+    Anything may stand there: it is a device's word. `facts` are all of it.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    examples: Count
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything but the examples."""
+        return self.model_extra or {}
+
+
+class RunResult(_Part):
+    """A finished run; docs/result.md says what the keys mean."""
+
+    schema_version: Literal[1]
+    config: dict[str, bool | int | float | str]
+    versions: dict[str, str]
+    run_id: Hex
+    model_id: Hex
+    layout_hash: Hex
+    elements: Annotated[int, Field(ge=1)]
+    devices: dict[Count, Device]
+    rounds: list[Round]
+    evaluations: list[Evaluation]
+    bytes_up: Count
+    bytes_down: Count
+    wall_seconds: Seconds
+    peak_memory_bytes: Count
+    final_round: Count
+    final_digest: Hex
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The result of a run.
+
+        Raises:
+            SamaraError: if there is none, or it is damaged, older, newer or of something else.
+        """
+        file = folder / RESULT_FILE
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SamaraError(
+                f"{file}: cannot be read: {error.strerror}; has the run ended?"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise SamaraError(f"{file}: damaged: {error}; run it again") from error
+        _check_kind(content, file)
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise SamaraError(f"{file}: damaged: {_explained(error)}\nrun it again") from error
+
+
+def _check_kind(content: object, file: Path) -> None:
+    """Tell a result of another age or of something else from a damaged one."""
+    if not isinstance(content, dict):
+        raise SamaraError(f"{file}: damaged: not a JSON object; run it again")
+    version = content.get("schema_version")
+    if version == SCHEMA_VERSION:
+        return
+    if version is not None:
+        raise SamaraError(
+            f"{file}: its schema_version is {version!r}, and this Samara reads {SCHEMA_VERSION}; "
+            "read it with the Samara that wrote it, or run it again"
+        )
+    if "run_id" in content and "evaluations" in content:
+        raise SamaraError(
+            f"{file}: an older Samara wrote it, without a schema_version; run it again"
+        )
+    kind = "of `samara tune`" if "zero_shot" in content or "metric" in content else "foreign"
+    raise SamaraError(f"{file}: {kind}, not the result of a federation")
+
+
+def _explained(error: ValidationError) -> str:
+    mistakes = error.errors(include_url=False, include_context=False)
+    lines = [
+        f"{'.'.join(map(str, mistake['loc']))!r}: {mistake['msg']}"
+        for mistake in mistakes[:_SHOWN_MISTAKES]
+    ]
+    if more := len(mistakes) - len(lines):
+        lines.append(f"and {more} more")
+    return "\n  ".join(["", *lines])

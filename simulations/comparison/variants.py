@@ -1,0 +1,241 @@
+"""Runs that may be compared, put in order: repetitions with other seeds belong together."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.errors import SamaraError
+from shared.result import RunResult
+from simulations.comparison.columns import (
+    COMMON,
+    GLOBAL,
+    TRAINED,
+    ZERO_SHOT,
+    Figures,
+    client_columns,
+)
+from simulations.comparison.statistics import Numbers
+
+_OF_A_REPETITION = {"seed", "out", "threads", "model.path", "data.path"}
+"""Settings that may differ between repetitions; model and data are known by their content."""
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and where it is."""
+
+    folder: Path
+    result: RunResult
+
+    @cached_property
+    def columns(self) -> dict[str, Figures]:
+        """See `client_columns`."""
+        try:
+            return client_columns(self.result)
+        except SamaraError as error:
+            raise SamaraError(f"{self.folder}: {error}") from error
+
+    @cached_property
+    def fingerprints(self) -> dict[int, Any]:
+        """Of every client's examples, by split."""
+        devices = self.result.devices
+        found = {client: device.facts.get("fingerprints") for client, device in devices.items()}
+        if missing := [client for client, own in found.items() if not own]:
+            raise SamaraError(
+                f"{self.folder}: {_clients(missing)} told no fingerprint of the data, so it "
+                "cannot be told whether others were trained on the same; run it again"
+            )
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way of serving the clients in one variant; a client's figures are means over seeds.
+
+    Attributes:
+        variant: letter of the variant.
+        name: the column.
+        accuracy, macro_f1: float64 [clients].
+    """
+
+    variant: str
+    name: str
+    accuracy: Numbers
+    macro_f1: Numbers
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        letter: A, B, C …, in the order of the command line.
+        runs: at least one.
+        arms: by column.
+    """
+
+    letter: str
+    runs: tuple[Run, ...]
+    arms: dict[str, Arm]
+
+    @property
+    def first(self) -> RunResult:
+        """The result that stands for what all of them have in common."""
+        return self.runs[0].result
+
+    @property
+    def personal(self) -> list[str]:
+        """Columns with private rounds on top of the federation's model."""
+        return [name for name in self.arms if name not in COMMON]
+
+
+@dataclass(frozen=True)
+class Field:
+    """All that is compared.
+
+    Attributes:
+        variants: at least one.
+        clients: whose figures every arm has, in ascending order; arms hold theirs in this order.
+        left_out: clients of which some figure is missing.
+        differing: settings in which the variants differ, each with a value per variant.
+    """
+
+    variants: tuple[Variant, ...]
+    clients: tuple[int, ...]
+    left_out: tuple[int, ...]
+    differing: dict[str, tuple[object, ...]]
+
+    def pairs(self) -> list[tuple[Arm, Arm]]:
+        """Which arm is tested against which.
+
+        Of one variant: every personal arm, or without one the global, against all that is common.
+        Of several: every trained arm against the same one of the first variant.
+        """
+        first, *others = self.variants
+        if others:
+            return [
+                (arm, first.arms[name])
+                for variant in others
+                for name, arm in variant.arms.items()
+                if name in first.arms and (name not in COMMON or name in TRAINED)
+            ]
+        tested = first.personal or [GLOBAL]
+        baselines = [name for name in COMMON if name in first.arms and name not in tested]
+        return [(first.arms[name], first.arms[other]) for name in tested for other in baselines]
+
+    def main_pair(self) -> tuple[Arm, Arm]:
+        """The pair that answers the question that one comes with."""
+        first, last = self.variants[0], self.variants[-1]
+        names = [name for name in last.arms if name in first.arms]
+        if first is not last:
+            return last.arms[names[-1]], first.arms[names[-1]]
+        against = GLOBAL if first.personal else ZERO_SHOT
+        return first.arms[names[-1]], first.arms[against]
+
+
+def field_of(folders: Sequence[Path]) -> Field:
+    """Read runs and put them in order.
+
+    Raises:
+        SamaraError: if a run is not finished, or differs from the first in data, split or model.
+    """
+    runs = [Run(folder, RunResult.read(folder)) for folder in folders]
+    for run in runs[1:]:
+        _check(run, runs[0])
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        config = run.result.config
+        kept = {key: value for key, value in config.items() if key not in _OF_A_REPETITION}
+        group = groups.setdefault(json.dumps(kept, sort_keys=True), [])
+        for other in group:
+            if other.result.config.get("seed") == config.get("seed"):
+                raise SamaraError(f"{run.folder}: the same run as {other.folder}; name it once")
+        group.append(run)
+    everyone = [set(figures) for run in runs for figures in run.columns.values()]
+    clients = sorted(set.intersection(*everyone))
+    if not clients:
+        raise SamaraError("no client has figures under every column of every run")
+    variants = tuple(
+        Variant(_letter(index), tuple(group), _arms(_letter(index), group, clients))
+        for index, group in enumerate(groups.values())
+    )
+    configs = [variant.first.config for variant in variants]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "out")
+    differing = {key: tuple(config.get(key) for config in configs) for key in keys}
+    return Field(
+        variants,
+        tuple(clients),
+        tuple(sorted(set.union(*everyone) - set(clients))),
+        {key: values for key, values in differing.items() if len(set(values)) > 1},
+    )
+
+
+def _arms(letter: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Arm]:
+    def mean(name: str, metric: str) -> Numbers:
+        of_runs = [
+            [getattr(run.columns[name][client], metric) for client in clients] for run in runs
+        ]
+        means: Numbers = np.mean(of_runs, axis=0)
+        return means
+
+    names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
+    return {
+        name: Arm(letter, name, mean(name, "accuracy"), mean(name, "macro_f1")) for name in names
+    }
+
+
+def _check(run: Run, first: Run) -> None:
+    """Refuse a run of another model or of other examples, and say in what they differ."""
+    reasons = []
+    if run.result.model_id != first.result.model_id:
+        ids = f"{run.result.model_id[:12]}, not {first.result.model_id[:12]}"
+        reasons.append(f"the base model is {ids}")
+    own, others = run.fingerprints, first.fingerprints
+    if own.keys() != others.keys():
+        reasons.append(f"it has {len(own)} clients, not {len(others)}, or others")
+    elif unlike := [client for client in own if own[client] != others[client]]:
+        splits = sorted(
+            {split for client in unlike for split in _unlike(own[client], others[client])}
+        )
+        reasons.append(
+            f"{_clients(unlike)} hold other examples"
+            + (f" ({', '.join(splits)})" if splits else "")
+        )
+    if not reasons:
+        return
+    settings = [
+        f"{key} is {value!r}, not {first.result.config.get(key)!r}"
+        for key, value in run.result.config.items()
+        if key.startswith(("data.", "model.")) or key == "task"
+        if value != first.result.config.get(key)
+    ]
+    raise SamaraError(
+        f"{run.folder}: not comparable with {first.folder}: "
+        + "; ".join(reasons + settings)
+        + "; compare runs of the same data, split and model"
+    )
+
+
+def _unlike(one: Any, other: Any) -> list[str]:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return []
+    known = ("train", "validation", "test")
+    return [split for split in known if one.get(split) != other.get(split)]
+
+
+def _clients(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_LISTED]))
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"client{'s' * (len(numbers) > 1)} {shown}{more}"
+
+
+def _letter(index: int) -> str:
+    """A to Z, then A1, B1 …"""
+    turn, place = divmod(index, 26)
+    return chr(ord("A") + place) + (str(turn) if turn else "")

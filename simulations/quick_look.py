@@ -1,0 +1,88 @@
+"""What a run's models make of a text: base, global, and a client's own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from client.forward.body import Body
+from client.forward.resident import ResidentForward
+from shared.errors import DataError, ModelError
+from shared.model.loading import load_base_model
+from shared.model.lora_fa import Points, inject
+from shared.model.scorers import scorer_for
+from shared.replay import to_float32, zero_state
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from shared.tasks.rows import Example, rows_of
+from simulations.adapter import FinishedRun
+
+Probabilities = NDArray[np.float64]
+
+
+def quick_look(
+    run: Path, text: str, client: int | None = None, personal: Path | None = None
+) -> tuple[list[str], dict[str, Probabilities]]:
+    """Labels, and their probabilities under each model.
+
+    Args:
+        run: folder of a finished run.
+        text: what is asked about; a JSON object where the task reads several fields.
+        client: whose private rounds are added under "personal".
+        personal: a file of private rounds, instead of the client's ledger.
+
+    Raises:
+        SamaraError: if the run, the model, the text or the private rounds cannot be used.
+    """
+    opened = FinishedRun.at(run)
+    config, layout = opened.config, opened.layout
+    task = load_task(config.task)
+    example = _example(task, text)
+    states = {"base": zero_state(layout.size), "global": opened.global_state()}
+    if personal is not None:
+        states["personal"] = states["global"] + opened.state_in(personal)
+    elif client is not None:
+        states["personal"] = states["global"] + opened.personal_state(client)
+    model = config.model
+    base = load_base_model(model.path, model.family, model.device, model.quantization, model.dtype)
+    opened.check_model(base)
+    with torch.inference_mode():
+        body = Body(base, 0)
+        scorer = scorer_for(base, task, model.max_length, body)
+        adapter = inject(base, config.adapter, scorer.labels)
+    if adapter.layout.hash != layout.hash:
+        raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
+    forward = ResidentForward(adapter, scorer, body)
+    prompts = [scorer.prompt(example.text, example.answers, example.cut)]
+    found = {}
+    for name, state in states.items():
+        points = Points.at(layout, to_float32(state), device=torch.device(model.device))
+        found[name] = softmax(forward.scores(points, prompts)[0, 0].astype(np.float64))
+    labels = task.words if isinstance(task, ClassificationTask) else example.answers
+    return list(labels), found
+
+
+def _example(task: Task, text: str) -> Example:
+    """The text as an example of the task; its label is of no account.
+
+    Raises:
+        DataError: if it lacks what the task reads.
+    """
+    if isinstance(task, GenerationTask) or not task.labels:
+        raise DataError(f"task {task.name!r} has no fixed labels to show")
+    record: dict[str, object] = {}
+    if len(task.fields) == 1:
+        record[task.fields[0]] = text
+    else:
+        wanted = f"task {task.name!r} reads {', '.join(task.fields)}: give them as a JSON object"
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{wanted} ({error})") from error
+        if not isinstance(record, dict):
+            raise DataError(wanted)
+    record[task.label_names[0]] = task.labels[0][0]
+    return rows_of(record, task)[0].example

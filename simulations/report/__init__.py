@@ -1,0 +1,1 @@
+"""What runs say: on the terminal, and as a page."""

@@ -1,0 +1,393 @@
+"""The figures of a report: inline SVG that takes its colours and letters from the page."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from shared.errors import SamaraError
+from simulations.comparison.columns import GLOBAL, ZERO_SHOT
+from simulations.comparison.comparison import Comparison, Tested, percent, points
+from simulations.comparison.statistics import Numbers
+from simulations.comparison.variants import Variant
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import MaxNLocator
+except ImportError as missing:
+    raise SamaraError("a report needs matplotlib: pip install 'samara[report]'") from missing
+
+DRAWN_CLIENTS = 300
+"""Of more clients, so many are drawn, evenly by how they rank."""
+_WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
+# Stand-ins that become the page's own colours, light or dark.
+_COLOURS = {
+    "ink": "#010101",
+    "muted": "#020202",
+    "rule": "#030303",
+    "paper": "#040404",
+    "up": "#050505",
+    "down": "#060606",
+    "series0": "#070707",
+    "series1": "#080808",
+    "series2": "#090909",
+    "series3": "#0a0a0a",
+}
+_INK, _MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
+_UP, _DOWN = _COLOURS["up"], _COLOURS["down"]
+_SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "samara",
+    "text.parse_math": False,
+    "font.size": 11.5,
+    "text.color": _INK,
+    "axes.edgecolor": _RULE,
+    "axes.labelcolor": _MUTED,
+    "axes.labelsize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "grid.color": _RULE,
+    "grid.linewidth": 0.8,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page.
+
+    Attributes:
+        name: unique on the page.
+        title: what it shows.
+        caption: how to read it.
+        svg: an inline element with an accessible name.
+    """
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def figures_of(comparison: Comparison) -> list[Figure]:
+    """All figures, in the order of the page.
+
+    Raises:
+        SamaraError: without matplotlib.
+    """
+    variants = comparison.field.variants
+    figures = [_slopes(comparison, variant) for variant in variants]
+    figures += [_differences(comparison), _distribution(comparison)]
+    if any(len(comparison.curve(variant)) > 1 for variant in variants):
+        figures += [_learning(comparison), _loss(comparison), _cost(comparison)]
+    return figures
+
+
+def _slopes(comparison: Comparison, variant: Variant) -> Figure:
+    stops = [ZERO_SHOT, GLOBAL, *variant.personal]
+    values = np.array([variant.arms[name].accuracy for name in stops]) * 100
+    everywhere = np.concatenate(
+        [
+            v.arms[name].accuracy
+            for v in comparison.field.variants
+            for name in stops
+            if name in v.arms
+        ]
+    )
+    chosen = _chosen(values[-1] - values[0])
+    gains = values[-1] >= values[-2]
+
+    def draw(axes: Axes) -> None:
+        places = np.arange(len(stops))
+        for better, colour in ((True, _UP), (False, _DOWN)):
+            drawn = [np.column_stack([places, values[:, i]]) for i in chosen if gains[i] == better]
+            fade = 0.55 if len(chosen) <= 40 else 0.28
+            axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1.3, alpha=fade))
+        means = values.mean(axis=1)
+        axes.plot(places, means, color=_INK, linewidth=2.6, marker="o", markersize=6)
+        axes.set_xlim(-0.3, len(stops) - 0.7)
+        axes.set_ylim(*_around(everywhere * 100))
+        labels = [
+            f"{name}\n{percent(mean / 100)} %" for name, mean in zip(stops, means, strict=True)
+        ]
+        axes.set_xticks(places, labels, color=_INK)
+        axes.grid(axis="y")
+
+    of = f" {variant.letter}" if len(comparison.field.variants) > 1 else ""
+    thinned = (
+        f" {len(chosen)} of {len(gains)} clients are drawn." if len(chosen) < len(gains) else ""
+    )
+    means = ", ".join(
+        f"{name} {percent(mean / 100)} %"
+        for name, mean in zip(stops, values.mean(axis=1), strict=True)
+    )
+    return _figure(
+        f"slopes{variant.letter}",
+        f"Every client's way{of}",
+        f"Accuracy, %. A line is a client, rust where {stops[-1]} is worse than {stops[-2]}; "
+        f"the bold one is the mean.{thinned}",
+        f"Slope chart of accuracy for {len(gains)} clients. Means: {means}. "
+        f"{int((~gains).sum())} clients fall at the last step.",
+        draw,
+        3.6,
+    )
+
+
+def _differences(comparison: Comparison) -> Figure:
+    rows = [
+        (f"{name}" if len(comparison.grouped()) == 1 else f"{title}\n{name}", tested)
+        for title, group in comparison.grouped().items()
+        for name, tested in group.items()
+    ]
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=_MUTED, linewidth=1)
+        for place, (_, tested) in enumerate(rows):
+            own = tested.accuracy
+            colours = [_DOWN if value < 0 else _UP for value in own.own]
+            _dots(axes, own.own * 100, place, colours)
+            axes.plot([own.low * 100, own.high * 100], [place] * 2, color=_INK, linewidth=2.6)
+            axes.plot(own.mean * 100, place, "o", color=_INK, markersize=6)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=_INK)
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.grid(axis="x")
+        axes.set_xlabel("points of accuracy, better to the right")
+
+    (title, *more) = comparison.grouped()
+    told = "; ".join(_told(name, tested) for name, tested in rows)
+    return _figure(
+        "differences",
+        "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
+        "A dot is a client, rust where it loses; bold are mean and 95 % interval.",
+        f"Differences of accuracy by client. {told}.",
+        draw,
+        1.0 + 0.46 * len(rows),
+    )
+
+
+def _told(name: str, tested: Tested) -> str:
+    own = tested.accuracy
+    return f"{name}: {points(own.mean)} points, {own.losing} of {len(own.own)} lose"
+
+
+def _distribution(comparison: Comparison) -> Figure:
+    lines = comparison.lines
+
+    def draw(axes: Axes) -> None:
+        for place, line in enumerate(lines):
+            colour = _series(comparison, line.arm.variant)
+            _dots(axes, line.arm.accuracy * 100, place, [colour] * len(line.arm.accuracy))
+            mean = line.accuracy.mean * 100
+            axes.plot([mean, mean], [place - 0.3, place + 0.3], color=_INK, linewidth=2.6)
+        names = [comparison.named(line.arm) for line in lines]
+        axes.set_yticks(range(len(lines)), names, color=_INK)
+        axes.set_ylim(len(lines) - 0.45, -0.55)
+        axes.grid(axis="x")
+        axes.set_xlabel("accuracy, %")
+
+    told = "; ".join(
+        f"{comparison.named(line.arm)}: mean {line.accuracy.mean:.1%}, "
+        f"worst tenth {line.accuracy.worst:.1%}"
+        for line in lines
+    )
+    return _figure(
+        "distribution",
+        "How evenly clients are served",
+        "A dot is a client; the bold mark is their mean.",
+        f"Distribution of accuracy over clients. {told}.",
+        draw,
+        1.0 + 0.4 * len(lines),
+    )
+
+
+def _learning(comparison: Comparison) -> Figure:
+    def draw(axes: Axes) -> None:
+        for variant in comparison.field.variants:
+            curve = comparison.curve(variant)
+            rounds = [moment.round for moment in curve]
+            colour = _series(comparison, variant.letter)
+            if len(comparison.field.variants) == 1:
+                own = np.array([moment.accuracy for moment in curve]) * 100
+                drawn = [np.column_stack([rounds, own[:, i]]) for i in _chosen(own[-1])]
+                axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1, alpha=0.3))
+            means = [moment.accuracy.mean() * 100 for moment in curve]
+            axes.plot(rounds, means, color=colour, linewidth=2.6)
+            _end_label(axes, comparison, variant.letter, rounds[-1], means[-1], colour)
+        axes.grid(axis="y")
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.margins(x=0.02)
+
+    told = "; ".join(
+        f"{variant.letter}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
+        for variant in comparison.field.variants
+        if (curve := comparison.curve(variant))
+    )
+    alone = len(comparison.field.variants) == 1
+    return _figure(
+        "learning",
+        "The global model learns",
+        "Accuracy on validation examples, %, mean over clients"
+        + ("; thin lines are clients." if alone else "."),
+        f"Validation accuracy of the global model by round. {told}.",
+        draw,
+        3.0,
+    )
+
+
+def _loss(comparison: Comparison) -> Figure:
+    curves = {
+        variant.letter: np.mean(
+            [[entry.loss for entry in run.result.rounds] for run in variant.runs], axis=0
+        )
+        for variant in comparison.field.variants
+        if len({len(run.result.rounds) for run in variant.runs}) == 1
+    }
+
+    def draw(axes: Axes) -> None:
+        for letter, losses in curves.items():
+            colour = _series(comparison, letter)
+            rounds = np.arange(1, len(losses) + 1)
+            axes.plot(rounds, losses, color=colour, linewidth=1.8)
+            _end_label(axes, comparison, letter, rounds[-1], losses[-1], colour)
+        axes.grid(axis="y")
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.margins(x=0.02)
+
+    told = "; ".join(
+        f"{letter}: from {losses[0]:.3f} to {losses[-1]:.3f}" for letter, losses in curves.items()
+    )
+    return _figure(
+        "loss",
+        "Loss while training",
+        "Mean over the clients of a round, on their own batches.",
+        f"Training loss by round. {told}.",
+        draw,
+        3.0,
+    )
+
+
+def _cost(comparison: Comparison) -> Figure:
+    variants = comparison.field.variants
+    adapter = comparison.cost(variants[0]).adapter_bytes / 1024
+
+    def draw(axes: Axes) -> None:
+        for variant in variants:
+            curve = comparison.curve(variant)
+            spent = [moment.bytes / 1024 for moment in curve]
+            means = [moment.accuracy.mean() * 100 for moment in curve]
+            colour = _series(comparison, variant.letter)
+            axes.plot(spent, means, color=colour, linewidth=2.2, marker="o", markersize=5)
+            _end_label(axes, comparison, variant.letter, spent[-1], means[-1], colour)
+        axes.axvline(adapter, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.annotate(
+            "adapter, once",
+            (adapter, 1),
+            (4, -2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            color=_MUTED,
+            va="top",
+            fontsize=10.5,
+        )
+        axes.grid(axis="y")
+        axes.set_xlabel("KiB per client, up and down")
+        axes.margins(x=0.04)
+
+    told = "; ".join(
+        f"{variant.letter}: {curve[-1].accuracy.mean():.1%} for {curve[-1].bytes / 1024:.1f} KiB"
+        for variant in variants
+        if (curve := comparison.curve(variant))
+    )
+    return _figure(
+        "cost",
+        "Accuracy for bytes",
+        "Validation accuracy, %, against traffic in training. "
+        "Dashed: what one transfer of the adapter's numbers would take.",
+        f"Validation accuracy of the global model against bytes per client. {told}.",
+        draw,
+        3.0,
+    )
+
+
+def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> None:
+    """A dot per client around a line, scattered by a fixed seed."""
+    chosen = _chosen(values)
+    lift = np.random.default_rng(0).uniform(-0.24, 0.24, len(chosen))
+    for colour in dict.fromkeys(colours):
+        own = [i for i, client in enumerate(chosen) if colours[client] == colour]
+        axes.plot(
+            values[[chosen[i] for i in own]],
+            place + lift[own],
+            "o",
+            color=colour,
+            markersize=4.5,
+            alpha=0.6,
+            markeredgewidth=0,
+        )
+
+
+def _end_label(
+    axes: Axes, comparison: Comparison, letter: str, x: float, y: float, colour: str
+) -> None:
+    """The variant's letter at the end of its line."""
+    if len(comparison.field.variants) > 1:
+        axes.annotate(letter, (x, y), (6, 0), textcoords="offset points", color=colour, va="center")
+
+
+def _series(comparison: Comparison, letter: str) -> str:
+    letters = [variant.letter for variant in comparison.field.variants]
+    return _SERIES[letters.index(letter) % len(_SERIES)]
+
+
+def _chosen(values: Numbers) -> list[int]:
+    """Clients to draw: all, or so many evenly by rank."""
+    order = np.argsort(values, kind="stable")
+    count = min(len(values), DRAWN_CLIENTS)
+    return sorted(order[np.linspace(0, len(values) - 1, count).astype(int)].tolist())
+
+
+def _around(values: Numbers) -> tuple[float, float]:
+    room = max(2.0, 0.06 * float(np.ptp(values)))
+    return max(0.0, float(values.min()) - room), min(100.0, float(values.max()) + room)
+
+
+def _figure(
+    name: str, title: str, caption: str, told: str, draw: Callable[[Axes], None], height: float
+) -> Figure:
+    with mpl.rc_context(_STYLE):
+        canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
+        draw(canvas.subplots())
+        drawing = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        canvas.savefig(drawing, format="svg", transparent=True, metadata=nothing)
+    return Figure(name, title, caption, _inline(drawing.getvalue(), name, told))
+
+
+def _inline(svg: str, name: str, told: str) -> str:
+    """An SVG file as an element of a page: its own ids, the page's colours, an accessible name."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    for variable, colour in _COLOURS.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None, "matplotlib writes a viewBox"
+    begin = f'<svg role="img" aria-label="{escape(told)}" {box[0]} '
+    begin += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return begin + svg[svg.index(">") + 1 :]

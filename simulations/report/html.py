@@ -1,0 +1,122 @@
+"""A comparison as one self-contained page: no network, no scripts, every text escaped."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from math import isnan
+from typing import Any
+
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from simulations.comparison.comparison import Comparison, p_text, percent, points
+from simulations.comparison.variants import Variant
+from simulations.report.figures import DRAWN_CLIENTS, figures_of
+
+try:
+    from jinja2 import Environment, StrictUndefined
+except ImportError as missing:
+    raise SamaraError("a report needs jinja2: pip install 'samara[report]'") from missing
+
+_KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
+_NO_SETTINGS = {"out", "threads"}
+_ALIKE = {"fingerprints", "examples"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Devices that say the same of themselves."""
+
+    who: str
+    count: int
+    facts: dict[str, str]
+
+
+def page_of(comparison: Comparison) -> str:
+    """The report.
+
+    Raises:
+        SamaraError: without matplotlib or jinja2.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "p": p_text,
+        "known": lambda number: not isnan(number),
+        "number": lambda number: f"{number:,.0f}",
+    }
+    folder = resources.files("simulations.report")
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    variants = comparison.field.variants
+    return template.render(
+        comparison=comparison,
+        field=comparison.field,
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        figures=figures_of(comparison),
+        several=len(variants) > 1,
+        shown=DRAWN_CLIENTS,
+        labels=comparison.labels(),
+        costs={variant.letter: comparison.cost(variant) for variant in variants},
+        devices={variant.letter: list(_kinds(variant)) for variant in variants},
+        scenarios={variant.letter: scenario(variant.first.config) for variant in variants},
+        settings=_settings(comparison),
+    )
+
+
+def scenario(config: Mapping[str, bool | int | float | str]) -> str:
+    """The settings that are not the defaults, as TOML that `samara simulate` reads."""
+    defaults = RunConfig().flat()
+    return "\n".join(
+        f"{key} = {json.dumps(value)}"
+        for key, value in sorted(config.items())
+        if key not in _NO_SETTINGS and defaults.get(key) != value
+    )
+
+
+def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
+    """Every setting with its value per variant, and whether it is one that was chosen."""
+    defaults = RunConfig().flat()
+    configs = [variant.first.config for variant in comparison.field.variants]
+    keys = sorted({key for config in configs for key in config} - _NO_SETTINGS)
+    return [
+        (
+            key,
+            [str(config.get(key, "")) for config in configs],
+            any(config.get(key) != defaults.get(key) for config in configs),
+        )
+        for key in keys
+    ]
+
+
+def _kinds(variant: Variant) -> Iterator[Kind]:
+    """Devices of the first run, those that are alike together."""
+    told = {
+        client: {
+            _short(key, _KEY_CHARACTERS): _short(value, _VALUE_CHARACTERS)
+            for key, value in sorted(device.facts.items())
+            if key not in _ALIKE
+        }
+        for client, device in variant.first.devices.items()
+    }
+    order = sorted(told, key=lambda client: (json.dumps(told[client]), client))
+    for _, alike in groupby(order, key=lambda client: told[client]):
+        clients = list(alike)
+        yield Kind(_ranges(clients), len(clients), told[clients[0]])
+
+
+def _short(value: Any, most: int) -> str:
+    """A fact, which is a device's word: of bounded length, on one line."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = "".join(letter if letter.isprintable() else "�" for letter in text)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0–3, 7"""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in pairs] for _, pairs in runs]
+    return ", ".join(f"{s[0]}–{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)

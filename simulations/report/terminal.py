@@ -1,0 +1,120 @@
+"""What a finished run says on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shared.config import EMBEDDED_DATA
+from shared.result import RESULT_FILE, Evaluation, RunResult
+from shared.tasks.embedded import embedded_ceilings
+from simulations.comparison.columns import GLOBAL, Figures, client_columns
+
+
+def print_result(folder: Path, result: RunResult) -> None:
+    """Print a run's result: whole splits, then every client, then cost and place."""
+    console = Console()
+    console.print(splits_table(result.evaluations))
+    if any(event.split == "test" and event.columns for event in result.evaluations):
+        console.print(clients_table(client_columns(result)))
+    if result.config["data.path"] == EMBEDDED_DATA:
+        clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
+        limits = embedded_ceilings(clients, seed)
+        console.print(
+            f"ceilings: {limits.common_rule:.1%} for the best common rule, "
+            f"{limits.own_rule:.1%} for every writer's own",
+            highlight=False,
+        )
+    console.print(
+        f"{len(result.rounds)} rounds in {result.wall_seconds:.1f} s, "
+        f"{result.bytes_up:,} bytes up, {result.bytes_down:,} bytes down, "
+        f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
+        highlight=False,
+    )
+    refused = sum(len(event.refused) for event in result.evaluations)
+    agree = "all digests agree" if not refused else f"{refused} clients refused, see the result"
+    console.print(
+        f"after round {result.final_round}: {result.final_digest[:16]}, {agree}",
+        highlight=False,
+    )
+    console.print(Text(f"result: {folder / RESULT_FILE}"), soft_wrap=True)
+
+
+def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
+    """Print what a tuning run reached, then cost and place."""
+    console = Console()
+    metric = result["metric"]
+    table = Table(title=f"{result['config']['method']}, {metric}")
+    table.add_column("state")
+    for column in ("split", "examples", "loss", metric):
+        table.add_column(column, justify="right")
+    states = {result["config"]["method"]: result}
+    if "best_step" in result:
+        best = f"step {result['best_step']}"
+        states = {"zero-shot": result["zero_shot"], best: result}
+    for state, figures in states.items():
+        for split in ("validation", "test"):
+            own = figures[split]
+            table.add_row(
+                state, split, str(own["examples"]), f"{own['loss']:.4f}", f"{own[metric]:.2%}"
+            )
+    console.print(table)
+    console.print(
+        f"{result['seconds']:.1f} s, peak memory {result['peak_memory_bytes'] / 2**20:,.0f} MiB",
+        highlight=False,
+    )
+    console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
+
+
+def splits_table(evaluations: Sequence[Evaluation]) -> Table:
+    """The global model before and after, on all clients' examples together."""
+    table = Table(title="Global model, all clients' examples together")
+    table.add_column("state")
+    for column in ("split", "examples", "loss", "accuracy", "macro-F1"):
+        table.add_column(column, justify="right")
+    last = max(event.round for event in evaluations)
+    for event in evaluations:
+        if event.round in (0, last) and len(event.columns) == 1:
+            whole = event.columns[GLOBAL]
+            table.add_row(
+                "zero-shot" if event.round == 0 else f"round {last}",
+                event.split,
+                str(whole.examples),
+                f"{whole.loss:.4f}",
+                f"{whole.accuracy:.2%}",
+                f"{whole.macro_f1:.2%}",
+            )
+    return table
+
+
+def clients_table(columns: Mapping[str, Figures]) -> Table:
+    """Accuracy of every client under every column, then means of accuracy and macro-F1."""
+    table = Table(
+        title="Accuracy on each client's own test examples",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("client", justify="right")
+    table.add_column("examples", justify="right")
+    for name in columns:
+        # Short names, so that all columns fit 80 characters.
+        heading = name.replace("personalized", "personal").replace(" ", "\n")
+        table.add_column(heading, justify="right")
+    for client in sorted({client for figures in columns.values() for client in figures}):
+        own = [figures.get(client) for figures in columns.values()]
+        examples = next(str(figures.examples) for figures in own if figures)
+        cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in own]
+        table.add_row(str(client), examples, *cells)
+    table.add_section()
+    for title, metric in (("mean", "accuracy"), ("macro-F1", "macro_f1")):
+        means = [
+            np.mean([getattr(own, metric) for own in figures.values()])
+            for figures in columns.values()
+        ]
+        table.add_row(title, "", *[f"{mean:.1%}" for mean in means])
+    return table

@@ -1,0 +1,191 @@
+"""Which runs may be compared, what is made of them, and what is said of it."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from results import result_of, write_result
+from rich.console import Console
+
+from shared.errors import SamaraError
+from simulations.comparison.comparison import Comparison, comparison_of
+from simulations.comparison.tables import csv_of, printed
+
+Compared = Callable[..., Comparison]
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Compared:
+    """Compare results that are written to the folders 0, 1, …"""
+
+    def of(*results: dict[str, Any]) -> Comparison:
+        folders = [
+            write_result(tmp_path / str(index), result) for index, result in enumerate(results)
+        ]
+        return comparison_of(folders)
+
+    return of
+
+
+def said(comparison: Comparison) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    for part in printed(comparison):
+        console.print(part, "")
+    return console.export_text()
+
+
+def test_a_run_alone_is_tested_against_everything_it_has(compared: Compared) -> None:
+    comparison = compared(result_of(clients=30))
+    (title,) = comparison.grouped()
+    assert title == "personalized against"
+    names = ["majority", "base rate", "zero-shot", "label bias", "local-only", "global"]
+    assert list(comparison.grouped()[title]) == names
+    assert (comparison.main.arm.name, comparison.main.against.name) == ("personalized", "global")
+    assert comparison.main.accuracy.low < 0.08 < comparison.main.accuracy.high
+    assert comparison.answer().startswith("personalized serves clients better than global: +")
+
+
+def test_without_personal_models_the_global_one_is_tested(compared: Compared) -> None:
+    comparison = compared(result_of(personal=False))
+    assert {row.against.name for row in comparison.tested} == {"majority", "zero-shot"}
+    assert comparison.main.against.name == "zero-shot"
+
+
+def test_seeds_are_averaged_within_a_client(compared: Compared) -> None:
+    alone = [compared(result_of(seed=seed)).field.variants[0].arms["global"] for seed in (0, 1)]
+    comparison = compared(result_of(seed=0), result_of(seed=1))
+    (variant,) = comparison.field.variants
+    both = variant.arms["global"]
+    np.testing.assert_allclose(both.accuracy, (alone[0].accuracy + alone[1].accuracy) / 2)
+    np.testing.assert_allclose(both.macro_f1, (alone[0].macro_f1 + alone[1].macro_f1) / 2)
+    assert len(both.accuracy) == 12
+
+
+def test_other_settings_are_another_variant(compared: Compared) -> None:
+    comparison = compared(result_of(30), result_of(30, gain=0.0, learning_rate=0.02))
+    assert [variant.letter for variant in comparison.field.variants] == ["A", "B"]
+    assert comparison.field.differing == {"learning-rate": (0.1, 0.02)}
+    assert list(comparison.grouped()["B against A"]) == ["local-only", "global", "personalized"]
+    assert comparison.answer().startswith("personalized B serves clients worse than personalized A")
+    assert "learning-rate = 0.02" in said(comparison)
+
+
+def _other_model(result: dict[str, Any]) -> None:
+    result["model_id"] = "cd" * 32
+
+
+def _other_test(result: dict[str, Any]) -> None:
+    result["devices"]["3"]["fingerprints"]["test"] = "ffff"
+    result["config"]["data.seed"] = 7
+
+
+def _fewer(result: dict[str, Any]) -> None:
+    del result["devices"]["3"]
+
+
+def _untold(result: dict[str, Any]) -> None:
+    del result["devices"]["3"]["fingerprints"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_other_model, "the base model is cdcdcdcdcdcd, not abababababab"),
+        (_other_test, r"client 3 hold other examples \(test\); data.seed is 7, not 0"),
+        (_fewer, "it has 11 clients, not 12"),
+        (_untold, "client 3 told no fingerprint"),
+    ],
+)
+def test_other_data_split_or_model_is_refused(
+    change: Callable[[dict[str, Any]], None], message: str, compared: Compared
+) -> None:
+    """Also where every client has as many examples as in the other run."""
+    other = result_of(seed=1)
+    change(other)
+    with pytest.raises(SamaraError, match=message):
+        compared(result_of(), other)
+
+
+def test_the_same_run_twice_is_refused(compared: Compared) -> None:
+    with pytest.raises(SamaraError, match=r"the same run as .*; name it once"):
+        compared(result_of(), result_of())
+
+
+def test_clients_without_a_figure_are_left_out_and_counted(compared: Compared) -> None:
+    result = result_of()
+    del result["evaluations"][-1]["columns"]["personalized"]["clients"]["5"]
+    comparison = compared(result)
+    assert comparison.field.left_out == (5,)
+    assert len(comparison.main.accuracy.own) == 11
+    assert "1 client is left out" in said(comparison)
+
+
+def test_no_test_examples_is_one_message(compared: Compared) -> None:
+    result = result_of(personal=False)
+    result["evaluations"] = [e for e in result["evaluations"] if e["split"] != "test"]
+    with pytest.raises(SamaraError, match="no client evaluated on test examples"):
+        compared(result)
+
+
+def test_columns_that_nobody_asked_for_are_no_reason_to_fall(compared: Compared) -> None:
+    result = result_of()
+    columns = result["evaluations"][-1]["columns"]
+    del columns["zero-shot"]
+    assert "zero-shot" in compared(result).field.variants[0].arms
+    del columns["global"]
+    with pytest.raises(SamaraError, match="no column 'global'"):
+        compared(result)
+
+
+def test_too_few_clients_are_told(compared: Compared) -> None:
+    comparison = compared(result_of(clients=4))
+    assert comparison.too_few
+    assert comparison.answer().startswith("No difference between personalized and global is shown")
+    assert "With 4 clients and 6 comparisons no corrected p can fall below 0.05" in said(comparison)
+
+
+def test_one_client_is_no_sample(compared: Compared) -> None:
+    comparison = compared(result_of(clients=1))
+    assert "says nothing of others" in comparison.answer()
+    assert "nan" not in said(comparison)
+
+
+@pytest.mark.parametrize("clients", [8, 150])
+def test_tables_fit_a_terminal_and_name_who_loses(clients: int, compared: Compared) -> None:
+    comparison = compared(result_of(clients), result_of(clients, gain=-0.05, steps=4))
+    text = said(comparison)
+    assert max(map(len, text.splitlines())) <= 80
+    worst = comparison.field.clients[int(comparison.main.accuracy.own.argmin())]
+    assert f"personalized B against personalized A: {worst} (" in " ".join(text.split())
+
+
+def test_markup_and_escapes_in_names_are_text(compared: Compared, tmp_path: Path) -> None:
+    one = write_result(tmp_path / "[bold]a", result_of())
+    other = write_result(tmp_path / "b", result_of(seed=1))
+    text = said(comparison_of([one, other])).replace("\n", "")
+    assert "[bold]a" in text
+
+
+def test_csv_holds_every_client_under_every_column(compared: Compared) -> None:
+    comparison = compared(result_of(), result_of(learning_rate=0.02))
+    rows = list(csv.DictReader(io.StringIO(csv_of(comparison))))
+    assert len(rows) == 2 * 12 * 7
+    found = [
+        float(row["accuracy"]) for row in rows if (row["variant"], row["column"]) == ("B", "global")
+    ]
+    np.testing.assert_array_equal(found, comparison.field.variants[1].arms["global"].accuracy)
+
+
+def test_costs_are_per_client(compared: Compared) -> None:
+    comparison = compared(result_of(clients=10))
+    cost = comparison.cost(comparison.field.variants[0])
+    assert (cost.bytes_up, cost.bytes_down) == (160 * 20, 1561 * 20)
+    assert (cost.steps, cost.private_steps) == (40, 10)
+    assert cost.passes == 50 * 2 * 16 * 32
+    assert cost.adapter_bytes == 4 * 1536
+    curve = comparison.curve(comparison.field.variants[0])
+    assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]
