@@ -144,7 +144,9 @@ class CausalTop(Top):
         tokens = scorer.label_tokens
         if any(len(word) > 1 for word in tokens):
             raise RuntimeError("a label word has several tokens; take other words")
-        self._words = base.network.get_output_embeddings().weight[[word[0] for word in tokens]]
+        self._words: Tensor = base.network.get_output_embeddings().weight[
+            [word[0] for word in tokens]
+        ]
         layers = _adapted(base)
         self._down: nn.Module = base.blocks[-1].mlp.down_proj  # type: ignore[assignment, union-attr]
         self._norm: nn.Module = base.body.norm  # type: ignore[assignment]
