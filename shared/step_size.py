@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 WARM_UP = 32
 """Directions whose curvature is known before the first move."""
+WARM_UP_SHARE = 0.1
+"""Of all steps: the warm-up ends after so many at the latest, if anything was measured."""
 FIRST_SHARE = 0.04
 """Of the loss at the start: what may be spent before a gain shows."""
 GAIN_SHARE = 0.5
@@ -223,8 +225,10 @@ class StepSize:
 
     @property
     def warming_up(self) -> bool:
-        """Whether curvature is not known well enough to move."""
-        return self.given is None and self._measured < WARM_UP
+        """Whether curvature is not known well enough to move; a short run does not wait long."""
+        if self.given is not None or self._measured >= WARM_UP:
+            return False
+        return not self._measured or self.done < WARM_UP_SHARE * self.steps
 
     @property
     def curvature(self) -> float:

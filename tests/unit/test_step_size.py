@@ -64,6 +64,13 @@ def test_nothing_moves_before_the_curvature_is_known() -> None:
     assert size.clip == pytest.approx(OUTLIER)
 
 
+def test_a_short_run_does_not_wait_long() -> None:
+    size = after(StepSize(10), [CALM])
+    assert not size.warming_up
+    assert size.learning_rate > 0
+    assert after(StepSize(10), [replace(CALM, curvature=None, directions=0)]).warming_up
+
+
 def test_an_even_run_spends_its_budget_and_little_more() -> None:
     size = after(StepSize(STEPS), [CALM] * STEPS)
     budget = FIRST_SHARE * CALM.loss
