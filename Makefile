@@ -6,12 +6,13 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check format protocol clean
 
 help:
 	@echo "make demo     eight emulated clients, a small model, generated messages"
 	@echo "make test     run every test          make check    lint, types, import layers"
 	@echo "make install  set up .venv            make format   rewrite the code in the house style"
+	@echo "make protocol generate the Python of shared/proto/trainer.proto again"
 
 install: $(VENV)/.installed
 
@@ -38,6 +39,11 @@ check: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+protocol: install
+	$(BIN)/python -m pip install --quiet 'grpcio-tools==1.72.2'
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+		shared/proto/trainer.proto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -5,6 +5,8 @@ import sys
 import typer
 
 import benchmarks.commands
+import devices.commands
+import devices.live.commands
 import server.commands
 import simulations.commands
 from shared.errors import SamaraError
@@ -21,6 +23,8 @@ app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)
 app.add_typer(simulations.commands.adapter, name="adapter")
 app.add_typer(server.commands.app, name="server")
+app.add_typer(devices.live.commands.app, name="client")
+app.add_typer(devices.commands.app, name="device")
 app.add_typer(benchmarks.commands.app, name="bench")
 
 

@@ -56,8 +56,9 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
         plus, minus = np.split(losses, 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())
 
-    for _ in range(STEPS):
+    for number in range(STEPS):
         seconds.append(timed(step, torch.device("cpu")))
+        print(json.dumps({"step": number}), flush=True)
     return {
         "peak_bytes_after_loading": after_loading,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -69,7 +70,7 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
-    parser.add_argument("--quantization", default="nf4", choices=["nf4", "int8"])
+    parser.add_argument("--quantization", default="nf4", choices=["nf4", "int8", "none"])
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -85,7 +86,7 @@ def main() -> None:
             done = subprocess.run(
                 [*begin, "--load", folder], check=True, capture_output=True, text=True
             )
-        figures = json.loads(done.stdout)
+        figures = json.loads(done.stdout.splitlines()[-1])
         print(json.dumps(figures, indent=2))
         inside = figures["peak_bytes"] < LIMIT_BYTES
         print(f"peak {figures['peak_bytes'] / 1e9:.2f} GB, {'inside' if inside else 'OVER'} 2.5 GB")

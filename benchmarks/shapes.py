@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from devices.shape import BUILT_IN
 from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import is_linear
@@ -31,22 +32,39 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
     },
-    "tinyllama-1.1b": {
-        "vocab_size": 32_000,
-        "hidden_size": 2_048,
-        "intermediate_size": 5_632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
+    "llama-small": {
+        "vocab_size": 1_024,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
         "num_key_value_heads": 4,
     },
-    "llama2-7b": {
-        "vocab_size": 32_000,
-        "hidden_size": 4_096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
+    "llama-deep": {
+        "vocab_size": 2_048,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
     },
+    "llama-shared-keys": {
+        "vocab_size": 4_096,
+        "hidden_size": 768,
+        "intermediate_size": 2_048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
+    "llama-wide": {
+        "vocab_size": 2_048,
+        "hidden_size": 1_024,
+        "intermediate_size": 2_816,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    **BUILT_IN,
 }
 _CONTEXT = 2_048
 _DEVIATION = 0.02
@@ -66,7 +84,8 @@ def config_of(shape: str) -> Any:
     """The transformers configuration of a shape."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(**SHAPES[shape], max_position_embeddings=_CONTEXT, bos_token_id=1)
+    sizes = {"max_position_embeddings": _CONTEXT, **SHAPES[shape]}
+    return LlamaConfig(**sizes, bos_token_id=1)
 
 
 def tokenizer_of(shape: str) -> Any:

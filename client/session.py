@@ -5,7 +5,7 @@ A session is a value. It survives between messages as bytes and is never half ch
 
 import io
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shared.errors import CatchUpError, LedgerError
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp, advance
-from shared.ledger.records import LedgerHeader, Position, read_records
+from shared.ledger.records import LedgerHeader, Position, read_records, records_after
 from shared.ledger.snapshots import Snapshot
 from shared.replay import Backend, digest, zero_state
 
@@ -36,6 +36,8 @@ class Session:
     token: bytes = b""
     report: bytes = b""
 
+    PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
+
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
         """The session of a client that has seen no round of this run."""
@@ -54,8 +56,8 @@ class Session:
         """The session where the server stands.
 
         Args:
-            catch_up: from the server; a tail alone begins right after this session's round, a
-                snapshot is of a later one.
+            catch_up: from the server; a tail alone begins at the latest right after this
+                session's round. What this session has already is passed over.
             header: what the instruction says that the ledger belongs to.
             layout: of the adapter.
             goal_round: the last round of the server.
@@ -70,13 +72,13 @@ class Session:
         try:
             if catch_up.snapshot:
                 snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
-                begun, state = snapshot.position, snapshot.state
-                reached = snapshot.link.end_digest
-                if begun.round <= self.position.round:
-                    raise LedgerError(f"the snapshot is of round {begun.round} and takes it back")
+                if snapshot.position.round > self.position.round:
+                    begun, state = snapshot.position, snapshot.state
+                    reached = snapshot.link.end_digest
+            tail = records_after(catch_up.tail, begun.round)
             state, last = advance(
                 lambda: state,
-                lambda: read_records(io.BytesIO(catch_up.tail), begun),
+                lambda: read_records(io.BytesIO(tail), begun),
                 layout,
                 backend,
             )
@@ -99,7 +101,7 @@ class Session:
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
-        """The session as named byte strings."""
+        """The session as named byte strings, in the order of `PARTS`."""
         return {
             "round": self.position.round.to_bytes(4, "little"),
             "head": self.position.head,

@@ -109,6 +109,18 @@ class Trainer:
         other._set_up()
         return other
 
+    def under(self, config: RunConfig) -> Self:
+        """The same weights and examples with other settings of adapter and run.
+
+        Args:
+            config: as this trainer's in all that weights and examples depend on.
+        """
+        other = copy.copy(self)
+        other._config, other._cache = config, None
+        other.__dict__.pop("_execution", None)
+        other._set_up()
+        return other
+
     def _set_up(self) -> None:
         """Put adapters, scorer and body into modules of this trainer's own."""
         config, base = self._config, self._base.twin()
@@ -124,20 +136,18 @@ class Trainer:
     def share(self, device: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
 
+        Args:
+            device: which client.
+            clients: how many share the examples; 0 if this one holds all of them.
+            split: which of its examples.
+
         Raises:
             DataError: if some client would be left without training examples.
         """
-        key = (device, clients, split)
+        key = (device if clients else 0, clients, split)
         with self._preparing:
             if key not in self._splits:
-                if clients not in self._shares:
-                    data = self._config.data
-                    self._shares[clients] = partition(
-                        self._all_examples(clients), data.partition, clients, data.alpha, data.seed
-                    )
-                if device >= clients:
-                    raise DataError(f"client {device} does not exist: there are {clients}")
-                own = [e for e in self._shares[clients][device] if e.split == split.name.lower()]
+                own = [e for e in self._held(device, clients) if e.split == split.name.lower()]
                 self._splits[key] = Examples(
                     tuple(self._prompt(example) for example in own),
                     np.array([example.label for example in own], np.int64),
@@ -163,7 +173,7 @@ class Trainer:
         }
         examples = len(self.share(device, clients, Split.TRAIN).labels)
         facts["fingerprints"] = {
-            name: fingerprint(e for e in self._shares[clients][device] if e.split == name)
+            name: fingerprint(e for e in self._held(device, clients) if e.split == name)
             for name in ("train", "validation", "test")
         }
         layout = self.layout.to_json()
@@ -233,6 +243,21 @@ class Trainer:
 
     def _prompt(self, example: Example) -> Prompt:
         return self._scorer.prompt(example.text, example.answers, example.cut)
+
+    def _held(self, device: int, clients: int) -> list[Example]:
+        """All examples of one of so many clients; `clients` is 0 if it holds all there are."""
+        with self._preparing:
+            if clients not in self._shares:
+                data, examples = self._config.data, self._all_examples(max(1, clients))
+                self._shares[clients] = (
+                    partition(examples, data.partition, clients, data.alpha, data.seed)
+                    if clients
+                    else [examples]
+                )
+            shares = self._shares[clients]
+        if clients and device >= clients:
+            raise DataError(f"client {device} does not exist: there are {clients}")
+        return shares[device if clients else 0]
 
     def _all_examples(self, clients: int) -> list[Example]:
         """Of all clients; generated messages are written for as many as there are."""

@@ -37,8 +37,19 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
         raise ReportError(f"device {report.device} reports without having examples")
 
 
+def staleness(rounds_late: int) -> float:
+    """What a report counts that is so many rounds late: 1/√(1 + late), as in FedBuff.
+
+    Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation (2022), section 5.
+    """
+    return 1 / math.sqrt(1 + rounds_late)
+
+
 def aggregate(
-    instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int
+    instruction: TrainInstruction,
+    reports: Sequence[Report],
+    weight_cap: int,
+    late: Sequence[tuple[TrainInstruction, Report]] = (),
 ) -> RoundDelta:
     """Fold the reports of a round into its delta.
 
@@ -51,6 +62,9 @@ def aggregate(
         instruction: of the round; every report has passed `check_report`.
         reports: at most one per device, in any order.
         weight_cap: examples beyond which a report gains no weight.
+        late: reports of earlier rounds that came in this one, with the instruction that each
+            answers; directions are independent. Each weighs `staleness` of what it would have,
+            and its directions are those of its own round.
 
     Returns:
         The delta: one group per client with independent seeds, one in all with shared seeds or
@@ -61,17 +75,24 @@ def aggregate(
         ReplayError: if a coefficient cannot be applied.
     """
     reports = sorted(reports, key=lambda report: report.device)
-    devices = [report.device for report in reports]
+    late = sorted(late, key=lambda answer: answer[1].device)
+    everybody = sorted([*reports, *(report for _, report in late)], key=lambda r: r.device)
+    devices = [report.device for report in everybody]
     if len(set(devices)) < len(devices):
         raise ReportError(f"a device reports twice among {devices}")
-    examples = [min(report.examples, weight_cap) for report in reports]
+    examples: list[float] = [min(report.examples, weight_cap) for report in reports]
+    examples += [
+        staleness(instruction.round - asked.round) * min(report.examples, weight_cap)
+        for asked, report in late
+    ]
+    scalars = _scalars(instruction, reports, late, examples) if everybody else ()
     groups = [
-        Group(instruction.round, source, one_pass)
-        for source, coefficients in (_scalars(instruction, reports, examples) if reports else ())
+        Group(origin, source, one_pass)
+        for origin, source, coefficients in scalars
         for one_pass in quantize(coefficients)
     ]
     contributors = tuple(
-        Contributor(report.device, report.examples, report.steps) for report in reports
+        Contributor(report.device, report.examples, report.steps) for report in everybody
     )
     return RoundDelta(
         instruction.round,
@@ -95,7 +116,7 @@ def observed(
     reports = sorted(reports, key=lambda report: report.device)
     weights = [min(report.examples, weight_cap) for report in reports]
     unit = replace(instruction, learning_rate=1.0)
-    coefficients = [part for _, part in _scalars(unit, reports, weights)]
+    coefficients = [part for _, _, part in _scalars(unit, reports, (), weights)]
     squares = [_sum_of_squares(instruction, report) for report in reports]
     queries = [report.steps * instruction.queries for report in reports]
     bends = [
@@ -124,29 +145,33 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 
 
 def _scalars(
-    instruction: TrainInstruction, reports: Sequence[Report], examples: Sequence[int]
-) -> list[tuple[DerivedSeeds | PoolSeeds, NDArray[np.float64]]]:
-    """Seeds with their coefficients float64 [n]."""
-    weights, total = _weights(reports, examples), sum(examples)
+    instruction: TrainInstruction,
+    reports: Sequence[Report],
+    late: Sequence[tuple[TrainInstruction, Report]],
+    examples: Sequence[float],
+) -> list[tuple[int, DerivedSeeds | PoolSeeds, NDArray[np.float64]]]:
+    """Round of origin, seeds, and their coefficients float64 [n]; late reports come last."""
+    answers = [*((instruction, report) for report in reports), *late]
+    weights, total = _weights([report for _, report in answers], examples), sum(examples)
+    number = instruction.round
     if instruction.seed_policy is SeedPolicy.POOL:
         indices, sums = _sums_by_index(instruction, weights, reports)
         seeds = PoolSeeds(instruction.pool_root, indices)
-        return [(seeds, instruction.coefficients(sums / total))]
-    clipped = [instruction.clipped(report.gradients) for report in reports]
+        return [(number, seeds, instruction.coefficients(sums / total))]
     if instruction.seed_policy is SeedPolicy.SHARED:
-        blocks = {0: instruction.coefficients(_weighted_sums(weights, clipped) / total)}
-    else:
-        blocks = {
-            instruction.client(report.device): weight / total * instruction.coefficients(gradients)
-            for report, weight, gradients in zip(reports, weights, clipped, strict=True)
-        }
-    return [
-        (DerivedSeeds(instruction.root, client, *block.shape), block.ravel())
-        for client, block in blocks.items()
-    ]
+        clipped = [instruction.clipped(report.gradients) for report in reports]
+        shared = instruction.coefficients(_weighted_sums(weights, clipped) / total)
+        return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
+    own: list[tuple[int, DerivedSeeds | PoolSeeds, NDArray[np.float64]]] = []
+    for (asked, report), weight in zip(answers, weights, strict=True):
+        clipped_own = instruction.clipped(report.gradients)
+        block = weight / total * instruction.coefficients(clipped_own)
+        seeds_of_own = DerivedSeeds(asked.root, asked.client(report.device), *block.shape)
+        own.append((asked.round, seeds_of_own, block.ravel()))
+    return own
 
 
-def _weights(reports: Sequence[Report], examples: Sequence[int]) -> list[float]:
+def _weights(reports: Sequence[Report], examples: Sequence[float]) -> list[float]:
     """examples·τ/k of each report; exactly its examples where all did the same steps."""
     steps = [report.steps for report in reports]
     mean_steps = sum(n * k for n, k in zip(examples, steps, strict=True)) / sum(examples)

@@ -1,13 +1,165 @@
-"""The commands that look at runs."""
+"""The commands that serve runs and look at them."""
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(help="Look into runs.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from shared.config import RunConfig
+
+app = typer.Typer(help="Serve runs, and look into them.", no_args_is_help=True)
+keys = typer.Typer(help="The keys of the devices that may join a run.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
+Name = Annotated[str, typer.Argument(help="Name of the device.")]
+
+
+@app.command()
+def up(
+    run: Annotated[Path, typer.Option("--run", help="Folder of the run; everything is in it.")],
+    scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
+    certificate: Annotated[
+        Path | None, typer.Option("--cert", help="PEM; without one the run makes its own.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="PEM, of --cert.")] = None,
+    authority: Annotated[
+        Path | None, typer.Option("--ca", help="PEM that verifies --cert; default --cert.")
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Name or address that devices use, for the own certificate."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no device keys: anybody may join.")
+    ] = False,
+) -> None:
+    """Serve a run to devices until it is finished; the same command goes on after a crash.
+
+    Example: samara server up --run runs/field field.toml --name server.example
+    """
+    from rich.console import Console
+
+    from server.certificates import CERTIFICATES_FOLDER, given_certificates, own_certificates
+    from server.flower import Flower
+    from server.keys import KEYS_FOLDER, Keys
+    from server.up import FLOWER_FOLDER
+    from server.up import up as serve
+    from server.watch import Watch
+
+    run = run.resolve()
+    config = _configured(run, scenario, settings or [])
+    console = Console()
+    if insecure:
+        tls = None
+    elif certificate:
+        tls = given_certificates(certificate, key, authority)
+    else:
+        tls = own_certificates(run / CERTIFICATES_FOLDER, names or [])
+    device_keys = Keys(run / KEYS_FOLDER) if tls else None
+    flower = Flower(run / FLOWER_FOLDER, host, port, tls, run / KEYS_FOLDER if tls else None)
+    with Watch(run, console) as watch:
+        if tls:
+            watch.say(f"devices verify this server with {tls.authority}")
+        finished = serve(config, flower, device_keys, watch)
+    end = "finished" if finished else "ended; the same command goes on with it"
+    console.print(f"{run}: {end}", soft_wrap=True)
+
+
+@keys.command()
+def create(name: Name, run: RunOption) -> None:
+    """Make the key that a device needs to join a run, also while it is running.
+
+    Example: samara server keys create kitchen-orin --run runs/field
+    """
+    from server.keys import KEYS_FOLDER, Keys
+
+    file = Keys(run / KEYS_FOLDER).create(name)
+    print(f"{file}: copy it to the device {name}, then delete it here")
+
+
+@keys.command()
+def revoke(name: Name, run: RunOption) -> None:
+    """Refuse a device from now on, also while a run is running.
+
+    Example: samara server keys revoke kitchen-orin --run runs/field
+    """
+    from server.keys import KEYS_FOLDER, Keys
+
+    print(f"{name}: revoked on {Keys(run / KEYS_FOLDER).revoke(name).revoked}")
+
+
+@keys.command("list")
+def list_keys(run: RunOption) -> None:
+    """Show the keys of a run.
+
+    Example: samara server keys list --run runs/field
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from server.keys import KEYS_FOLDER, Keys
+
+    table = Table("name", "device", "fingerprint", "created", "revoked")
+    for key in Keys(run / KEYS_FOLDER).all():
+        device = str(key.device) if key.device >= 0 else "-"
+        table.add_row(key.name, device, key.fingerprint[:16], key.created, key.revoked or "-")
+    Console().print(table)
+
+
+@app.command()
+def status(
+    run: RunOption,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
+    ] = None,
+) -> None:
+    """Show where a run and its devices stand, also while it is running.
+
+    Example: samara server status --run runs/field
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from server.status import status_of
+
+    found = status_of(run)
+    title = f"round {found.round}, digest {found.digest[:16] or '-'}, "
+    title += f"{found.bytes_up:,} bytes up, {found.bytes_down:,} bytes down"
+    table = Table("device", "has round", "last report", "reports", "failures", title=title)
+    table.add_column("bytes up, down")
+    for number, device in found.devices.items():
+        name = " ".join(word for word in (str(number), device.name, device.state) if word)
+        last = (
+            f"{device.last_round}, {device.last_seen[5:16].replace('T', ' ')}"
+            if device.last_round
+            else "-"
+        )
+        table.add_row(
+            name,
+            str(device.position),
+            last,
+            str(device.reports),
+            str(device.failures),
+            f"{device.bytes_up:,}, {device.bytes_down:,}",
+        )
+    console = Console()
+    console.print(table)
+    for number, device in found.devices.items():
+        if device.last_failure:
+            console.print(f"device {number}, {device.last_failure}", markup=False)
+    if tensorboard:
+        from server.curves import write_curves
+
+        write_curves(run, tensorboard)
+        console.print(f"tensorboard --logdir {tensorboard}")
 
 
 @app.command()
@@ -81,3 +233,16 @@ def verify(run: Run) -> None:
         f"{before}{step.round - begin.round} rounds, {scalars} scalars, every digest reproduced; "
         f"ends in {end}"
     )
+
+
+def _configured(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
+    """The settings of a live run, whose devices have data of their own and may be any number."""
+    from shared.config import RunConfig, load_scenario, parse_assignment
+
+    assignments = [*settings, f"out={run}"]
+    if scenario is not None:
+        config = load_scenario(scenario, assignments)
+    else:
+        config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
+    cohort = config.cohort
+    return config.among(max(config.data.clients, cohort.available, cohort.minimum))

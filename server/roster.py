@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from server.keys import Keys
+from server.post import Post
+from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.frames import Hello, Refusal
 from shared.layout import Layout
@@ -16,6 +20,11 @@ from shared.ledger.catch_up import CatchUp
 from shared.wire import RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
+
+_POLL_SECONDS = 0.5
+_GREETING_SECONDS = 300.0
+_REFUSED_SECONDS = 300.0
+_MAX_FACTS = 16_384
 
 
 @dataclass
@@ -28,6 +37,7 @@ class Member:
         examples: training examples it says it holds.
         round: the last round that it is known to have.
         facts: what it says about itself, for the record.
+        public_key: of its node, PEM; empty where nodes have none.
     """
 
     node: int
@@ -35,51 +45,65 @@ class Member:
     examples: int
     round: int
     facts: dict[str, Any]
+    public_key: bytes = b""
 
 
 class Roster:
-    """The devices of a run, known by their introductions.
+    """The devices of a run, known by their introductions and, where there are keys, by these.
+
+    A node that goes away is forgotten: it may come back under another Flower id, or restored.
 
     Attributes:
         members: by Flower node id.
         layout: that all of them have; None before the first introduction.
         model_id: of the base model that all of them have.
-        clients: among how many the data set is dealt.
+        clients: among how many the data set is dealt; 0 if every device has data of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys | None = None) -> None:
         self.members: dict[int, Member] = {}
         self.layout: Layout | None = None
         self.model_id = b""
         self.clients = 0
-        self._refused: set[int] = set()
-        self.reasons: list[str] = []
+        self._keys = keys
+        self._asked: dict[str, int] = {}
+        self._refused: dict[int, tuple[str, float]] = {}
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why nodes that are there do not take part."""
+        return [reason for reason, _ in self._refused.values()]
 
     def greet(self, grid: Grid, timeout: float) -> None:
         """Ask every node that has not introduced itself to do so.
 
         The first introduction, in order of device, fixes layout, model and number of clients of
-        the run; a device with another one is refused and the reason kept in `reasons`.
+        the run; a device with another one is refused, for some minutes. Answers are waited for
+        only while nobody is known; later ones are taken in at the next call.
+
+        Args:
+            grid: Flower's.
+            timeout: most seconds to wait.
         """
-        unknown = [node for node in grid.get_node_ids() if node not in self.members]
-        unknown = [node for node in unknown if node not in self._refused]
-        if not unknown:
-            return
-        messages = [
-            message_to(node, MessageType.QUERY, "hello", b"", CatchUp()) for node in unknown
-        ]
-        hellos = []
-        for reply in grid.send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            try:
-                hellos.append((_hello(reply), node))
-            except SamaraError as error:
-                self._refuse(node, str(error))
-        for hello, node in sorted(hellos, key=lambda pair: pair[0].device):
-            try:
-                self._admit(hello, node)
-            except SamaraError as error:
-                self._refuse(node, f"device {hello.device}: {error}")
+        nodes = _nodes(grid)
+        self._forget_all_but(nodes)
+        for node in nodes:
+            if reason := self._why_not(nodes[node]):
+                self._refuse(node, reason)
+        known = self.members.keys() | self._refused.keys() | set(self._asked.values())
+        unknown = [node for node in nodes if node not in known]
+        if unknown:
+            messages = [
+                message_to(node, MessageType.QUERY, "hello", b"", CatchUp(), timeout)
+                for node in unknown
+            ]
+            self._asked |= zip(grid.push_messages(messages), unknown, strict=True)
+        end = time.monotonic() + (0 if self.members else min(timeout, _GREETING_SECONDS))
+        while self._asked:
+            self._take_in(grid.pull_messages(list(self._asked)), nodes)
+            if not self._asked or time.monotonic() > end:
+                break
+            time.sleep(_POLL_SECONDS)
 
     def present(self, nodes: Iterable[int]) -> dict[int, Member]:
         """Members among these nodes, by device index."""
@@ -90,10 +114,42 @@ class Roster:
         """The round that every known device has reached."""
         return min((member.round for member in self.members.values()), default=0)
 
-    def _admit(self, hello: Hello, node: int) -> None:
+    def refusal(self, member: Member) -> str:
+        """Why a member may no longer take part; empty if it may."""
+        return self._why_not(member.public_key)
+
+    def _forget_all_but(self, nodes: Mapping[int, bytes]) -> None:
+        gone = self.members.keys() - nodes.keys()
+        for node in gone:
+            del self.members[node]
+        self._asked = {i: node for i, node in self._asked.items() if node in nodes}
+        now = time.monotonic()
+        self._refused = {
+            node: (reason, until)
+            for node, (reason, until) in self._refused.items()
+            if node in nodes and now < until and not gone
+        }
+
+    def _take_in(self, replies: Iterable[Message], nodes: Mapping[int, bytes]) -> None:
+        hellos = []
+        for reply in replies:
+            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            try:
+                hellos.append((_hello(reply), node))
+            except SamaraError as error:
+                self._refuse(node, str(error))
+        for hello, node in sorted(hellos, key=lambda pair: pair[0].device):
+            try:
+                self._admit(hello, node, nodes[node])
+            except SamaraError as error:
+                self._refuse(node, f"device {hello.device}: {error}")
+
+    def _admit(self, hello: Hello, node: int, public_key: bytes) -> None:
         layout, facts = Layout.from_json(hello.layout), _facts(hello.facts)
         clients = facts.get("clients")
-        if type(clients) is not int or clients < 1:
+        if type(clients) is not int or clients < 0:
             raise SamaraError(f"it says that its data are dealt among {clients!r} clients")
         if self.layout is None:
             self.layout, self.model_id, self.clients = layout, hello.model_id, clients
@@ -111,20 +167,55 @@ class Roster:
             )
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
-        self.members[node] = Member(node, hello.device, hello.examples, hello.round, facts)
+        if self._keys:
+            self._keys.bind(public_key, hello.device)
+        self.members[node] = Member(
+            node, hello.device, hello.examples, hello.round, facts, public_key
+        )
+
+    def _why_not(self, public_key: bytes) -> str:
+        return self._keys.refusal(public_key) if self._keys else ""
 
     def _refuse(self, node: int, reason: str) -> None:
-        self._refused.add(node)
-        self.reasons.append(reason)
-        log.warning("refused: %s", reason)
+        self.members.pop(node, None)
+        before, _ = self._refused.get(node, ("", 0.0))
+        self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
+        if reason != before:
+            log.warning("refused: %s", reason)
+
+
+def awaited(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, Member]:
+    """Greet who is new, and wait for as many devices as a round needs, but not beyond its time.
+
+    Returns:
+        The members that are there, by device index.
+    """
+    wanted = min(config.cohort.minimum, config.data.clients)
+    end = time.monotonic() + config.cohort.timeout
+    while True:
+        roster.greet(grid, config.cohort.timeout)
+        present = roster.present(_nodes(grid))
+        if len(present) >= wanted or time.monotonic() > end:
+            return present
+        time.sleep(_POLL_SECONDS)
+
+
+def _nodes(grid: Grid) -> dict[int, bytes]:
+    """The nodes that are there, with their public keys (PEM); without one where nobody has any."""
+    if isinstance(grid, Post):
+        return grid.nodes()
+    return dict.fromkeys(grid.get_node_ids(), b"")
 
 
 def message_to(
-    node: int, message_type: str, group: str, frame: bytes, catch_up: CatchUp
+    node: int, message_type: str, group: str, frame: bytes, catch_up: CatchUp, seconds: float
 ) -> Message:
-    """A Flower message that carries a frame, and what the node needs to catch up."""
+    """A Flower message that carries a frame, and what the node needs to catch up.
+
+    It is not delivered, nor an answer to it, after so many seconds.
+    """
     parts = ConfigRecord({"frame": frame, "snapshot": catch_up.snapshot, "tail": catch_up.tail})
-    return Message(RecordDict({RECORD: parts}), node, message_type, group_id=group)
+    return Message(RecordDict({RECORD: parts}), node, message_type, ttl=seconds, group_id=group)
 
 
 def frame_of(reply: Message) -> bytes:
@@ -152,6 +243,8 @@ def _hello(reply: Message) -> Hello:
 
 
 def _facts(text: str) -> dict[str, Any]:
+    if len(text) > _MAX_FACTS:
+        raise FrameError(f"the facts in a hello are longer than {_MAX_FACTS} characters")
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:

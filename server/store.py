@@ -8,6 +8,7 @@ OUT/result.json    the summary, written at the end
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class RunStore:
             raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
         layout_file = folder / LAYOUT_FILE
         if not layout_file.exists():
-            write_durably(layout_file, (layout.to_json() + "\n").encode())
+            with _a_message_for(layout_file):
+                write_durably(layout_file, (layout.to_json() + "\n").encode())
         elif read_layout(folder).hash != layout.hash:
             raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
         self.events = read_events(folder / METRICS_FILE)
@@ -70,18 +72,38 @@ class RunStore:
             )
 
     def note(self, event: dict[str, Any]) -> None:
-        """Append an event to the metrics."""
+        """Append an event to the metrics.
+
+        Raises:
+            LedgerError: if the disk refuses; what was written of it is cut off at the next opening.
+        """
         self.events.append(event)
-        append_event(self.folder / METRICS_FILE, event)
+        with _a_message_for(self.folder / METRICS_FILE):
+            append_event(self.folder / METRICS_FILE, event)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the summary."""
+        """Write the summary.
+
+        Raises:
+            LedgerError: if the disk refuses; there is none then.
+        """
         text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-        write_durably(self.folder / RESULT_FILE, text.encode())
+        with _a_message_for(self.folder / RESULT_FILE):
+            write_durably(self.folder / RESULT_FILE, text.encode())
 
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
+
+
+@contextmanager
+def _a_message_for(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
+        ) from error
 
 
 def read_layout(folder: Path) -> Layout:

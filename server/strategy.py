@@ -5,10 +5,12 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 """
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache, reduce
 from operator import add
 from typing import Any, TypeVar
@@ -18,7 +20,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from server.aggregate import aggregate, check_report, observed
-from server.roster import Member, Roster, frame_of, message_to
+from server.cohorts import RepeatedCohorts
+from server.health import Health
+from server.lateness import LateReports, report_token
+from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
 from shared.config import RunConfig
@@ -44,14 +49,34 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
+_MAX_ANSWER_BYTES = 2**20
+_MAX_REASON = 500
+
 Answer = TypeVar("Answer", Report, Evaluation)
 
 
 class ScalarStrategy(Strategy):
     """Federated zeroth-order training by exact replay of scalars."""
 
-    def __init__(self, config: RunConfig, store: RunStore, roster: Roster) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        store: RunStore,
+        roster: Roster,
+        cohorts: RepeatedCohorts | None = None,
+    ) -> None:
+        """Prepare for the rounds after the ledger's last.
+
+        Args:
+            config: of the run.
+            store: its folder.
+            roster: its devices.
+            cohorts: of a recorded run, to be asked instead of drawn ones.
+        """
         self._config, self._store, self._roster = config, store, roster
+        self._health, self._cohorts = Health(config.cohort.patience), cohorts
+        self._late = LateReports(config.cohort.late_rounds)
+        self._wanted = 0
         self._run_id = store.ledger.header.run_id
         self._train: TrainInstruction | None = None
         self._evaluation: EvaluateInstruction | None = None
@@ -81,12 +106,8 @@ class ScalarStrategy(Strategy):
     ) -> Iterable[Message]:
         """The round's instruction for every device of the cohort, each with what it missed."""
         settings = self._config
-        self._roster.greet(grid, settings.cohort.timeout)
-        present = self._roster.present(grid.get_node_ids())
         number = self._store.ledger.position.round + 1
-        chosen = cohort(
-            settings.seed, number, present, settings.cohort.fraction, settings.cohort.minimum
-        )
+        present, chosen = self._chosen(number, grid)
         policy = SeedPolicy[settings.seed_policy.upper()]
         pooled = policy is SeedPolicy.POOL
         size = self._step_sizes.size
@@ -102,16 +123,41 @@ class ScalarStrategy(Strategy):
             epsilon=settings.epsilon,
             learning_rate=size.learning_rate,
             clip=settings.clip or size.clip,
-            deadline=0.0,
+            deadline=settings.cohort.timeout,
             layout_hash=self._store.layout.hash,
             start_digest=self._store.ledger.digest,
             pool_root=round_root(settings.seed, 0, GLOBAL_TRACK) if pooled else 0,
             pool_size=settings.pool_size if pooled else 0,
             curvature_every=size.curvature_every(settings.queries),
         )
+        self._late.asked(self._train)
         return self._messages(
             self._train.encode(), MessageType.TRAIN, [present[device] for device in chosen]
         )
+
+    def has_enough(self, replies: Sequence[Message]) -> bool:
+        """Whether a round need not wait for more replies."""
+        if self._train is None:
+            return False
+        token = token_of(self._train.encode())
+        return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)
+
+    def _chosen(self, number: int, grid: Grid) -> tuple[dict[int, Member], list[int]]:
+        """Who is there, and which of them are asked in a round, ascending."""
+        settings, share = self._config.cohort, self._config.cohort.fraction
+        present = awaited(self._roster, grid, self._config)
+        if self._cohorts:
+            chosen = self._cohorts.asked(number)
+            if missing := [device for device in chosen if device not in present]:
+                raise SamaraError(f"the recorded run has devices that this one lacks: {missing}")
+            return present, chosen
+        awake = [device for device in present if not self._health.rests(device, number)]
+        if len(awake) < settings.minimum:
+            awake = list(present)
+        run_seed = self._config.seed
+        self._wanted = len(cohort(run_seed, number, awake, share, settings.minimum))
+        size = max(settings.minimum, math.ceil(round(settings.oversample * self._wanted, 9)))
+        return present, cohort(run_seed, number, awake, share, size)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -119,13 +165,21 @@ class ScalarStrategy(Strategy):
         """Validate the reports, fold them into a round delta, and put it in the ledger.
 
         Raises:
-            TrainingError: if no device at all sent a report, with their reasons.
+            TrainingError: if for too many rounds no report could be used, with the reasons.
             LedgerError: if the delta cannot be written.
         """
         instruction = self._train
         assert instruction is not None, "a round is configured before it is aggregated"
+        token = token_of(instruction.encode())
+        if self._cohorts:
+            replies = self._cohorts.due(instruction.round, self._by_device(replies))
+        came_late: list[Message] = []
+        in_time: list[Message] = []
+        for reply in replies:
+            late = self._late.knows(report_token(reply) or token, instruction.round)
+            (came_late if late else in_time).append(reply)
         reports, refused, received = self._answers(
-            replies, Report, instruction.encode(), instruction.round - 1
+            in_time, Report, instruction.encode(), instruction.round - 1
         )
         for report in list(reports.values()):
             try:
@@ -134,26 +188,33 @@ class ScalarStrategy(Strategy):
                 del reports[report.device]
                 refused[report.device] = str(error)
                 log.warning("round %d: %s", instruction.round, error)
-        if not reports:
-            reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
-            raise TrainingError(
-                f"round {instruction.round}: no report came in. {reasons or 'Nobody answered.'}"
-            )
-        delta, problem = self._delta(instruction, list(reports.values()))
-        seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
-        size = self._step_sizes.note(replace(seen, learning_rate=0.0) if problem else seen)
+        late_reports = self._late_reports(came_late, instruction.round, reports, refused, received)
+        folded = reports | {report.device: report for _, report in late_reports}
+        absent = self._judge(instruction.round, folded.keys(), refused)
+        delta, problem = self._delta(instruction, list(reports.values()), late_reports)
+        seen = None
+        if reports:
+            seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
+            seen = replace(seen, learning_rate=0.0) if problem else seen
+        size = self._step_sizes.note(seen)
         if size.back_to is not None:
             delta, problem = self._return(instruction, size.back_to)
+            late_reports = []
         ledger_bytes = self._store.ledger.append(delta)
+        self._late.folded(delta)
         self._compact()
+        loss = _mean_loss(folded.values(), self._config.cohort.weight_cap)
         self._tell(
             {
                 "event": "round",
                 "round": instruction.round,
-                "loss": seen.loss,
+                "loss": loss,
                 "learning_rate": instruction.learning_rate,
                 "reports": len(delta.contributors),
                 "refused": {str(device): why for device, why in sorted(refused.items())},
+                "absent": absent,
+                "late": {str(report.device): asked.round for asked, report in late_reports},
+                "resting": self._health.resting(instruction.round + 1),
                 "problem": problem,
                 "bytes_up": sum(received.values()),
                 "bytes_down": sum(self._sent.values()),
@@ -165,13 +226,73 @@ class ScalarStrategy(Strategy):
                         "loss": report.mean_loss,
                         "examples": report.examples,
                         "bytes_up": received[device],
-                        "bytes_down": self._sent[device],
+                        "bytes_down": self._sent.get(device, 0),
                     }
-                    for device, report in sorted(reports.items())
+                    for device, report in sorted(folded.items())
                 },
             }
         )
-        return None, MetricRecord({"loss": seen.loss, "reports": len(reports)})
+        self._end_if_empty(refused)
+        return None, MetricRecord({"loss": loss or 0.0, "reports": len(delta.contributors)})
+
+    def _by_device(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
+        members = self._roster.members
+        return [(members[reply.metadata.src_node_id].device, reply) for reply in replies]
+
+    def _late_reports(
+        self,
+        replies: Iterable[Message],
+        number: int,
+        reports: Mapping[int, Report],
+        refused: dict[int, str],
+        received: dict[int, int],
+    ) -> list[tuple[TrainInstruction, Report]]:
+        """The reports of earlier rounds that count in this one, by device; others are refused."""
+        accepted: dict[int, tuple[TrainInstruction, Report]] = {}
+        for reply in replies:
+            member = self._roster.members.get(reply.metadata.src_node_id)
+            if member is None:
+                log.warning("dropped a late reply of a node that is not known")
+                continue
+            try:
+                frame = self._frame_of(reply, member)
+                received[member.device] = received.get(member.device, 0) + len(frame)
+                report = Report.decode(frame)
+                asked = self._late.accepted(report, member.device, number)
+                if member.device in reports or member.device in accepted:
+                    raise ReportError(f"it comes late and device {member.device} has a newer one")
+                accepted[member.device] = asked, report
+            except SamaraError as error:
+                log.warning("round %d, device %d: %s", number, member.device, error)
+                if member.device not in reports:
+                    refused[member.device] = str(error)
+        return [accepted[device] for device in sorted(accepted)]
+
+    def _judge(
+        self, number: int, answered: Collection[int], refused: Mapping[int, str]
+    ) -> list[int]:
+        """Keep count of who fails; returns the devices that were waited for in vain."""
+        for device in answered:
+            self._health.succeeded(device)
+        missing = sorted(self._sent.keys() - set(answered) - refused.keys())
+        absent = [] if len(answered) >= self._wanted else missing
+        for device in [*absent, *refused]:
+            if rounds := self._health.failed(device, number):
+                log.warning("device %d keeps failing and rests for %d rounds", device, rounds)
+        return absent
+
+    def _end_if_empty(self, refused: Mapping[int, str]) -> None:
+        """End a run in which nothing is learned any more."""
+        most = self._config.cohort.empty_rounds
+        last = [e for e in self._store.events if e["event"] == "round"][-most:]
+        if self._cohorts or len(last) < most or any(event["reports"] for event in last):
+            return
+        reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
+        problem = last[-1]["problem"]
+        raise TrainingError(
+            f"round {last[-1]['round']}: no report could be used in {most} rounds in a row. "
+            f"{reasons or problem or 'Nobody answered.'}"
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -257,12 +378,16 @@ class ScalarStrategy(Strategy):
     ) -> list[Message]:
         """One message per device; what it costs is counted where it is made."""
         messages, last = [], self._store.ledger.position.round
+        late_too = 1 + self._config.cohort.late_rounds
+        seconds = self._config.cohort.timeout * late_too
         self._sent = {}
         catch_up_from = cache(self._store.ledger.catch_up)
         for member in members:
             catch_up = catch_up_from(min(member.round, last))
             self._sent[member.device] = len(frame) + len(catch_up)
-            messages.append(message_to(member.node, message_type, str(last + 1), frame, catch_up))
+            messages.append(
+                message_to(member.node, message_type, str(last + 1), frame, catch_up, seconds)
+            )
         return messages
 
     def _answers(
@@ -281,12 +406,12 @@ class ScalarStrategy(Strategy):
                 log.warning("dropped a reply of a node that nobody asked")
                 continue
             try:
-                frame = frame_of(reply)
+                frame = self._frame_of(reply, member)
                 received[member.device] = received.get(member.device, 0) + len(frame)
                 if kind_of(frame) is Kind.REFUSAL:
                     refusal = Refusal.decode(frame)
                     member.round = refusal.round
-                    raise ReportError(refusal.reason)
+                    raise ReportError(_short(refusal.reason))
                 answer = kind.decode(frame)
                 if answer.device != member.device:
                     raise ReportError(f"it answers as device {answer.device}")
@@ -300,16 +425,29 @@ class ScalarStrategy(Strategy):
                 log.warning("device %d: %s", member.device, error)
         return answers, refused, received
 
+    def _frame_of(self, reply: Message, member: Member) -> bytes:
+        """The frame in a member's reply, if it may still send any and it is no flood."""
+        if reason := self._roster.refusal(member):
+            raise ReportError(reason)
+        frame = frame_of(reply)
+        most = _MAX_ANSWER_BYTES + 12 * self._config.steps * self._config.queries
+        if len(frame) > most:
+            raise ReportError(f"its answer of {len(frame)} bytes is longer than {most}")
+        return frame
+
     def _delta(
-        self, instruction: TrainInstruction, reports: list[Report]
+        self,
+        instruction: TrainInstruction,
+        reports: list[Report],
+        late: Sequence[tuple[TrainInstruction, Report]],
     ) -> tuple[RoundDelta, str]:
         """The round's delta, or an empty one and why: a round always leaves a record."""
         settings = self._config.cohort
         nothing = aggregate(instruction, [], settings.weight_cap)
-        if len(reports) < settings.minimum:
-            return nothing, f"{len(reports)} reports, fewer than cohort.minimum"
+        if (count := len(reports) + len(late)) < settings.minimum and not self._cohorts:
+            return nothing, f"{count} reports, fewer than cohort.minimum"
         try:
-            delta = aggregate(instruction, reports, settings.weight_cap)
+            delta = aggregate(instruction, reports, settings.weight_cap, late)
             self._store.ledger.check(delta)
         except ReplayError as error:
             log.warning("round %d changes nothing: %s", instruction.round, error)
@@ -334,6 +472,7 @@ class ScalarStrategy(Strategy):
             log.warning("%s", error)
 
     def _tell(self, event: dict[str, Any]) -> None:
+        event["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         self._store.note(event)
         log.info(describe(event), extra={"event": event})
 
@@ -341,9 +480,10 @@ class ScalarStrategy(Strategy):
 def describe(event: dict[str, Any]) -> str:
     """An event in one line."""
     if event["event"] == "round":
+        loss = "" if event["loss"] is None else f"loss {event['loss']:.4f}, "
         return (
-            f"round {event['round']}: loss {event['loss']:.4f}, "
-            f"learning rate {event['learning_rate']:.3g}, {event['reports']} reports, "
+            f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
+            f"{event['reports']} reports, "
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
             + (f", {event['problem']}" if event["problem"] else "")
         )
@@ -351,6 +491,21 @@ def describe(event: dict[str, Any]) -> str:
         f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
     )
     return f"round {event['round']}: {event['split']} accuracy: {figures}"
+
+
+def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:
+    """Over the clients of a round by their weights; None without any."""
+    weights = [min(report.examples, weight_cap) for report in reports]
+    losses = [report.mean_loss for report in reports]
+    if not weights:
+        return None
+    return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
+
+
+def _short(reason: str) -> str:
+    """A stranger's words, fit for a log: one line, printable, not long."""
+    line = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON])
+    return line + "…" * (len(reason) > _MAX_REASON)
 
 
 def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:

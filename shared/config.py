@@ -90,7 +90,7 @@ class Settings(Section):
         try:
             return cls.model_validate(_nest(_flatten(settings)))
         except ValidationError as error:
-            raise ConfigError(_explain(error, source, list(cls().flat()))) from error
+            raise ConfigError(explain(error, source, list(cls().flat()))) from error
 
 
 class ModelSettings(Section):
@@ -149,6 +149,16 @@ class CohortSettings(Section):
         10_000, ge=1, description="examples beyond which a client gains no weight"
     )
     timeout: float = Field(3600.0, gt=0, description="seconds the server waits for reports")
+    oversample: float = Field(
+        1.0, ge=1, description="ask so many times the devices that a round waits for"
+    )
+    late_rounds: int = Field(
+        0, ge=0, le=64, description="rounds that a report may be late; 0 refuses every late one"
+    )
+    patience: int = Field(3, ge=1, description="failures in a row after which a device rests")
+    empty_rounds: int = Field(
+        10, ge=1, description="rounds in a row without a usable report that end the run"
+    )
 
 
 class PersonalSettings(Section):
@@ -228,6 +238,12 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _late_reports_have_their_own_directions(self) -> Self:
+        if self.cohort.late_rounds and self.seed_policy != "independent":
+            raise ValueError('cohort.late-rounds needs seed-policy = "independent"')
+        return self
+
+    @model_validator(mode="after")
     def _the_embedded_goes_together(self) -> Self:
         if self.data.path != EMBEDDED_DATA:
             if self.model.path == EMBEDDED_MODEL:
@@ -265,7 +281,14 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _explain(error: ValidationError, source: str, known: list[str]) -> str:
+def explain(error: ValidationError, source: str, known: list[str]) -> str:
+    """Every mistake that pydantic found, one a line.
+
+    Args:
+        error: from validating a `Section`.
+        source: of the settings, named first.
+        known: keys that an unknown one may have been meant for.
+    """
     lines = []
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])

@@ -51,3 +51,11 @@ class CatchUpError(SamaraError):
 
 class TrainingError(SamaraError):
     """A step cannot be taken, for example because a loss is not finite."""
+
+
+class TrainerError(SamaraError):
+    """The resident trainer of this device is not there, or fails."""
+
+
+class DeviceError(SamaraError):
+    """Something keeps this machine from taking part, or from standing in for a device."""

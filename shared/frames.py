@@ -17,7 +17,7 @@ from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 
 MAX_GRADIENT = 1e6
-"""A projected gradient beyond this is refused with its report."""
+"""A projected gradient or a mean loss beyond this is refused with its report."""
 MAX_CURVATURE = 1e12
 """Likewise a curvature."""
 MAX_LABELS = 1024
@@ -80,7 +80,8 @@ class TrainInstruction:
         epsilon: ε, the size of a perturbation.
         learning_rate: η.
         clip: g's are clipped to ±clip; 0 is no clipping.
-        deadline: Unix seconds after which a report is late; 0 is none.
+        deadline: seconds that the server waits for the report; 0 is no limit. No point in time,
+            so that a repeated instruction is the same and clocks need not agree.
         layout_hash: 32 bytes.
         start_digest: 32 bytes, of the state that the round starts from.
         pool_root: root seed of the pool; 0 without one.
@@ -281,8 +282,8 @@ class Hello:
         round: the last round in its state.
         model_id: 32 bytes.
         layout: the layout's canonical JSON.
-        facts: JSON object: `clients`, among how many its data set is dealt; the rest (versions,
-            threads and the like) is for the record only.
+        facts: JSON object: `clients`, among how many its data set is dealt, 0 if it is all its own;
+            the rest (versions, threads and the like) is for the record only.
     """
 
     device: int
@@ -398,7 +399,7 @@ class Report:
         (curvature,) = reader.fields(cls._CURVATURE) if reader.left else (None,)
         reader.end()
         _check_device(device)
-        if not (np.isfinite(mean_loss) and np.all(np.abs(gradients) <= MAX_GRADIENT)):
+        if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
             raise FrameError(
                 f"a projected gradient or the loss of device {device} is not finite or "
                 f"over {MAX_GRADIENT:g}"

@@ -70,7 +70,7 @@ class Round(_Part):
     """A round of training."""
 
     round: Annotated[int, Field(ge=1)]
-    loss: float
+    loss: float | None
     reports: Count
     refused: dict[Count, str]
     problem: str

@@ -44,8 +44,8 @@ class StepRecord:
                 )
             self.size = self.size.after(_observation(events[step], file))
 
-    def note(self, seen: Observation) -> StepSize:
-        """The step size after one more observation, which is on the disk when this returns.
+    def note(self, seen: Observation | None) -> StepSize:
+        """The step size after one more observation, or none; it is on the disk when this returns.
 
         Raises:
             SamaraError: if the disk refuses.
@@ -53,13 +53,16 @@ class StepRecord:
         self.size = self.size.after(seen)
         if self._file:
             try:
-                append_event(self._file, {"step": self.size.done} | asdict(seen))
+                told = asdict(seen) if seen else {}
+                append_event(self._file, {"step": self.size.done} | told)
             except OSError as error:
                 raise SamaraError(f"{self._file}: cannot be written: {error.strerror}") from error
         return self.size
 
 
-def _observation(event: Mapping[str, Any], file: Path | None) -> Observation:
+def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:
+    if list(event) == ["step"]:
+        return None
     try:
         return Observation(**{key: value for key, value in event.items() if key != "step"})
     except TypeError as error:

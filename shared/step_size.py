@@ -155,8 +155,10 @@ class StepSize:
     _energy: _Average = _Average()
     _local_energy: _Average = _Average()
 
-    def after(self, seen: Observation) -> "StepSize":
-        """The step size after one more step or round was observed."""
+    def after(self, seen: Observation | None) -> "StepSize":
+        """The step size after one more step or round, None if nothing was heard of it."""
+        if seen is None:
+            return replace(self, done=self.done + 1, back_to=None)
         loss = self._loss.after(seen.loss, self._memory)
         if self._risen(loss, seen.loss):
             return replace(

@@ -60,6 +60,9 @@ def simulate(
     engine: Annotated[
         Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara[ray]).")
     ] = Engine.IN_PROCESS,
+    cohorts_from: Annotated[
+        Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
+    ] = None,
 ) -> None:
     """Run a federation of emulated clients in this process.
 
@@ -68,10 +71,10 @@ def simulate(
     from shared.config import load_scenario
 
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    _run(load_scenario(_scenario_file(scenario), assignments), engine)
+    _run(load_scenario(_scenario_file(scenario), assignments), engine, cohorts_from)
 
 
-def _run(config: "RunConfig", engine: Engine) -> None:
+def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) -> None:
     from shared.result import RunResult
     from simulations.curves import write_curves
     from simulations.progress import watched
@@ -81,7 +84,7 @@ def _run(config: "RunConfig", engine: Engine) -> None:
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = run(config, on_message, engine.value)
+        folder = run(config, on_message, engine.value, cohorts_from)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
 

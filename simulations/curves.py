@@ -19,7 +19,8 @@ def write_curves(folder: Path) -> None:
     for event in read_events(folder / METRICS_FILE):
         number = event["round"]
         if event["event"] == "round":
-            curves.add("loss", event["loss"], number)
+            if event["loss"] is not None:
+                curves.add("loss", event["loss"], number)
             for client, own in event["clients"].items():
                 curves.add(f"client {client}/loss", own["loss"], number)
             continue

@@ -9,7 +9,9 @@ from typing import Literal
 from client.app import app as client_app
 from client.trainer import trainer_for
 from server.app import serve
+from server.cohorts import RepeatedCohorts, read_cohorts
 from shared.config import RunConfig
+from shared.errors import ConfigError
 from shared.frames import Split
 from shared.machine import cores
 from simulations.engine import InProcessGrid
@@ -21,6 +23,7 @@ def simulate(
     config: RunConfig,
     on_message: Callable[[str, int], None] = lambda message_type, partition: None,
     engine: Engine = "in-process",
+    cohorts_from: Path | None = None,
 ) -> Path:
     """Train a federation of emulated clients; returns the run's folder.
 
@@ -31,10 +34,14 @@ def simulate(
         config: of the run.
         on_message: see `InProcessGrid`; Flower's engine does not call it.
         engine: in-process, or Flower's simulation with Ray.
+        cohorts_from: a recorded run, whose cohorts are repeated; in process only.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
+    cohorts = RepeatedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
+    if cohorts and engine == "flower":
+        raise ConfigError("--cohorts-from repeats a run in the in-process engine only")
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
@@ -47,7 +54,7 @@ def simulate(
         return simulate_with_flower(config, of_client)
     with ThreadPoolExecutor(together) as pool:
         grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
-        return serve(config, grid)
+        return serve(config, grid, cohorts)
 
 
 def clients_together(config: RunConfig) -> int:

@@ -28,10 +28,8 @@ class Tampering(InProcessGrid):
 
     tamper: Callable[[Message], Message] = staticmethod(lambda reply: reply)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return [self.tamper(reply) for reply in super().send_and_receive(messages)]
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.tamper(reply) for reply in super().pull_messages(message_ids)]
 
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:

@@ -262,6 +262,20 @@ def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
     return start
 
 
+def records_after(tail: bytes, round_number: int) -> bytes:
+    """A tail without the records of the rounds up to this one that it begins with.
+
+    A device whose last answer was lost is further than its server believes.
+    """
+    at = 0
+    while at + _RECORD.size <= len(tail):
+        magic, length, number, _ = _RECORD.unpack_from(tail, at)
+        if magic != _RECORD_MAGIC or number > round_number:
+            break
+        at += _RECORD.size + length + _TRAILER_BYTES
+    return tail[at:]
+
+
 def never_written(rest: bytes) -> bool:
     """Whether what should be the last record is zeros, or ends in zeros instead of a hash.
 

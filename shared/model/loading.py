@@ -129,7 +129,7 @@ def load_base_model(
             bitsandbytes is needed and cannot be used.
     """
     folder = _model_folder(path)
-    known_family = _family(folder) if family == "auto" else family
+    known_family = family_of(folder) if family == "auto" else family
     try:
         place = torch.device(device)
         if quantization != "none":
@@ -163,7 +163,7 @@ def structure_of(path: str, family: Family | Literal["auto"] = "auto") -> BaseMo
         ModelError: if the folder is missing or incomplete.
     """
     folder = _model_folder(path)
-    known_family = _family(folder) if family == "auto" else family
+    known_family = family_of(folder) if family == "auto" else family
     try:
         network = _empty(folder, known_family, torch.float32)
     except (OSError, ValueError, KeyError) as error:
@@ -233,7 +233,12 @@ def _embedded() -> Path:
     )
 
 
-def _family(folder: Path) -> Family:
+def family_of(folder: Path) -> Family:
+    """The family that a model folder names itself.
+
+    Raises:
+        ModelError: if it names none.
+    """
     if (folder / "modules.json").is_file():
         return "encoder"
     try:
@@ -298,6 +303,11 @@ def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
     import transformers
 
     settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return empty_network(settings, family, dtype)
+
+
+def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
+    """The network of a transformers configuration with its parameters on the meta device."""
     with parameters_on_meta():
         return _loader(family).from_config(settings, dtype=dtype)
 

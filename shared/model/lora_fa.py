@@ -214,10 +214,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
             "adapter.label-bias: the task's rows do not choose between the same labels; "
             "set it to false, or choose a classification"
         )
-    chosen = _chosen_blocks(settings.layers, len(base.blocks))
-    prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
-    wanted = _advised(base) if settings.projections == "auto" else settings.projections
-    found = _matching(base.body, prefixes, wanted, str(base.folder))
+    found = adapted_layers(base, settings)
     tensors = [
         Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
         for name, module in found.items()
@@ -227,7 +224,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     layout = Layout(
         tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
     )
-    adapter = Adapter(layout, min(chosen))
+    adapter = Adapter(layout, min(_chosen_blocks(settings.layers, len(base.blocks))))
     sizes = [features(module)[0] for module in found.values()]
     matrices = frozen_matrices(layout, sizes)
     for a, (name, module) in zip(matrices, found.items(), strict=True):
@@ -252,6 +249,18 @@ def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
     numbers = normals(np.array([seed], np.uint64), rank * features, Domain.LORA_A)
     scale = np.float32(2.0**-DIRECTION_BITS / math.sqrt(features))
     return (numbers.astype(np.float32) * scale).reshape(rank, features)
+
+
+def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.Module]:
+    """The linear layers of the body that the settings choose, by name.
+
+    Raises:
+        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+    """
+    chosen = _chosen_blocks(settings.layers, len(base.blocks))
+    prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
+    wanted = _advised(base) if settings.projections == "auto" else settings.projections
+    return _matching(base.body, prefixes, wanted, str(base.folder))
 
 
 def _chosen_blocks(layers: str, count: int) -> list[int]:

@@ -250,10 +250,15 @@ def _learning(comparison: Comparison) -> Figure:
     )
 
 
+def _or_nan(loss: float | None) -> float:
+    """A round without a report has no loss."""
+    return np.nan if loss is None else loss
+
+
 def _loss(comparison: Comparison) -> Figure:
     curves = {
         variant.letter: np.mean(
-            [[entry.loss for entry in run.result.rounds] for run in variant.runs], axis=0
+            [[_or_nan(entry.loss) for entry in run.result.rounds] for run in variant.runs], axis=0
         )
         for variant in comparison.field.variants
         if len({len(run.result.rounds) for run in variant.runs}) == 1
@@ -262,9 +267,10 @@ def _loss(comparison: Comparison) -> Figure:
     def draw(axes: Axes) -> None:
         for letter, losses in curves.items():
             colour = _series(comparison, letter)
-            rounds = np.arange(1, len(losses) + 1)
-            axes.plot(rounds, losses, color=colour, linewidth=1.8)
-            _end_label(axes, comparison, letter, rounds[-1], losses[-1], colour)
+            known = np.flatnonzero(np.isfinite(losses))
+            if len(known):
+                axes.plot(known + 1, losses[known], color=colour, linewidth=1.8)
+                _end_label(axes, comparison, letter, known[-1] + 1, losses[known[-1]], colour)
         axes.grid(axis="y")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))

@@ -351,10 +351,12 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     name = next(name for name in weights if name.endswith("down_proj.weight"))
     weights[name] = np.full_like(weights[name], np.nan)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    config = config_of(settings, model__path=str(broken))
-    with pytest.raises(TrainingError, match=r"round 1: no report.*loss is not finite at step 1"):
+    config = config_of(settings, model__path=str(broken), cohort__empty_rounds=2)
+    message = r"round 2: no report could be used in 2 rounds.*loss is not finite at step 1"
+    with pytest.raises(TrainingError, match=message):
         simulate(config)
-    assert [step.round for step in replayed(Path(config.out))] == [0]
+    assert [step.round for step in replayed(Path(config.out))] == [0, 1, 2]
+    assert not any(np.any(step.state) for step in replayed(Path(config.out)))
     assert not (Path(config.out) / "result.json").exists()
 
 

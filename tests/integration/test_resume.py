@@ -15,7 +15,7 @@ from server.aggregate import observed
 from server.app import serve
 from server.store import read_layout, read_result, replayed
 from shared.config import RunConfig
-from shared.errors import LedgerError, TrainingError
+from shared.errors import LedgerError
 from shared.frames import Refusal, TrainInstruction
 from shared.ledger import ledger as ledgers
 from shared.ledger.proving import proven
@@ -216,9 +216,12 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
         return plain(message)
 
     grid._deliver = tampers  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match="the snapshot's state is not that which ended"):
-        serve(config, grid)
+    result = read_result(serve(config, grid))
     assert tampered
+    refused = [why for event in result["rounds"] for why in event["refused"].values()]
+    assert len(refused) == 1
+    assert "the snapshot's state is not that which ended" in refused[0]
+    assert result["final_round"] == config.rounds
 
 
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:

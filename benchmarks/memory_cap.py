@@ -1,0 +1,44 @@
+"""A TinyLlama-1.1B shape under an Orin Nano 4GB's memory: NF4 takes its steps, fp32 is killed.
+
+    python benchmarks/memory_cap.py [--device orin-nano-4gb] [--shape tinyllama-1.1b]
+
+A random checkpoint is written (2.2 GB, in a temporary folder). Then a client in a process of its
+own, inside the memory that the profile leaves it, loads it and takes P-RGE steps in NF4 and fp32.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.shapes import SHAPES
+from devices.memory import Ending, run_capped
+from devices.profile import load_device
+
+CLIENT = Path(__file__).with_name("quantized_memory.py")
+
+
+def client(shape: str, quantization: str, folder: str, limit_bytes: int) -> Ending:
+    """Run a client under a limit."""
+    command = [sys.executable, str(CLIENT), "--shape", shape, "--quantization", quantization]
+    return run_capped([*command, "--load", folder], limit_bytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="orin-nano-4gb")
+    parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
+    arguments = parser.parse_args()
+    limit = load_device(arguments.device).usable_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        write = [sys.executable, str(CLIENT), "--shape", arguments.shape, "--write", folder]
+        subprocess.run(write, check=True)
+        endings = {kind: client(arguments.shape, kind, folder, limit) for kind in ("nf4", "none")}
+    for kind, ending in endings.items():
+        print(f"{'fp32' if kind == 'none' else kind}: {ending}")
+    sys.exit(endings["nf4"].killed or not endings["none"].killed)
+
+
+if __name__ == "__main__":
+    main()

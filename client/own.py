@@ -1,0 +1,23 @@
+"""Which settings a device decides for itself, whatever the server's say."""
+
+from shared.config import RunConfig
+
+OWN_SETTINGS = frozenset(
+    {
+        "model",
+        "data",
+        "task",
+        "threads",
+        "grouping",
+        "micro_batch",
+        "memory_budget",
+        "trunk_cache",
+        "trunk_cache_folder",
+    }
+)
+"""Fields of `RunConfig`."""
+
+
+def of_device(asked: RunConfig, own: RunConfig) -> RunConfig:
+    """A run's settings on a device that has some of its own."""
+    return asked.model_copy(update={key: getattr(own, key) for key in OWN_SETTINGS})

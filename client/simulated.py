@@ -1,0 +1,51 @@
+"""A client in the process of the simulation, with its memory in Flower's context."""
+
+from flwr.app import ConfigRecord, Context
+
+from client.participant import Participant
+from client.session import Session
+from client.trainer import trainer_for
+from shared.config import RunConfig
+from shared.errors import ConfigError
+
+_SESSION = "session"
+
+
+class _ContextMemory:
+    """One run's session; Flower gives every run a context of its own."""
+
+    def __init__(self, context: Context) -> None:
+        self._records = context.state.config_records
+
+    def session(self, run_id: bytes) -> Session | None:
+        record = self._records.get(_SESSION)
+        if record is None:
+            return None
+        return Session.from_bytes({key: bytes(value) for key, value in record.items()})  # type: ignore[arg-type]
+
+    def remember(self, run_id: bytes, session: Session) -> None:
+        self._records[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
+
+
+def participant(context: Context) -> Participant:
+    """The client that a context is of; clients of one thread share a trainer.
+
+    Raises:
+        SamaraError: if the settings, or what they name, cannot be used.
+    """
+    config = RunConfig.of(context.run_config, "run config")
+    missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
+    if missing:
+        raise ConfigError(
+            f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
+            '--node-config "partition-id=0 num-partitions=8"'
+        )
+    clients = int(context.node_config["num-partitions"])
+    config = config.among(clients)
+    memory = _ContextMemory(context)
+    return Participant(trainer_for(config), config, config, device_of(context), clients, memory)
+
+
+def device_of(context: Context) -> int:
+    """The index of a simulated device: its partition."""
+    return int(context.node_config.get("partition-id", 0))

@@ -1,0 +1,179 @@
+"""The commands that know devices: which there are, what a step costs, what this machine is."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from devices.estimate import Estimate
+
+app = typer.Typer(help="Know devices before they are bought.", no_args_is_help=True)
+
+
+class Mode(StrEnum):
+    """Which points of a step share a pass."""
+
+    SEQUENTIAL = "sequential"
+    INNER = "inner"
+    OUTER = "outer"
+    BOTH = "both"
+
+
+class Quantization(StrEnum):
+    """Of the weights in the blocks."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    NF4 = "nf4"
+
+
+@app.command(name="list")
+def list_() -> None:
+    """List the device and link profiles that come with Samara.
+
+    Example: samara device list
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from devices.profile import shipped_devices, shipped_links
+
+    devices = Table(title="Devices")
+    for column in ("name", "what", "GB/s", "usable GiB", "power modes", "fit"):
+        devices.add_column(column, no_wrap=column == "name")
+    for device in shipped_devices():
+        devices.add_row(
+            device.name,
+            device.description,
+            f"{device.memory.bandwidth / 1e9:g}",
+            f"{device.usable_bytes / 2**30:.1f}",
+            ", ".join(device.power),
+            f"{device.fit.leave_one_out:.1%}" if device.fit else "assumed",
+        )
+    links = Table(title="Links")
+    for column in ("name", "what", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
+        links.add_column(column, no_wrap=column == "name")
+    for link in shipped_links():
+        links.add_row(
+            link.name,
+            link.description,
+            f"{link.down * 8e-6:g}",
+            f"{link.up * 8e-6:g}",
+            f"{link.latency * 1e3:g}",
+            f"{link.loss:.1%}",
+            f"{link.hours:g}",
+        )
+    console = Console()
+    console.print(devices)
+    console.print(links)
+    console.print("fit: mean error of step times on published cells that were held out")
+
+
+@app.command()
+def estimate(
+    device: Annotated[str, typer.Option(help="Profile: a name from device list, or a file.")],
+    model: Annotated[
+        str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
+    ],
+    quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="q, directions of a step.")] = 1,
+    mode: Annotated[Mode, typer.Option(help="Which points share a pass.")] = Mode.BOTH,
+    top: Annotated[int, typer.Option(min=0, help="Adapters on the top blocks only; 0: all.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
+    supervised: Annotated[
+        int, typer.Option(min=0, help="Positions of an example that are read; 0: all.")
+    ] = 0,
+    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default the usual one.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict seconds, peak memory and energy of a P-RGE step, from the model's config alone.
+
+    Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
+    """
+    from json import dumps
+
+    from devices.estimate import estimate as estimated
+    from devices.profile import load_device
+    from devices.roofline import Workload
+    from devices.shape import model_shape
+
+    profile = load_device(device)
+    work = Workload(
+        sequence=seq,
+        batch=batch,
+        queries=queries,
+        mode=mode.value,
+        quantization=quantization.value,
+        top=top,
+        rank=rank,
+        supervised=supervised,
+    )
+    result = estimated(model_shape(model), profile.in_mode(power) if power else profile, work)
+    if json:
+        typer.echo(dumps(result.as_json()))
+    else:
+        _print(result)
+
+
+def _print(result: "Estimate") -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"A step of {result.model} on {result.device} {result.mode}".rstrip())
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("part ")
+    table.add_column("MiB", justify="right")
+    times = [(name, f"{value:.3f}") for name, value in asdict(result.time).items()]
+    sizes = [(name, f"{value / 2**20:,.0f}") for name, value in asdict(result.memory).items()]
+    for (time, seconds), (part, size) in zip(times, sizes, strict=True):
+        table.add_row(time, seconds, part, size)
+    table.add_section()
+    table.add_row(
+        "in all", f"{result.time.total:.3f}", "peak", f"{result.memory.total / 2**20:,.0f}"
+    )
+    console = Console()
+    console.print(table)
+    if result.energy_joules is not None:
+        console.print(f"energy: at most {result.energy_joules:.1f} J")
+    usable = result.usable_bytes / 2**20
+    if result.fits:
+        console.print(f"fits: the device leaves {usable:,.0f} MiB to a process")
+    else:
+        over = (result.memory.total - result.usable_bytes) / 2**20
+        console.print(f"does not fit: {over:,.0f} MiB over the {usable:,.0f} MiB of a process")
+        remedies = "; or ".join(result.remedies) or "nothing that this command varies"
+        console.print(f"it would fit with: {remedies}")
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("this-machine.toml"),
+    watts: Annotated[float, typer.Option(min=0, help="Drawn at full load; 0: unknown.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+) -> None:
+    """Measure this machine's memory, products and overheads on its CPU, and write a profile.
+
+    Example: samara device calibrate --out this-machine.toml
+    """
+    import re
+
+    from devices.calibrate import calibrated
+    from devices.profile import save_profile
+
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"--out {out}: there is no such folder")
+    name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
+    profile = calibrated(name, watts, threads)
+    save_profile(profile, out)
+    typer.echo(
+        f"{profile.memory.bandwidth / 1e9:.1f} GB/s, {profile.compute.fp32 / 1e9:.0f} Gop/s, "
+        f"{profile.timing.launch_seconds * 1e6:.1f} µs an operation; profile in {out}"
+    )

@@ -1,0 +1,1 @@
+"""A device in the field: checked, started, kept up, stopped."""

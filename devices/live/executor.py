@@ -1,0 +1,137 @@
+"""Answers the messages of this device's SuperNode, in place of Flower's own executor.
+
+Flower starts a process per message, which runs the app that came with it. A SuperNode in the
+isolation mode "process" leaves that to somebody else: this executor asks it for tasks, over a
+loopback connection that a secret protects, and answers them by the installed ClientApp. So no code
+from the network is ever run, and no message waits for an interpreter to start.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
+
+import httpx
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import (
+    pull_task_input,
+    push_message,
+    push_task_output,
+)
+
+from shared.errors import SamaraError
+
+log = logging.getLogger("samara.device")
+
+_POLL_SECONDS = 0.3
+_UNREACHABLE_SECONDS = 2.0
+_RETRY_SECONDS = 20.0
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class Executor:
+    """Takes tasks from a SuperNode on this machine and answers them, one after the other.
+
+    Args:
+        app: what answers.
+        check: raises a `SamaraError` if the bundle that came with a task is not acceptable.
+        secret: that the SuperNode knows too.
+    """
+
+    def __init__(self, app: ClientApp, check: Callable[[bytes], None], secret: bytes) -> None:
+        self._app, self._check, self._secret = app, check, secret
+        self._checked: set[str] = set()
+
+    def run(self, address: Callable[[], str], stop: Event) -> None:
+        """Answer until told to stop.
+
+        Args:
+            address: of the SuperNode's runtime API at present, host:port.
+            stop: ends the loop before the next task.
+        """
+        while not stop.is_set():
+            place = address()
+            try:
+                with self._door(place) as client:
+                    while not stop.is_set() and place == address():
+                        offer = client.AcquireTask(
+                            AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+                        )
+                        if offer.HasField("task") and offer.token:
+                            with _task(place, offer.token) as task:
+                                self._answer(task)
+                        else:
+                            stop.wait(_POLL_SECONDS)
+            except (httpx.HTTPError, OSError):
+                stop.wait(_UNREACHABLE_SECONDS)  # the SuperNode is being started
+            except Exception as error:  # of one task, whatever it was; the next may be sound
+                log.warning("a task could not be answered: %r", error)
+                stop.wait(_UNREACHABLE_SECONDS)
+
+    def _door(self, address: str) -> RuntimeHttpClient:
+        """Where tasks are handed out."""
+        auth = SuperExecAuthHttpInterceptor(
+            master_secret=self._secret, protected_methods=frozenset({_ACQUIRE})
+        )
+        version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        return RuntimeHttpClient.from_server_address(address, True, None, [version, auth])
+
+    def _answer(self, client: RuntimeHttpClient) -> None:
+        message, context, _, fab = pull_task_input(client)
+        begun, error = time.monotonic(), ""
+        try:
+            if fab.hash_str not in self._checked:
+                self._check(fab.content)
+                self._checked.add(fab.hash_str)
+            reply = self._app(message, context)
+        except Exception as raised:
+            error = str(raised) if isinstance(raised, SamaraError) else repr(raised)
+            log.warning("%s: %s", message.metadata.message_type, error)
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error), reply_to=message)
+        push_message(client, reply, context)
+        status = SubStatus.FAILED if error else SubStatus.COMPLETED
+        push_task_output(client, context=context, sub_status=status, details=error)
+        kind, group = message.metadata.message_type, message.metadata.group_id
+        log.info("answered: %s, round %s, %.2f s", kind, group, time.monotonic() - begun)
+
+
+@contextmanager
+def _task(address: str, token: str) -> Iterator[RuntimeHttpClient]:
+    """A connection for one task, whose SuperNode is told that it is being worked on."""
+    retry = make_simple_http_retry_invoker()
+    retry.max_time = _RETRY_SECONDS
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(token),
+    ]
+    with RuntimeHttpClient.from_server_address(
+        address, True, None, interceptors, retry_invoker=retry
+    ) as client:
+
+        def beat() -> bool:
+            try:
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except httpx.HTTPError:
+                log.warning("the SuperNode does not answer while its task is worked on")
+            return True
+
+        heartbeat = HeartbeatSender(beat)
+        heartbeat.start()
+        try:
+            yield client
+        finally:
+            heartbeat.stop()

@@ -1,0 +1,316 @@
+"""What must be right before a device joins a run; each line passes, warns or fails, with a remedy.
+
+Runs in a process of its own: libraries that do not fit the machine may take the process with them,
+and what they leave in memory should not stay beside the trainer.
+"""
+
+import http.client
+import shutil
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from devices.jetson import telemetry
+from devices.live.settings import ClientSettings, host_and_port
+from shared.config import EMBEDDED_MODEL, ModelSettings
+from shared.errors import SamaraError
+
+_PYTHON = (3, 11)
+_LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
+_CONNECT_SECONDS = 10.0
+_MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
+"""Seconds. Flower refuses a signed request whose time is so far from the server's own."""
+_RUNTIME_BYTES = {"cpu": 600 * 2**20, "cuda": 1500 * 2**20}
+"""Interpreter, libraries and, on CUDA, its context."""
+_PASS_SHARE = 0.25
+"""Of the weights, for what a pass computes; a dry run tells the truth."""
+_WEIGHT_BYTES = {"none": 0.0, "nf4": 0.56, "int8": 1.01}
+"""Per weight in the blocks, with its scales; what is not quantized has its type's size."""
+_TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
+
+class Outcome(StrEnum):
+    """Of a check."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the preflight.
+
+    Attributes:
+        outcome: whether it is right.
+        subject: what was looked at.
+        finding: what was found.
+        remedy: what to do about it; empty if nothing.
+    """
+
+    outcome: Outcome
+    subject: str
+    finding: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.outcome}  {self.subject:<13} {self.finding}"
+        return f"{line}\n{'':<20}→ {self.remedy}" if self.remedy else line
+
+
+def checks(settings: ClientSettings) -> Iterator[Check]:
+    """Every check, in the order in which a failure is best mended."""
+    model = settings.config.model
+    yield python_version()
+    torch = torch_works(model.device)
+    yield torch
+    if torch.outcome is not Outcome.FAIL and model.quantization != "none":
+        yield quantization_works(model.device)
+    yield memory(free_memory(model.device), model)
+    yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")
+    yield disk(shutil.disk_usage(settings.folder).free, settings.folder)
+    reached, skew = superlink(settings)
+    yield reached
+    yield clock(skew, signed=not settings.insecure)
+
+
+def python_version() -> Check:
+    """Python and Flower."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _PYTHON:
+        remedy = "bring a newer one, e.g. `uv venv --python 3.12`"
+        return Check(Outcome.FAIL, "python", f"{found} is too old", remedy)
+    try:
+        return Check(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
+    except PackageNotFoundError:
+        return Check(Outcome.FAIL, "python", "flwr is not installed", "pip install samara")
+
+
+def torch_works(device: str) -> Check:
+    """PyTorch, and a kernel on the device."""
+    try:
+        import torch
+
+        where = torch.device(device)
+        if where.type == "cuda" and not torch.cuda.is_available():
+            remedy = "install the wheel for this board (docs/clients.md), or --device cpu"
+            return Check(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
+        ones = torch.ones(64, 64, device=where)
+        if float((ones @ ones)[0, 0]) != 64:
+            return Check(Outcome.FAIL, "torch", "a product is wrong", "install another wheel")
+        name = torch.cuda.get_device_name(where) if where.type == "cuda" else device
+        return Check(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
+    except (ImportError, RuntimeError, ValueError) as error:
+        remedy = "install a wheel for this machine (docs/clients.md)"
+        return Check(Outcome.FAIL, "torch", _first_line(error), remedy)
+
+
+def quantization_works(device: str) -> Check:
+    """A kernel of bitsandbytes; wheels for other boards import and fail only here."""
+    try:
+        import torch
+        from bitsandbytes import functional
+
+        weights = torch.linspace(-1, 1, 4096, device=device).reshape(64, 64)
+        packed, state = functional.quantize_4bit(weights, quant_type="nf4")
+        error = float((functional.dequantize_4bit(packed, state) - weights).abs().max())
+    except (ImportError, RuntimeError, OSError, AttributeError) as problem:
+        remedy = "build it for this board (docs/clients.md), or --set model.quantization=none"
+        return Check(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
+    if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
+        remedy = "install another build"
+        return Check(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
+    return Check(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a model may take on a device; a Jetson's GPU shares the processors' memory."""
+    free: int = psutil.virtual_memory().available
+    if not device.startswith("cuda") or telemetry.is_jetson():
+        return free
+    import torch
+
+    return min(free, torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else free
+
+
+def memory(free: int, model: ModelSettings) -> Check:
+    """Free memory against an estimate for the model.
+
+    Args:
+        free: bytes; on a board with unified memory the GPU's too.
+        model: which, how quantized, where.
+    """
+    weights = weight_bytes(model)
+    if weights is None:
+        found = f"{_size(free)} free; {model.path} is not on this disk yet, so its size is unknown"
+        return Check(Outcome.WARN, "memory", found, "see what --dry-run takes")
+    kind = "cuda" if model.device.startswith("cuda") else "cpu"
+    need = int(weights * (1 + _PASS_SHARE)) + _RUNTIME_BYTES[kind]
+    found = f"{_size(free)} free, about {_size(need)} needed"
+    if free < need:
+        remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
+        return Check(Outcome.FAIL, "memory", found, remedy)
+    return Check(Outcome.PASS, "memory", found)
+
+
+def weight_bytes(model: ModelSettings) -> int | None:
+    """Bytes of a model's weights as they will be loaded; None if its files are not at hand."""
+    if model.path == EMBEDDED_MODEL:
+        return 0
+    sizes = [file.stat().st_size for file in Path(model.path).glob("*.safetensors")]
+    if not sizes:
+        return None
+    from safetensors import safe_open
+
+    kept = _TYPE_BYTES[model.dtype]
+    total = 0.0
+    for file in Path(model.path).glob("*.safetensors"):
+        with safe_open(file, "np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118, it is no dictionary
+                shape = tensors.get_slice(name).get_shape()
+                count = 1
+                for extent in shape:
+                    count *= extent
+                # the blocks' matrices are named by their layer's number
+                quantized = len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+                total += count * ((quantized and _WEIGHT_BYTES[model.quantization]) or kept)
+    return int(total)
+
+
+def power_mode(jetson: bool, mode: str) -> Check:
+    """The power mode of a Jetson; anything below the highest costs time."""
+    if not jetson:
+        return Check(Outcome.PASS, "power mode", "not a Jetson")
+    if not mode:
+        return Check(Outcome.WARN, "power mode", "unknown", "see `sudo nvpmodel -q`")
+    if not mode.startswith("MAXN"):
+        remedy = "`sudo nvpmodel -m 0` for the fastest, if supply and cooling allow it"
+        return Check(Outcome.WARN, "power mode", mode, remedy)
+    return Check(Outcome.PASS, "power mode", mode)
+
+
+def disk(free: int, folder: Path) -> Check:
+    """Room for sessions, ledgers and logs."""
+    found = f"{_size(free)} free at {folder}"
+    if free < _LEAST_DISK:
+        return Check(Outcome.FAIL, "disk", found, f"free {_size(_LEAST_DISK)} or set --home")
+    if free < _ENOUGH_DISK:
+        return Check(Outcome.WARN, "disk", found, "free some")
+    return Check(Outcome.PASS, "disk", found)
+
+
+def superlink(settings: ClientSettings) -> tuple[Check, float | None]:
+    """Whether the server answers, and how far this clock is ahead of its, in seconds."""
+    host, port = host_and_port(settings.superlink)
+    plain = settings.insecure
+    try:
+        skew = _asked(host, port, None if plain else _context(settings.certificates))
+    except ssl.SSLCertVerificationError as error:
+        found = f"its certificate is not accepted: {error.verify_message}"
+        remedy = "give the server's CA with --certs FILE, and the host name it is made for"
+        return Check(Outcome.FAIL, "superlink", found, remedy), None
+    except ssl.SSLError:
+        found, remedy = "it does not speak TLS", "start the server with TLS, or type --insecure"
+        return Check(Outcome.FAIL, "superlink", found, remedy), None
+    except (OSError, http.client.HTTPException) as error:
+        if plain and _speaks_tls(host, port):
+            found = "it speaks TLS, and --insecure does not"
+            remedy = "give --certs FILE and --key FILE instead of --insecure"
+            return Check(Outcome.FAIL, "superlink", found, remedy), None
+        found = f"no answer from {settings.superlink}: {_first_line(error)}"
+        remedy = "check address, port and firewall, and that the server is up"
+        return Check(Outcome.FAIL, "superlink", found, remedy), None
+    if plain:
+        found, remedy = "answers in plain text", "use TLS and a key outside your own network"
+        return Check(Outcome.WARN, "superlink", found, remedy), skew
+    return Check(Outcome.PASS, "superlink", f"{settings.superlink} answers over TLS"), skew
+
+
+def clock(skew: float | None, signed: bool) -> Check:
+    """This clock against the server's.
+
+    Args:
+        skew: seconds that it is ahead; None if unknown.
+        signed: requests carry a signed time, which the server checks.
+    """
+    if skew is None:
+        return Check(Outcome.WARN, "clock", "not compared: the server gave no time")
+    found, remedy = f"{skew:+.0f} s against the server's", "`timedatectl set-ntp true`"
+    if signed and not -_MOST_BEHIND < skew < _MOST_AHEAD:
+        return Check(Outcome.FAIL, "clock", found, remedy)
+    if abs(skew) > _NOTABLE_SKEW:
+        return Check(Outcome.WARN, "clock", found, remedy)
+    return Check(Outcome.PASS, "clock", found)
+
+
+def _asked(host: str, port: int, context: ssl.SSLContext | None) -> float | None:
+    """Ask a server for anything; returns how far this clock is ahead of the date it answers."""
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=_CONNECT_SECONDS, context=context)
+        if context
+        else http.client.HTTPConnection(host, port, timeout=_CONNECT_SECONDS)
+    )
+    try:
+        connection.connect()
+        begun = time.time()
+        connection.request("GET", "/")
+        told = connection.getresponse().getheader("Date")
+        middle = (begun + time.time()) / 2
+    finally:
+        connection.close()
+    try:
+        # the header has whole seconds: on average half of one is cut off
+        return middle - (parsedate_to_datetime(told).timestamp() + 0.5) if told else None
+    except ValueError:
+        return None
+
+
+def _context(certificates: Path | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificates) if certificates else None)
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host, port), _CONNECT_SECONDS) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def main() -> None:
+    """Check the client of a folder; exits with 1 if something fails."""
+    try:
+        settings = ClientSettings.read(Path(sys.argv[1]))
+        failed = False
+        for check in checks(settings):
+            print(check, flush=True)
+            failed = failed or check.outcome is Outcome.FAIL
+    except SamaraError as error:
+        sys.exit(f"samara: {error}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

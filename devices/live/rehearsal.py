@@ -1,0 +1,77 @@
+"""A dry run: one local step as a round would ask for it, for its time and memory alone."""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from client.resident import Resident
+from devices.live.settings import ClientSettings
+from shared.errors import SamaraError
+from shared.frames import GLOBAL_TRACK, SeedPolicy, TrainInstruction
+from shared.machine import peak_memory_bytes
+from shared.replay import digest, zero_state
+
+
+def rehearse(settings: ClientSettings) -> str:
+    """Load model and data and do one step from the base model; nothing is sent or kept.
+
+    Returns:
+        What it took, for the operator.
+
+    Raises:
+        SamaraError: if model or data cannot be used.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings.config
+        resident = Resident(config, settings.device, Path(folder))
+        loaded, trainer = time.monotonic(), resident.trainer
+        state = zero_state(trainer.layout.size)
+        instruction = TrainInstruction(
+            run_id=bytes(8),
+            round=1,
+            track=GLOBAL_TRACK,
+            steps=1,
+            queries=config.queries,
+            batch=config.batch,
+            seed_policy=SeedPolicy.INDEPENDENT,
+            root=0,
+            epsilon=config.epsilon,
+            learning_rate=config.learning_rate,
+            clip=0.0,
+            deadline=0.0,
+            layout_hash=trainer.layout.hash,
+            start_digest=digest(trainer.layout.hash, state),
+        )
+        report = trainer.train(instruction, state, settings.device, 0)
+        ended = time.monotonic()
+    return (
+        f"loaded in {loaded - begun:.1f} s; one step of {config.queries} queries on "
+        f"{min(config.batch, report.examples)} of {report.examples} examples took "
+        f"{ended - loaded:.1f} s, loss {report.mean_loss:.4f}; "
+        f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB{_on_gpu(config.model.device)}; "
+        f"scalars {np.array2string(report.gradients[0, :4], precision=3)} …"
+    )
+
+
+def _on_gpu(device: str) -> str:
+    import torch
+
+    if not device.startswith("cuda"):
+        return ""
+    return f", on the GPU {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB"
+
+
+def main() -> None:
+    """Rehearse for the client of a folder."""
+    try:
+        print(rehearse(ClientSettings.read(Path(sys.argv[1]))), flush=True)
+    except SamaraError as error:
+        sys.exit(f"samara: {error}")
+
+
+if __name__ == "__main__":
+    main()

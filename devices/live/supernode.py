@@ -1,0 +1,19 @@
+"""The process of the SuperNode: Flower's own, which ends when the one that started it does."""
+
+import sys
+
+from devices.live.processes import die_with_parent
+
+
+def main() -> None:
+    """Run ``flower-supernode`` with the arguments after the parent's process id."""
+    parent, *arguments = sys.argv[1:]
+    die_with_parent(int(parent))
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Device and link profiles: TOML files whose every figure names its source.
+
+The shipped ones lie in ``profiles/`` and ``profiles/links/`` and are loaded by name.
+docs/devices.md says what the keys mean.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from shared.config import Section, explain
+from shared.errors import ConfigError
+from shared.files import write_durably
+
+_NAME = r"^[a-z0-9][a-z0-9.-]*$"
+Hours = Annotated[tuple[float, float], Field(strict=False)]
+
+
+class Part(Section):
+    """A part of a profile; code calls its fields by their Python names."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+
+class Sourced(Part):
+    """A profile: a name, a description, figures, and where each of them comes from."""
+
+    name: str = Field(pattern=_NAME)
+    description: str = Field(min_length=1)
+    sources: dict[str, str] = Field(
+        description="by dotted key of a figure, or of the section that it stands in"
+    )
+
+    @model_validator(mode="after")
+    def _every_figure_has_a_source(self) -> Self:
+        figures = list(_figures(self.model_dump(by_alias=True, exclude={"fit"})))
+        bare = [key for key in figures if not any(_covers(known, key) for known in self.sources)]
+        idle = [known for known in self.sources if not any(_covers(known, key) for key in figures)]
+        mistakes = [f"sources: {key} has none; name where it comes from" for key in bare]
+        mistakes += [f"sources.{known}: there is no such figure" for known in idle]
+        mistakes += [
+            f"sources.{known}: is empty" for known, text in self.sources.items() if not text
+        ]
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
+
+
+class Memory(Part):
+    """What the processors share. (Where there is a GPU, it has no memory of its own.)"""
+
+    bytes: int = Field(gt=0)
+    system_bytes: int = Field(ge=0, description="taken by carve-outs, kernel and services")
+    runtime_bytes: int = Field(ge=0, description="taken by interpreter, libraries and contexts")
+    bandwidth: float = Field(gt=0, description="bytes/s on paper")
+    on_chip_bytes: int = Field(0, ge=0, description="of fast memory that holds activations")
+
+
+class Compute(Part):
+    """The processor that does the forward passes."""
+
+    processor: Literal["cpu", "gpu", "npu"]
+    fp32: float = Field(gt=0, description="operations/s on paper; a multiplication and an addition")
+    fp16: float = Field(gt=0)
+    weights: Literal["fp32", "fp16"] = Field(description="type that quantized weights become")
+
+
+class Timing(Part):
+    """How far the device stays from its data sheet: the physical parameters of the time model."""
+
+    bandwidth_share: float = Field(gt=0, le=1, description="of the bandwidth that is reached")
+    rate_share: float = Field(gt=0, le=1, description="of the operations/s that is reached")
+    full_rows: float = Field(
+        ge=1, description="tokens in a pass below which a matrix product gets no faster"
+    )
+    activation_share: float = Field(
+        gt=0,
+        description="of the bandwidth, reached between matrix products; over 1 in caches",
+    )
+    nf4_operations: float = Field(ge=0, description="fp32 operations to dequantize one NF4 weight")
+    int8_operations: float = Field(ge=0)
+    launch_seconds: float = Field(ge=0, description="of one operation, however small")
+    pass_seconds: float = Field(
+        ge=0, description="of a pass beside its blocks: batches, masks, hooks, losses"
+    )
+    adapter_seconds: float = Field(
+        ge=0,
+        description="of drawing, perturbing and updating one adapted layer, once a query group",
+    )
+
+
+class PowerMode(Part):
+    """What the device draws, and how its clocks compare to those of the profile's figures."""
+
+    watts: float = Field(gt=0)
+    compute: float = Field(1.0, gt=0, description="clock of the processor, relative")
+    bandwidth: float = Field(1.0, gt=0, description="clock of the memory, relative")
+    host: float = Field(1.0, gt=0, description="clock of the cores that launch the work, relative")
+
+
+class Cell(Part):
+    """A measured step and what the fitted model makes of it."""
+
+    model: str
+    quantization: Literal["fp32", "fp16", "int8", "nf4"]
+    mode: Literal["sequential", "inner", "outer", "both"]
+    sequence: int
+    batch: int
+    seconds: float
+    residual: float = Field(description="(model − measured) / measured")
+
+
+class Fit(Part):
+    """Where the timing comes from."""
+
+    fitted: list[str] = Field(description="keys of timing that were fitted; the others were set")
+    mean_error: float = Field(description="mean |residual|")
+    leave_one_out: float = Field(description="mean error on each cell, fitted to the others")
+    cells: list[Cell]
+
+
+class DeviceProfile(Sourced):
+    """A device."""
+
+    memory: Memory
+    compute: Compute
+    timing: Timing
+    power: dict[str, PowerMode] = Field(description="modes by name; empty where nobody knows")
+    mode: str = Field("", description="the mode that the figures are for; empty without modes")
+    fit: Fit | None = None
+
+    @model_validator(mode="after")
+    def _its_mode_is_one_of_them(self) -> Self:
+        if self.mode not in (self.power or [""]):
+            known = ", ".join(self.power) or "none"
+            raise ValueError(f"mode: {self.mode!r} is not a mode of power; there are: {known}")
+        return self
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left for one process, its runtime included."""
+        return max(0, self.memory.bytes - self.memory.system_bytes)
+
+    @property
+    def watts(self) -> float | None:
+        """Drawn at full load, at most; None if nobody knows."""
+        return self.power[self.mode].watts if self.mode else None
+
+    def in_mode(self, name: str) -> "DeviceProfile":
+        """The device in another power mode, its figures scaled by the clocks.
+
+        Raises:
+            ConfigError: if there is no such mode.
+        """
+        if name not in self.power:
+            known = ", ".join(self.power) or "no modes at all"
+            raise ConfigError(f"{self.name}: no power mode {name!r}; it has {known}")
+        new, old = self.power[name], self.power[self.mode]
+        compute, host = new.compute / old.compute, new.host / old.host
+        memory = {"bandwidth": self.memory.bandwidth * new.bandwidth / old.bandwidth}
+        rates = {"fp32": self.compute.fp32 * compute, "fp16": self.compute.fp16 * compute}
+        timing = {
+            "launch_seconds": self.timing.launch_seconds / host,
+            "pass_seconds": self.timing.pass_seconds / host,
+            "adapter_seconds": self.timing.adapter_seconds / host,
+        }
+        return self.model_copy(
+            update={
+                "mode": name,
+                "memory": self.memory.model_copy(update=memory),
+                "compute": self.compute.model_copy(update=rates),
+                "timing": self.timing.model_copy(update=timing),
+            }
+        )
+
+
+class LinkProfile(Sourced):
+    """A network link, seen from the device."""
+
+    down: float = Field(gt=0, description="bytes/s")
+    up: float = Field(gt=0, description="bytes/s")
+    latency: float = Field(ge=0, description="seconds one way")
+    jitter: float = Field(ge=0, description="seconds; largest extra delay of a transfer")
+    loss: float = Field(ge=0, lt=1, description="share of packets")
+    available: list[Hours] = Field(
+        description="hours of the day, from and to; to may be past midnight. Empty is never"
+    )
+    metered: bool = Field(description="whether its owner pays by the byte")
+
+    @model_validator(mode="after")
+    def _hours_are_hours(self) -> Self:
+        for begin, end in self.available:
+            if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
+                raise ValueError(
+                    f"available: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day "
+                    "later"
+                )
+        return self
+
+    @cached_property
+    def hours(self) -> float:
+        """Hours of a day that it is there, at most 24."""
+        return min(24.0, sum(end - begin for begin, end in self.available))
+
+
+Kind = TypeVar("Kind", bound=Sourced)
+
+
+def load_device(name_or_path: str) -> DeviceProfile:
+    """Load a shipped device profile by its name, or one of your own by the path of its file.
+
+    Raises:
+        ConfigError: there is no such profile or file, or listing every mistake in it.
+    """
+    return _load(DeviceProfile, name_or_path, _shipped("profiles"), "device")
+
+
+def load_link(name_or_path: str) -> LinkProfile:
+    """Load a shipped link profile by its name, or one of your own by the path of its file.
+
+    Raises:
+        ConfigError: there is no such profile or file, or listing every mistake in it.
+    """
+    return _load(LinkProfile, name_or_path, _shipped("profiles", "links"), "link")
+
+
+def shipped_devices() -> list[DeviceProfile]:
+    """All device profiles that come with Samara, by name."""
+    return [load_device(name) for name in sorted(_shipped("profiles"))]
+
+
+def shipped_links() -> list[LinkProfile]:
+    """All link profiles that come with Samara, by name."""
+    return [load_link(name) for name in sorted(_shipped("profiles", "links"))]
+
+
+def save_profile(profile: Sourced, path: Path) -> None:
+    """Write a profile as TOML, whole or not at all.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    try:
+        write_durably(path, _toml(profile.model_dump(by_alias=True, exclude_none=True)).encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _toml(table: Mapping[str, Any], heading: str = "") -> str:
+    """TOML of nested tables of scalars and lists; of a list of tables, one a line."""
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) or not v}
+    tables = {k: v for k, v in table.items() if k not in plain}
+    lines = [f"[{heading}]"] if heading and (plain or not tables) else []
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    parts = ["\n".join(lines) + "\n"] if lines else []
+    prefix = f"{heading}." if heading else ""
+    parts += [_toml(value, prefix + _key(key)) for key, value in tables.items()]
+    return "\n".join(parts)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        separator = ",\n    " if value and isinstance(value[0], Mapping) else ", "
+        return f"[{separator.join(map(_value, value))}]"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:_}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shipped(*folder: str) -> dict[str, Traversable]:
+    place = resources.files("devices").joinpath(*folder)
+    return {
+        entry.name.removesuffix(".toml"): entry
+        for entry in place.iterdir()
+        if entry.name.endswith(".toml")
+    }
+
+
+def _load(
+    kind: type[Kind], name_or_path: str, shipped: Mapping[str, Traversable], what: str
+) -> Kind:
+    source = shipped.get(name_or_path, Path(name_or_path))
+    try:
+        if not source.is_file():
+            raise ConfigError(
+                f"{name_or_path!r}: neither a shipped {what} profile nor a file; "
+                f"give one of {', '.join(sorted(shipped))} or the path of a TOML file"
+            )
+        return kind.model_validate(tomllib.loads(source.read_bytes().decode()))
+    except ValidationError as error:
+        raise ConfigError(explain(error, name_or_path, list(_known(kind)))) from None
+    except OSError as error:
+        raise ConfigError(f"{name_or_path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
+
+
+def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of all numbers that stand in a profile, and of lists of them."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{prefix}{key}.")
+        elif not isinstance(value, str | bool) and value is not None:
+            yield prefix + key
+
+
+def _covers(source: str, figure: str) -> bool:
+    return source == figure or figure.startswith(source + ".")
+
+
+def _known(kind: type[Section], prefix: str = "") -> Iterator[str]:
+    for field in kind.model_fields.values():
+        yield f"{prefix}{field.alias}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _known(field.annotation, f"{prefix}{field.alias}.")

@@ -1,0 +1,210 @@
+"""The shape of a model: what a forward pass multiplies, from its configuration alone."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from shared.model.loading import Family
+
+BUILT_IN: dict[str, dict[str, int]] = {
+    "tinyllama-1.1b": {
+        "vocab_size": 32_000,
+        "hidden_size": 2_048,
+        "intermediate_size": 5_632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2_048,
+    },
+    "llama2-7b": {
+        "vocab_size": 32_000,
+        "hidden_size": 4_096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4_096,
+    },
+}
+"""Keys of transformers' LlamaConfig: Zhang et al., "TinyLlama" (2024), table 1; Touvron et al.,
+"Llama 2" (2023), whose 7B model has the sizes of "LLaMA" (2023), table 2."""
+
+_INTO_ATTENTION = {
+    *("q_proj", "k_proj", "v_proj", "query", "key", "value", "q_lin", "k_lin", "v_lin"),
+    *("q", "k", "v", "query_key_value", "qkv_proj", "qkv", "c_attn", "Wqkv"),
+}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of a block.
+
+    Attributes:
+        inputs: features.
+        outputs: features.
+        adapted: whether LoRA-FA adapts it where the block is adapted.
+        positionwise: whether it follows the attention, so that in the last block it is only needed
+            where the output is read.
+    """
+
+    inputs: int
+    outputs: int
+    adapted: bool
+    positionwise: bool
+
+    @property
+    def weights(self) -> int:
+        """Entries of its matrix."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What of a model decides how long a pass takes and what it needs.
+
+    Attributes:
+        name: for people.
+        blocks: the linear layers of each transformer block, lowest first.
+        attention: features that the scores of a block's attention are computed from, all heads.
+        hidden: features of the residual stream.
+        vocabulary: tokens that the head tells apart; 0 without a head (sentence encoders).
+        other_weights: parameters outside of the blocks' linear layers, tied ones once.
+        context: most tokens of a sequence, if the configuration says so.
+    """
+
+    name: str
+    blocks: tuple[tuple[Linear, ...], ...]
+    attention: int
+    hidden: int
+    vocabulary: int
+    other_weights: int
+    context: int | None
+
+    @property
+    def block_weights(self) -> int:
+        """Entries of all matrices in the blocks."""
+        return sum(linear.weights for block in self.blocks for linear in block)
+
+
+def model_shape(name_or_path: str) -> ModelShape:
+    """Read a shape; no weights are needed, looked for, or loaded.
+
+    Args:
+        name_or_path: a name in `BUILT_IN`, a Hugging Face model folder, or its config.json.
+
+    Raises:
+        ModelError: if there is no such name or file, or it describes a model without equal blocks,
+            without query and value projections, or with experts of which a token uses only some.
+    """
+    if name_or_path in BUILT_IN:
+        return llama_shape(name_or_path, BUILT_IN[name_or_path])
+    folder = _folder(name_or_path)
+    import transformers
+
+    from shared.model.loading import family_of
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        return shape_of_config(config, folder, family_of(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{name_or_path}: its configuration cannot be used: {message}") from error
+
+
+def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
+    """The shape of an untied Llama, which needs no library; as `shape_of_config` gives it.
+
+    Args:
+        name: for people.
+        config: with the keys of `BUILT_IN`.
+    """
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    block = (
+        Linear(hidden, hidden, adapted=True, positionwise=False),
+        Linear(hidden, keys, adapted=False, positionwise=False),
+        Linear(hidden, keys, adapted=True, positionwise=False),
+        Linear(hidden, hidden, adapted=False, positionwise=True),
+        Linear(hidden, wide, adapted=False, positionwise=True),
+        Linear(hidden, wide, adapted=False, positionwise=True),
+        Linear(wide, hidden, adapted=False, positionwise=True),
+    )
+    layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
+    norms = (2 * layers + 1) * hidden
+    return ModelShape(
+        name=name,
+        blocks=(block,) * layers,
+        attention=hidden,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        other_weights=2 * vocabulary * hidden + norms,
+        context=config["max_position_embeddings"],
+    )
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if folder.name == "config.json":
+        folder = folder.parent
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelError(
+            f"{path!r}: neither a built-in shape ({', '.join(BUILT_IN)}) nor a Hugging Face model "
+            "folder or its config.json"
+        )
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file}: not valid JSON: {error}") from error
+    return folder
+
+
+def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
+    """The shape of a transformers configuration.
+
+    Raises:
+        ModelError: as `model_shape`.
+    """
+    import torch
+
+    from shared.config import AdapterSettings
+    from shared.model.loading import BaseModel, empty_network
+    from shared.model.lora_fa import adapted_layers, features, is_linear
+
+    text = config.get_text_config()
+    if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):
+        raise ModelError(
+            f"{folder}: has {getattr(text, experts)} experts of which a token uses only some; "
+            "give a dense model"
+        )
+    network = empty_network(config, family, torch.float32)
+    base = BaseModel(folder, bytes(32), family, network, None, "mean")
+    adapted = {id(layer) for layer in adapted_layers(base, AdapterSettings(layers="all")).values()}
+    blocks = tuple(
+        tuple(
+            Linear(*features(module), id(module) in adapted, _last(name) not in _INTO_ATTENTION)
+            for name, module in block.named_modules()
+            if is_linear(module)
+        )
+        for block in base.blocks
+    )
+    head_features = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    in_blocks = sum(linear.weights for block in blocks for linear in block)
+    return ModelShape(
+        name=folder.name,
+        blocks=blocks,
+        attention=text.num_attention_heads * head_features,
+        hidden=text.hidden_size,
+        vocabulary=0 if family == "encoder" else text.vocab_size,
+        other_weights=sum(weight.numel() for weight in network.parameters()) - in_blocks,
+        context=getattr(text, "max_position_embeddings", None),
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

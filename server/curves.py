@@ -1,0 +1,51 @@
+"""The rounds of a run as curves for TensorBoard, without torch."""
+
+from pathlib import Path
+from typing import Any
+
+from server.store import METRICS_FILE
+from server.watch import Tail
+from shared.errors import SamaraError
+
+
+def write_curves(run: Path, folder: Path) -> None:
+    """Write the figures of every round and evaluation as an event file.
+
+    Args:
+        run: folder of a run, finished or not.
+        folder: of the curves; an earlier file in it stays and is superseded.
+
+    Raises:
+        SamaraError: without TensorBoard.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise SamaraError(
+            "curves need TensorBoard; install it with: pip install 'samara[tensorboard]'"
+        ) from error
+    writer = EventFileWriter(str(folder))
+    try:
+        for event in Tail(run / METRICS_FILE).new():
+            values = [Summary.Value(tag=tag, simple_value=x) for tag, x in _figures(event).items()]
+            writer.add_event(Event(step=event["round"], summary=Summary(value=values)))
+    finally:
+        writer.close()
+
+
+def _figures(event: dict[str, Any]) -> dict[str, float]:
+    """The numbers of an event that make curves, by name."""
+    if event["event"] == "round":
+        figures = {name: event[name] for name in ("reports", "bytes_up", "bytes_down")}
+        figures |= {"refused": len(event["refused"]), "absent": len(event.get("absent", []))}
+        if event["loss"] is not None:
+            figures["loss"] = event["loss"]
+        return {f"round/{name}": float(value) for name, value in figures.items()}
+    return {
+        f"{event['split']}/{column} {name}": float(figures[name])
+        for column, figures in event["columns"].items()
+        for name in ("accuracy", "loss")
+        if name in figures
+    }

@@ -1,0 +1,110 @@
+"""Sending and receiving without waiting for those who are late.
+
+Flower's `Grid.send_and_receive` asks every 3 s for what is missing and, when the time is over,
+forgets what it asked for: a reply that comes later is never fetched. Here the time between two
+looks can be chosen, a round ends as soon as the strategy has enough, and replies of earlier rounds
+are fetched along with those of later ones.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.superlink.grid import HttpGrid
+
+log = logging.getLogger("samara.server")
+
+_POLL_SECONDS = 1.0
+
+
+class Post(Grid):
+    """A grid that keeps to deadlines and remembers whom it asked.
+
+    Args:
+        grid: delivers the messages.
+        patience: in how many later exchanges a reply to a train message is still fetched.
+        enough: whether these replies suffice to end the exchange.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        patience: int,
+        enough: Callable[[Sequence[Message]], bool] = lambda replies: False,
+    ) -> None:
+        self.enough = enough
+        self._grid, self._patience = grid, patience
+        self._awaited: list[set[str]] = []
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid belongs to."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run this grid belongs to."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are there."""
+        return self._grid.get_node_ids()
+
+    def nodes(self) -> dict[int, bytes]:
+        """The nodes that are there, with their public keys (PEM), empty where they have none."""
+        if isinstance(self._grid, HttpGrid):
+            return {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        return dict.fromkeys(self._grid.get_node_ids(), b"")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; returns their ids."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Fetch the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for replies: until all are there, enough, or the time is over.
+
+        Returns:
+            The replies, and those to train messages of earlier exchanges that came meanwhile.
+        """
+        messages = list(messages)
+        trains = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
+        awaited = {i for i in self._grid.push_messages(messages) if i} if messages else set()
+        late = set().union(*self._awaited) if trains else set()
+        end = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while awaited or late:
+            for reply in self._grid.pull_messages(awaited | late):
+                answered = reply.metadata.reply_to_message_id
+                if answered in awaited or not reply.has_error():
+                    replies.append(reply)
+                awaited.discard(answered)
+                late.discard(answered)
+            if not awaited or (trains and self.enough(replies)):
+                break
+            left = _POLL_SECONDS if end is None else end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(_POLL_SECONDS, left))
+        if trains:
+            earlier = [asked & late for asked in self._awaited]
+            self._awaited = [*earlier, awaited][-self._patience :]
+        return replies

@@ -1,0 +1,1 @@
+"""The gRPC service that trainers speak: trainer.proto and what is generated from it."""

@@ -1,0 +1,88 @@
+"""`samara client up` against a real SuperLink, in processes of their own on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from live import SuperLink, client_up, end, patience
+
+from client.remote import RemoteTrainer
+from client.resident import decode_session
+from devices.live.keys import device_of_key, make_key
+from shared.config import RunConfig
+
+pytestmark = pytest.mark.slow
+NAMES = ("kitchen", "garden")
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Whatever still runs with the folder in its command."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in str(p.info["cmdline"])]
+
+
+def trainer_of(folder: Path) -> psutil.Process:
+    [found] = [p for p in processes_of(folder) if "devices.live.trainer" in p.info["cmdline"]]
+    return found
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The rounds so far, of a run that may be going on."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == "round"]
+
+
+def test_two_clients_take_part_and_leave_nothing_behind(
+    settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("e")  # short: sockets lie in it
+    run = place / "run"
+    asked = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    more = {"out": str(run), "cohort.available": 2, "evaluate.every": 0, "personal.rounds": 1}
+    config = RunConfig.of(settings | asked | more, "test")
+    options = [
+        *("--model", settings["model.path"], "--data", settings["data.path"]),
+        *("--task", settings["task"], "--set", "threads=1"),
+    ]
+    link = SuperLink(place / "link")
+    clients: list[subprocess.Popen[bytes]] = []
+    killed = 0
+    try:
+        number = link.begin(config)
+        keys = [place / f"{name}.key" for name in NAMES]
+        for key in keys:
+            make_key(key)
+            link.admit(key)
+        clients = [client_up(link, key, place / key.stem, *options) for key in keys]
+        for _ in patience("the run to finish", 600):
+            for client, name in zip(clients, NAMES, strict=True):
+                assert client.poll() is None, (place / f"{name}.log").read_text()[-4000:]
+            if not killed and rounds_of(run):
+                killed = trainer_of(place / "kitchen").pid
+                os.kill(killed, signal.SIGKILL)
+            if link.finished(number):
+                break
+        rounds = rounds_of(run)
+        assert len(rounds) == 3, link.said()
+        assert trainer_of(place / "kitchen").pid != killed
+        assert set(rounds[0]["clients"]) == {str(device_of_key(key)) for key in keys}
+        for name in NAMES:
+            with RemoteTrainer(str(place / name / "trainer.sock"), {}) as trainer:
+                assert trainer.status().model_loads == 1
+            [session] = (place / name).glob("runs/*/session")
+            assert decode_session(session.read_bytes()).digest.hex() == rounds[-1]["digest"]
+            assert list((place / name).glob("runs/*/clients/*/personal.ledger/*.seg"))
+        clients[1].kill()
+    finally:
+        statuses = [end(client) for client in clients]
+        end(link.process)
+    assert statuses == [0, -9]
+    for _ in patience("what the killed client started to end with it"):
+        if not processes_of(place):
+            break
+    assert not list(place.glob("*/trainer.sock"))

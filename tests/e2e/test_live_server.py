@@ -1,0 +1,25 @@
+"""A handful of what benchmarks/server_kill.py and hostile_frames.py do at length."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hostile_frames import attack_decoders, attack_strategy
+from benchmarks.server_kill import kill_in_process, kill_live
+
+pytestmark = pytest.mark.slow
+
+
+def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
+    assert attack_decoders(2_000, seed=1)["refused"] > 1_500
+    ways, rounds, _ = attack_strategy(300, 1, tmp_path)
+    assert sum(ways.values()) >= 300
+    assert rounds == 7
+
+
+def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:
+    assert "none lost" in kill_in_process(2, 1, tmp_path)
+
+
+def test_killed_processes_of_a_live_server_are_replaced(tmp_path: Path) -> None:
+    assert "none lost" in kill_live(1, 2, tmp_path)

@@ -1,0 +1,238 @@
+"""Rounds in a bad world: absent and late devices, too few reports, revoked keys, hostile frames."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import ledger_of
+from flwr.app import Message, MessageType
+from helpers import no_room
+
+from benchmarks.toy_device import app
+from server.app import serve
+from server.cohorts import RepeatedCohorts, read_cohorts
+from server.keys import KEYS_VARIABLE, Keys
+from server.post import Post
+from server.status import status_of
+from server.store import read_result, replayed
+from shared.config import RunConfig
+from shared.errors import ConfigError, LedgerError, TrainingError
+from shared.frames import Report
+from shared.ledger.reading import read_ledger
+from simulations.engine import InProcessGrid
+
+CLIENTS = 4
+
+
+class Unpunctual(InProcessGrid):
+    """Hands out a reply so many rounds after its own; never for None."""
+
+    delay: Callable[[int, int], int | None] = staticmethod(lambda device, number: 0)
+    tamper: Callable[[Message, int, int], Message] = staticmethod(lambda reply, device, n: reply)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        identifiers = list(super().push_messages(messages))
+        self.due = getattr(self, "due", {})
+        for identifier, message in zip(identifiers, messages, strict=True):
+            if message.metadata.message_type == MessageType.TRAIN:
+                self.now = int(message.metadata.group_id)
+                device = message.metadata.dst_node_id - 1000
+                late = self.delay(device, self.now)
+                self.due[identifier] = 10**9 if late is None else self.now + late
+                tampered = self.tamper(self._replies[identifier], device, self.now)
+                self._replies[identifier] = tampered
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = [i for i in message_ids if i not in self.due or self.due[i] <= self.now]
+        return super().pull_messages(ready)
+
+
+def config_of(out: Path, **changes: Any) -> RunConfig:
+    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    settings = {
+        "out": str(out),
+        "rounds": 4,
+        "steps": 1,
+        "queries": 2,
+        "learning-rate": 0.001,
+        "data.clients": CLIENTS,
+        "personal.rounds": 0,
+        "evaluate.every": 0,
+        "cohort.timeout": 0.05,
+    }
+    return RunConfig.of(settings | dotted, "test")
+
+
+def grid_of(
+    config: RunConfig,
+    delay: Callable[[int, int], int | None] = lambda device, number: 0,
+    tamper: Callable[[Message, int, int], Message] = lambda reply, device, number: reply,
+) -> Unpunctual:
+    grid = Unpunctual(app, config.data.clients, config.flat())
+    grid.delay, grid.tamper = delay, tamper  # type: ignore[method-assign]
+    return grid
+
+
+def contributors(run: Path) -> list[list[int]]:
+    return [[c.device for c in r.delta.contributors] for r in read_ledger(run / "ledger")]
+
+
+def test_who_is_absent_does_not_hold_the_round(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", cohort__patience=100)
+    run = serve(config, grid_of(config, lambda device, n: None if (device, n) == (2, 2) else 0))
+    assert contributors(run) == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+    rounds = read_result(run)["rounds"]
+    assert [event["absent"] for event in rounds] == [[], [2], [], []]
+    assert list(replayed(run))[-1].round == 4
+
+
+def test_a_late_report_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    run = serve(config, grid_of(config, lambda device, n: 1 if (device, n) == (2, 2) else 0))
+    assert contributors(run)[1:3] == [[0, 1, 3], [0, 1, 2, 3]]
+    origins = [sorted(of.values()) for of in read_cohorts(run).values()]
+    assert origins == [[1] * 4, [2] * 3, [3] * 4, [4] * 4]
+
+
+def test_a_late_report_counts_once_with_the_directions_of_its_round(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", cohort__late_rounds=2)
+
+    def delay(device: int, number: int) -> int | None:
+        if device == 2:
+            return {1: 2, 4: 0}.get(number)
+        return 0
+
+    run = serve(config, grid_of(config, delay))
+    assert contributors(run) == [[0, 1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert read_cohorts(run)[3] == {0: 3, 1: 3, 2: 1, 3: 3}
+    assert read_result(run)["rounds"][2]["late"] == {"2": 1}
+    repeated = config_of(tmp_path / "again", cohort__late_rounds=2)
+    again = serve(
+        repeated,
+        InProcessGrid(app, CLIENTS, repeated.flat()),
+        RepeatedCohorts(read_cohorts(run)),
+    )
+    assert read_result(again)["final_digest"] == read_result(run)["final_digest"]
+    assert contributors(again) == contributors(run)
+
+
+def test_the_cohorts_of_a_run_with_an_empty_round_can_be_repeated(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", cohort__fraction=0.5)
+    run = serve(config, grid_of(config, lambda device, n: None if n == 2 else 0))
+    assert [len(cohort) for cohort in contributors(run)] == [2, 0, 2, 2]
+    assert read_result(run)["rounds"][1]["loss"] is None
+    repeated = config_of(tmp_path / "again", cohort__fraction=0.5)
+    grid = InProcessGrid(app, CLIENTS, repeated.flat())
+    again = serve(repeated, grid, RepeatedCohorts(read_cohorts(run)))
+    assert read_result(again)["final_digest"] == read_result(run)["final_digest"]
+
+
+def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", rounds=9, cohort__empty_rounds=2, cohort__patience=9)
+    with pytest.raises(TrainingError, match="round 3: no report could be used in 2 rounds"):
+        serve(config, grid_of(config, lambda device, n: None if n > 1 else 0))
+    assert contributors(tmp_path / "run") == [[0, 1, 2, 3], [], []]
+
+
+def test_a_device_that_keeps_failing_rests(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", rounds=8, cohort__patience=2)
+    grid = grid_of(config, lambda device, n: None if device == 1 and n < 6 else 0)
+    rounds = read_result(serve(config, grid))["rounds"]
+    assert [event["absent"] for event in rounds] == [[1], [1], [], [1], [], [], [], []]
+    assert [event["resting"] for event in rounds] == [[], [1], [], [1], [1], [], [], []]
+    assert contributors(Path(config.out))[6] == [0, 1, 2, 3]
+
+
+def test_a_round_ends_with_the_first_of_those_who_were_asked(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", cohort__fraction=0.5, cohort__oversample=2.0)
+    run = serve(config, grid_of(config, lambda device, n: None if device < 2 else 0))
+    assert contributors(run) == [[2, 3]] * 4
+    assert [event["absent"] for event in read_result(run)["rounds"]] == [[]] * 4
+
+
+def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None:
+    """Device 0 answers round 3 with its report of round 1, as bytes."""
+    kept: list[bytes] = []
+
+    def replays(reply: Message, device: int, number: int) -> Message:
+        record = reply.content.config_records["samara"]
+        if device == 0 and number == 1:
+            kept.append(bytes(record["frame"]))  # type: ignore[arg-type]
+        if device == 0 and number == 3:
+            record["frame"] = kept[0]
+        return reply
+
+    config = config_of(tmp_path / "run", cohort__late_rounds=4)
+    run = serve(config, grid_of(config, tamper=replays))
+    assert contributors(run) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
+    assert "round 1 is in the ledger already" in read_result(run)["rounds"][2]["refused"]["0"]
+
+
+def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
+    def floods(reply: Message, device: int, number: int) -> Message:
+        record = reply.content.config_records["samara"]
+        if device == 0:
+            record["frame"] = bytes(10 * 2**20)
+        if device == 1:
+            sound = Report.decode(bytes(record["frame"]))  # type: ignore[arg-type]
+            sound.gradients[0, 0] = np.nan
+            record["frame"] = sound.encode()
+        return reply
+
+    config = config_of(tmp_path / "run", rounds=1)
+    run = serve(config, grid_of(config, tamper=floods))
+    (only,) = read_result(run)["rounds"]
+    assert contributors(run) == [[2, 3]]
+    assert "10485760 bytes is longer" in only["refused"]["0"]
+    assert "not finite" in only["refused"]["1"]
+    assert read_result(run)["refused"] == {"0": 1, "1": 1}
+
+
+def test_a_revoked_devices_reports_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys(tmp_path / "run" / "keys")
+    for number in range(CLIENTS):
+        keys.create(f"device-{number}")
+    public = [key.public_key.encode() for key in keys.all()]
+    public[3] = b"of a stranger"
+    monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
+    monkeypatch.setattr(
+        Post, "nodes", lambda post: {n: public[n - 1000] for n in post.get_node_ids()}
+    )
+
+    def revokes(reply: Message, device: int, number: int) -> Message:
+        if (device, number) == (1, 2):
+            keys.revoke("device-1")
+        return reply
+
+    config = config_of(tmp_path / "run")
+    run = serve(config, grid_of(config, tamper=revokes))
+    assert contributors(run) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
+    second = read_result(run)["rounds"][1]
+    assert "its key device-1 was revoked" in second["refused"]["1"]
+    assert [key.device for key in keys.all()] == [0, 1, 2, -1]
+    status = status_of(tmp_path / "run")
+    assert (status.round, list(status.devices)) == (4, [0, 1, 2])
+    assert (status.devices[1].name, status.devices[1].state) == ("device-1", "revoked")
+    assert (status.devices[2].reports, status.devices[2].position) == (4, 3)
+
+
+@pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
+def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: int) -> None:
+    config = config_of(tmp_path / "run", rounds=6)
+    with no_room(size), pytest.raises(LedgerError, match=r"cannot be|No space|too large"):
+        serve(config, grid_of(config))
+    assert not (tmp_path / "run" / "result.json").exists()
+    run = serve(config, grid_of(config))
+    whole = config_of(tmp_path / "whole", rounds=6)
+    assert ledger_of(run) == ledger_of(serve(whole, grid_of(whole)))
+
+
+def test_late_reports_need_directions_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="late-rounds needs seed-policy"):
+        RunConfig.of({"cohort.late-rounds": 1, "seed-policy": "shared"}, "test")

@@ -1,0 +1,36 @@
+"""Measuring this machine; how fast it is does not matter here."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import samara
+from devices import calibrate
+from devices.estimate import estimate
+from devices.profile import load_device
+from devices.roofline import Workload
+from devices.shape import model_shape
+
+
+def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SWEEPS": 1,
+        "_LEAST_SECONDS": 0.0,
+        "_COPIED_BYTES": 2**22,
+        "_WEIGHTS_BYTES": 2**20,
+        "_TOKENS": (8, 64),
+    }.items():
+        monkeypatch.setattr(calibrate, name, value)
+    file = tmp_path / "mine.toml"
+    arguments = ["device", "calibrate", "--threads", "1", "--watts", "20", "--out", str(file)]
+    result = CliRunner().invoke(samara.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Gop/s" in result.output
+    device = load_device(str(file))
+    assert device.name == "mine"
+    assert device.compute.fp32 > 1e8
+    assert device.memory.bytes > device.memory.runtime_bytes > 2**26
+    assert device.timing.pass_seconds > 0
+    step = estimate(model_shape("tinyllama-1.1b"), device, Workload(quantization="nf4"))
+    assert step.energy_joules == pytest.approx(20 * step.time.total)

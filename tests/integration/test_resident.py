@@ -1,0 +1,277 @@
+"""The resident trainer: what it keeps on disk, its service on a socket, and what kill -9 leaves."""
+
+import json
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from federations import Settings, config_of, ledger_of
+from flwr.app import Error
+from helpers import instruction_with, layout_of
+from live import QUIET
+
+from client.app import TRAINER, TRAINER_VARIABLE
+from client.app import app as client_app
+from client.own import of_device
+from client.remote import RemoteTrainer, address_of
+from client.resident import FolderMemory, Resident, decode_session, encode_session
+from client.service import served
+from client.session import Session
+from devices.live.settings import ClientSettings, own_settings
+from server.app import serve
+from server.roster import message_to
+from shared.config import RunConfig
+from shared.errors import CatchUpError, DataError, TrainerError
+from shared.frames import Hello, Refusal
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader
+from simulations.engine import InProcessGrid
+
+DEVICES = (7, 4_000_000_000)
+START_SECONDS = 300.0
+
+
+class Live(InProcessGrid):
+    """Delivers messages to residents behind sockets."""
+
+    def __init__(
+        self,
+        sockets: Sequence[Path],
+        config: RunConfig,
+        on_message: Callable[[str, int], None] = lambda kind, partition: None,
+    ) -> None:
+        super().__init__(client_app, len(sockets), config.flat(), on_message)
+        for context, socket in zip(self._contexts.values(), sockets, strict=True):
+            context.node_config[TRAINER] = str(socket)
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for the name of a socket."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def server_config(settings: Settings) -> RunConfig:
+    """What a server asks of live devices: it names no model or data that they could use."""
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    return config_of(settings | theirs, cohort__available=1, evaluate__every=0)
+
+
+def device_settings(settings: Settings, device: int, folder: Path) -> ClientSettings:
+    own = own_settings(
+        settings["model.path"], settings["data.path"], settings["task"], "cpu", ["threads=1"]
+    )
+    return ClientSettings(
+        name="a", folder=folder, superlink="127.0.0.1:1", device=device, own=own, insecure=True
+    )
+
+
+def resident(settings: Settings, device: int, folder: Path) -> Resident:
+    return Resident(device_settings(settings, device, folder).config, device, folder)
+
+
+def sessions_of(folder: Path) -> list[Session]:
+    return [decode_session(file.read_bytes()) for file in folder.glob("runs/*/session")]
+
+
+@contextmanager
+def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
+    """A trainer process; the value messages it the hard way and starts another."""
+    settings.folder.mkdir(exist_ok=True)
+    settings.write()
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        command = [sys.executable, "-P", "-m", "devices.live.trainer"]
+        running.append(
+            subprocess.Popen(
+                [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}
+            )
+        )
+        with RemoteTrainer(str(settings.socket), {}, START_SECONDS):
+            pass
+
+    def kill() -> None:
+        os.kill(running[-1].pid, signal.SIGKILL)
+        running[-1].wait()
+        start()
+
+    start()
+    try:
+        yield kill
+    finally:
+        running[-1].terminate()
+        assert running[-1].wait(30) == 0
+        assert not settings.socket.exists()
+
+
+def test_a_run_over_sockets_ends_where_the_devices_stand(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    folders = [short / str(device) for device in DEVICES]
+    residents = [resident(settings, d, f) for d, f in zip(DEVICES, folders, strict=True)]
+    sockets = [short / f"{device}.sock" for device in DEVICES]
+    with served(lambda: residents[0], sockets[0]), served(lambda: residents[1], sockets[1]):
+        assert all(stat.S_IMODE(socket.stat().st_mode) == 0o600 for socket in sockets)
+        folder = serve(server_config, Live(sockets, server_config))
+        status = RemoteTrainer(str(sockets[0]), {}).__enter__().status()
+    assert not any(socket.exists() for socket in sockets)
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result["devices"]) == {str(device) for device in DEVICES}
+    assert all(facts["examples"] > 100 for facts in result["devices"].values())
+    for where in folders:
+        [session] = sessions_of(where)
+        assert session.digest.hex() == result["final_digest"]
+        assert session.position.round == 3
+    assert (status.model_loads, status.paused) == (1, "")
+    assert status.answered > 6
+
+
+def test_killing_the_trainer_between_messages_changes_nothing(
+    settings: Settings, server_config: RunConfig, short: Path, tmp_path: Path
+) -> None:
+    undisturbed = resident(settings, 7, short / "u")
+    with served(lambda: undisturbed, short / "u.sock"):
+        expected = serve(server_config, Live([short / "u.sock"], server_config))
+    disturbed = config_of(server_config.flat(), out=str(tmp_path / "disturbed"))
+    mine = device_settings(settings, 7, short / "k")
+    messages: list[str] = []
+    with process(mine) as kill:
+
+        def killed_after_training(kind: str, partition: int) -> None:
+            messages.append(kind)
+            if kind == "train" and messages.count("train") < 3:
+                kill()
+
+        folder = serve(disturbed, Live([mine.socket], disturbed, killed_after_training))
+        [session] = sessions_of(mine.folder)
+    assert ledger_of(folder) == ledger_of(expected)
+    [known] = sessions_of(short / "u")
+    assert session.to_bytes() == known.to_bytes()
+
+
+def test_a_repeated_instruction_gets_the_stored_report_from_disk(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    first = resident(settings, 7, short)
+    hello = Hello.decode(first.participant(server_config).hello())
+    assert (hello.device, hello.round) == (7, 0)
+    trainer = first.trainer
+    header = LedgerHeader(0, bytes(8), trainer.layout.hash)
+    start = Session.begin(header, trainer.layout)
+    instruction = instruction_with(
+        run_id=bytes(8), layout_hash=trainer.layout.hash, start_digest=start.digest
+    ).encode()
+    report = first.participant(server_config).train(instruction)
+    assert report
+    second = Resident(first.trainer._config, 7, short)
+    second.trainer.train = None  # type: ignore[assignment]
+    assert second.participant(server_config).train(instruction) == report
+
+
+def test_a_damaged_session_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, session = FolderMemory(tmp_path), _session()
+    assert memory.session(bytes(8)) is None
+    memory.remember(bytes(8), session)
+    kept = memory.session(bytes(8))
+    assert kept is not None
+    assert kept.to_bytes() == session.to_bytes()
+    file = tmp_path / "runs" / bytes(8).hex() / "session"
+    file.write_bytes(file.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, "samara.client"):
+        assert memory.session(bytes(8)) is None
+    assert "begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, 60])
+def test_whatever_is_cut_off_a_session_is_noticed(cut: int) -> None:
+    with pytest.raises(CatchUpError, match="damaged"):
+        decode_session(encode_session(_session())[:cut])
+
+
+def test_a_full_disk_is_told_to_the_server(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(TrainerError, match="cannot be written"):
+        FolderMemory(tmp_path).remember(bytes(8), _session())
+
+
+def test_a_device_keeps_its_own_settings() -> None:
+    asked = RunConfig.of({"rounds": 9, "adapter.rank": 3, "threads": 8, "batch": 5}, "server")
+    own = RunConfig.of({"threads": 1, "model.path": "m", "data.path": "d", "task": "t"}, "own")
+    config = of_device(asked, own)
+    assert (config.rounds, config.adapter.rank, config.batch) == (9, 3, 5)
+    assert (config.threads, config.model.path, config.data.path, config.task) == (1, "m", "d", "t")
+
+
+def test_unsound_settings_from_the_server_are_refused(settings: Settings, short: Path) -> None:
+    trainer = resident(settings, 7, short)
+    with served(lambda: trainer, short / "t.sock"):
+        for sent in ({"rounds": -1}, {"no-such": 1}):
+            with RemoteTrainer(str(short / "t.sock"), sent) as remote:
+                refusal = Refusal.decode(remote.hello())
+            assert refusal.device == 7
+            assert "run config: 1 mistake" in refusal.reason
+        assert (
+            "JSON"
+            in Refusal.decode(
+                RemoteTrainer(str(short / "t.sock"), {}).__enter__().status("[").hello
+            ).reason
+        )
+
+
+def test_a_paused_trainer_refuses_and_says_where_it_stands(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    trainer, reasons = resident(settings, 7, short), ["91 °C is over 85 °C"]
+    with (
+        served(lambda: trainer, short / "t.sock", lambda: reasons[0]),
+        RemoteTrainer(str(short / "t.sock"), server_config.flat()) as remote,
+    ):
+        refusal = Refusal.decode(remote.train(instruction_with().encode()))
+        assert (refusal.device, refusal.round) == (7, 0)
+        assert refusal.reason == "paused: 91 °C is over 85 °C"
+        assert remote.status().paused
+        assert Hello.decode(remote.hello()).device == 7
+
+
+def test_without_a_trainer_flower_gets_the_reason(
+    server_config: RunConfig, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.remote.RemoteTrainer", partial(RemoteTrainer, patience=0.1))
+    monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
+    grid = InProcessGrid(client_app, 1, server_config.flat())
+    [node] = grid.get_node_ids()
+    [reply] = grid.send_and_receive([message_to(node, "query", "hello", b"", CatchUp())])
+    assert isinstance(reply.error, Error)
+    assert "no trainer answers" in str(reply.error.reason)
+
+
+def test_a_path_too_long_for_a_socket_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="107 bytes"):
+        address_of(tmp_path / ("x" * 120))
+
+
+def test_a_device_without_training_examples_says_so(settings: Settings, tmp_path: Path) -> None:
+    data = tmp_path / "d"
+    data.mkdir()
+    row = json.dumps({"text": "the film was good", "label": 1}) + "\n"
+    (data / "train.jsonl").write_text("")
+    (data / "test.jsonl").write_text(row)
+    with pytest.raises(DataError):
+        resident(settings | {"data.path": str(data)}, 7, tmp_path / "home")
+
+
+def _session() -> Session:
+    layout = layout_of()
+    return Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).answered(b"t" * 8, b"r")

@@ -1,0 +1,182 @@
+"""Real processes on loopback: Flower's SuperLink with a run, and clients that join it."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from shared.config import RunConfig
+
+ROOT = Path(__file__).parents[1]
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(ROOT),
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
+_SECONDS = 120.0
+_POLL = 0.2
+
+
+def bundle() -> bytes:
+    """The app as a SuperLink ships it."""
+    files: dict[str, bytes | Path] = {"pyproject.toml": ROOT / "pyproject.toml"}
+    for package in ("server", "client", "shared"):
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.suffix in {".py", ".toml"}:
+                files[path.relative_to(ROOT).as_posix()] = path
+    data: bytes = build_fab_from_files(files)[0]
+    return data
+
+
+def certificate_in(folder: Path) -> Path:
+    """A certificate of 127.0.0.1, signed by itself, with its key in the same file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    now, day = datetime.now(UTC), timedelta(days=1)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+        .add_extension(alternative, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "server.pem"
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(secret + signed.public_bytes(Encoding.PEM))
+    return file
+
+
+class SuperLink:
+    """Flower's server process over TLS, which lets in the keys that it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._folder, self.certificate = folder, certificate_in(folder)
+        pem = str(self.certificate)
+        with (folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *("flower-superlink", "--port", self.address.split(":")[1]),
+                    *("--ssl-certfile", pem, "--ssl-keyfile", pem, "--ssl-ca-certfile", pem),
+                    "--enable-supernode-auth",
+                ],
+                cwd=folder,
+                env={**os.environ, **QUIET, "FLWR_HOME": str(folder)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def admit(self, key: Path) -> None:
+        """Let the holder of a private key in."""
+        public = load_ssh_private_key(key.read_bytes(), None).public_key()
+        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        with self._control() as control:
+            control.RegisterNode(RegisterNodeRequest(public_key=pem, name=key.stem))
+
+    def begin(self, config: RunConfig) -> int:
+        """Start a run."""
+        data = bundle()
+        fab = Fab(hashlib.sha256(data).hexdigest(), data, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(config.flat())
+        )
+        for _ in patience("the SuperLink to answer"):
+            assert self.process.poll() is None, self.said()
+            try:
+                with self._control() as control:
+                    return int(control.StartRun(request).run_id)
+            except httpx.TransportError:
+                continue
+        raise AssertionError
+
+    def finished(self, run: int) -> bool:
+        with self._control() as control:
+            status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        return bool(status.status == "finished")
+
+    def said(self) -> str:
+        return (self._folder / "log").read_text()[-4000:]
+
+    @contextmanager
+    def _control(self) -> Iterator[ControlHttpClient]:
+        client = ControlHttpClient.from_server_address(
+            self.address,
+            insecure=False,
+            root_certificates=self.certificate.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def patience(what: str, seconds: float = _SECONDS) -> Iterator[None]:
+    """Iterate until the caller has what it waits for; an error after so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(_POLL)
+    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+def end(process: "subprocess.Popen[bytes]") -> int:
+    """Ask a process to end, and see that it does."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def client_up(
+    superlink: SuperLink, key: Path, folder: Path, *options: str
+) -> "subprocess.Popen[bytes]":
+    """Start `samara client up`, its output in a file beside its folder."""
+    with folder.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "samara", "client", "up", "--name", folder.name),
+                *("--superlink", superlink.address, "--certs", str(superlink.certificate)),
+                *("--key", str(key), "--home", str(folder), *options),
+            ],
+            cwd=folder.parent,
+            env={**os.environ, **QUIET},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )

@@ -1,0 +1,166 @@
+"""Predicted steps: published cells, parts, memory, and what the command says."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.testing import CliRunner
+
+import samara
+from devices.estimate import estimate
+from devices.footprint import footprint
+from devices.profile import load_device
+from devices.roofline import LOGIT_TILE_BYTES, Mode, Workload, step_time
+from devices.shape import BUILT_IN, Linear, model_shape
+from shared.errors import ConfigError, ModelError
+
+ORIN = load_device("orin-nano-8gb")
+TINY = model_shape("tinyllama-1.1b")
+
+
+def test_the_stored_residuals_are_those_of_the_model() -> None:
+    for name in ("orin-nano-8gb", "oneplus-12"):
+        device = load_device(name)
+        assert device.fit is not None
+        assert device.fit.leave_one_out <= 0.08
+        for cell in device.fit.cells:
+            work = Workload(
+                sequence=cell.sequence,
+                batch=cell.batch,
+                mode=cell.mode,
+                quantization=cell.quantization,
+                tiled=False,
+            )
+            predicted = step_time(model_shape(cell.model), device, work).total
+            assert predicted / cell.seconds - 1 == pytest.approx(cell.residual, abs=2e-3)
+
+
+def test_what_the_client_has_too_is_the_same() -> None:
+    from client.forward.grouping import GROUPINGS, points_per_pass
+    from shared.model.head import VOCABULARY_TILE_BYTES
+
+    assert get_args(Mode) == GROUPINGS
+    assert LOGIT_TILE_BYTES == VOCABULARY_TILE_BYTES
+    for mode in get_args(Mode):
+        assert Workload(mode=mode, queries=3).points_per_pass == points_per_pass(mode, 3)
+
+
+def test_a_built_in_shape_is_what_transformers_builds() -> None:
+    import transformers
+
+    from devices.shape import llama_shape, shape_of_config
+
+    sizes = dict(BUILT_IN["tinyllama-1.1b"], num_hidden_layers=2)
+    config = transformers.LlamaConfig(**sizes)
+    built = shape_of_config(config, Path("tiny"), "causal")
+    assert built == llama_shape("tiny", sizes)
+    assert TINY.block_weights + TINY.other_weights == pytest.approx(1.1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["causal", "encoder", "gpt2"])
+def test_shapes_of_real_folders(
+    kind: str, tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    folder = _gpt2(tmp_path) if kind == "gpt2" else model_folder(kind)
+    shape = model_shape(str(folder / "config.json"))
+    assert sum(linear.adapted for block in shape.blocks for linear in block) >= len(shape.blocks)
+    assert (shape.vocabulary == 0) == (kind == "encoder")
+    assert step_time(shape, ORIN, Workload(sequence=8)).total > 0
+
+
+def test_nothing_but_a_configuration_is_needed(tmp_path: Path) -> None:
+    folder = _gpt2(tmp_path)
+    assert [file.name for file in folder.iterdir()] == ["config.json"]
+    assert Linear(64, 192, adapted=True, positionwise=False) in model_shape(str(folder)).blocks[0]
+
+
+def _gpt2(folder: Path) -> Path:
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=100)
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    config = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="8 experts"):
+        model_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "no such", "architectures": ["X"]}'])
+def test_a_bad_configuration_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        model_shape(str(tmp_path))
+
+
+def test_grouping_reads_the_weights_less_often() -> None:
+    work = Workload(queries=4, quantization="nf4")
+    times = {mode: step_time(TINY, ORIN, replace(work, mode=mode)) for mode in get_args(Mode)}
+    assert times["sequential"].dequantization == pytest.approx(8 * times["both"].dequantization)
+    assert times["inner"].dequantization == pytest.approx(4 * times["both"].dequantization)
+    assert times["outer"].dequantization == pytest.approx(2 * times["both"].dequantization)
+
+
+def test_blocks_below_the_adapters_run_once_per_example() -> None:
+    work = Workload(queries=4, batch=4, mode="both")
+    whole, top = step_time(TINY, ORIN, work), step_time(TINY, ORIN, replace(work, top=2))
+    assert top.products < whole.products / 3
+    few, all_ = (footprint(TINY, ORIN, replace(work, top=top)).adapters for top in (2, 0))
+    assert few * 11 == all_
+
+
+def test_memory_by_part() -> None:
+    memory = footprint(TINY, ORIN, Workload(quantization="nf4"))
+    assert memory.blocks == pytest.approx(968_884_224 * 4.5 / 8)
+    assert memory.others == 2 * TINY.other_weights
+    assert memory.dequantized == 2 * 2048 * 5632
+    assert footprint(TINY, ORIN, Workload(quantization="fp16")).dequantized == 0
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    device = load_device("orin-nano-4gb")
+    result = estimate(model_shape("llama2-7b"), device, Workload(quantization="fp16"))
+    assert not result.fits
+    tiny = estimate(TINY, device, Workload(quantization="fp32", sequence=512, batch=8, queries=4))
+    assert not tiny.fits
+    assert any("nf4" in remedy for remedy in tiny.remedies)
+    for remedy in tiny.remedies:
+        words = remedy.split()
+        changes: dict[str, Any] = {
+            key.removeprefix("--"): int(value) if value.isdigit() else value
+            for key, value in zip(words[::2], words[1::2], strict=True)
+        }
+        assert estimate(TINY, device, replace(tiny.work, **changes)).fits
+
+
+def test_a_sequence_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2048 tokens"):
+        estimate(TINY, ORIN, Workload(sequence=4096))
+
+
+def test_the_command_prints_one_object() -> None:
+    arguments = "device estimate --device orin-nano-8gb --model tinyllama-1.1b --quantization nf4"
+    result = CliRunner().invoke(samara.app, [*arguments.split(), "--mode", "inner", "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.output)
+    assert said["step_seconds"] == pytest.approx(sum(said["step_parts_seconds"].values()))
+    assert said["peak_memory_bytes"] == sum(said["peak_memory_parts_bytes"].values())
+    assert said["energy_joules"] == pytest.approx(15 * said["step_seconds"])
+    assert said["fits"] is True
+
+
+def test_the_commands_for_people() -> None:
+    listed = CliRunner().invoke(samara.app, ["device", "list"])
+    assert listed.exit_code == 0, listed.output
+    assert "orin-nano-8gb" in listed.output
+    arguments = "device estimate --device orin-nano-4gb --model llama2-7b --power 7W"
+    told = CliRunner().invoke(samara.app, arguments.split())
+    assert told.exit_code == 0, told.output
+    assert "does not fit" in told.output

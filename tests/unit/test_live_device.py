@@ -1,0 +1,208 @@
+"""Keys, pinning and processes of a device in the field."""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from live import patience
+
+from devices.live.keys import device_of_key, make_key
+from devices.live.pinning import PINNED_PACKAGES, check_bundle
+from devices.live.processes import Child, alone, pause_before
+from shared.errors import DeviceError
+from shared.frames import MAX_DEVICE
+from shared.identity import device_of
+
+ROOT = Path(__file__).parents[2]
+APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
+
+
+def installed() -> dict[str, bytes]:
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_bytes()
+        for package in PINNED_PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    } | {"pyproject.toml": APP}
+
+
+def bundle(files: Mapping[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def test_the_installed_code_is_accepted_whatever_the_server_half_is() -> None:
+    check_bundle(bundle(installed()))
+    check_bundle(bundle(installed() | {"server/app.py": b"import os", "README.md": b"x"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"client/app.py": b"import os"}, "client/app.py is another"),
+        ({"client/new.py": b""}, "client/new.py is new in it"),
+        ({"shared/model/extra.py": b""}, "shared/model/extra.py is new in it"),
+        ({"pyproject.toml": APP.replace(b"client.app:app", b"evil:app")}, "'evil:app'"),
+        ({"pyproject.toml": b"[tool]\nflwr = 3"}, "its ClientApp is None"),
+        ({"pyproject.toml": b"\xff"}, "cannot be read"),
+    ],
+)
+def test_other_code_is_refused_unless_it_is_trusted(
+    change: dict[str, bytes], difference: str
+) -> None:
+    other = bundle(installed() | change)
+    with pytest.raises(DeviceError) as refused:
+        check_bundle(other)
+    name = hashlib.sha256(other).hexdigest()
+    assert difference in str(refused.value)
+    assert f"--trust {name}" in str(refused.value)
+    check_bundle(other, [name])
+
+
+def test_missing_code_and_rubbish_are_refused() -> None:
+    less = installed()
+    del less["shared/frames.py"]
+    with pytest.raises(DeviceError, match=r"shared/frames.py is missing"):
+        check_bundle(bundle(less))
+    with pytest.raises(DeviceError, match="cannot be read"):
+        check_bundle(b"PK\x03\x04 rubbish")
+    with pytest.raises(DeviceError, match="cannot be read"):
+        check_bundle(bundle(installed())[:-40])
+
+
+def test_a_device_is_known_by_its_key(tmp_path: Path) -> None:
+    make_key(tmp_path / "key")
+    device = device_of_key(tmp_path / "key")
+    assert 0 <= device <= MAX_DEVICE
+    make_key(tmp_path / "key")
+    assert device_of_key(tmp_path / "key") == device
+    make_key(tmp_path / "other")
+    assert device_of_key(tmp_path / "other") != device
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_server_and_the_device_see_the_same_index(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    private, public = generate_key_pairs()
+    file = tmp_path / "key"
+    file.write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
+    )
+    assert device_of_key(file) == device_of(public_key_to_bytes(public))
+
+
+def test_a_fixed_key_has_a_fixed_index() -> None:
+    pem = b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
+    first = hashlib.sha256(pem).digest()[:4]
+    assert device_of(pem) == int.from_bytes(first, "little") % (2**32 - 1)
+
+
+def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="cannot be read"):
+        device_of_key(tmp_path / "none")
+    (tmp_path / "rubbish").write_text("rubbish")
+    with pytest.raises(DeviceError, match="not an OpenSSH private key"):
+        device_of_key(tmp_path / "rubbish")
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    assert [pause_before(n) for n in range(7)] == [0, 2, 4, 8, 16, 30, 30]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
+    clock, starts = Clock(), []
+
+    def command() -> list[str]:
+        starts.append(clock.now)
+        return [sys.executable, "-S", "-c", "raise SystemExit(4)"]
+
+    child = Child("it", command, os.environ, clock)
+    assert child.tend() == ""
+    child.end()
+    assert child.exit_status == 4
+    assert child.tend() == "it ended with status 4; it is started again in 2 s"
+    clock.now = 1.9
+    assert child.tend() == ""
+    assert starts == [0]
+    clock.now = 2.0
+    child.tend()
+    assert starts == [0, 2]
+    child.end()
+    assert "in 4 s" in child.tend()
+    clock.now = 6.0
+    child.tend()
+    child.end()
+    clock.now = 200.0
+    assert "in 2 s" in child.tend(), "it lasted long enough to be a new failure"
+
+
+def test_a_process_that_does_not_listen_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("devices.live.processes._GRACE_SECONDS", 0.1)
+    ready = tmp_path / "ready"
+    deaf = (
+        "import signal; signal.signal(15, signal.SIG_IGN);"
+        f"open({str(ready)!r}, 'w'); signal.pause()"
+    )
+    child = Child("it", lambda: [sys.executable, "-S", "-c", deaf], os.environ)
+    child.start()
+    for _ in patience("the process"):
+        if ready.exists():
+            break
+    assert child.running
+    child.ask_to_end()
+    child.end()
+    assert child.exit_status == -9
+
+
+def test_a_lock_keeps_others_out(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path / "lock", "somebody is there"),
+        pytest.raises(DeviceError, match="somebody is there"),
+        alone(tmp_path / "lock", "somebody is there", patience=0.15),
+    ):
+        pass
+    with alone(tmp_path / "lock", "somebody is there"):
+        pass
+
+
+def test_a_child_does_not_outlive_its_parent() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux ends a child with its parent")
+    child = (
+        "import os, sys, signal; from devices.live.processes import die_with_parent;"
+        "die_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
+    )
+    parent = (
+        "import os, signal, subprocess, sys;"
+        f"c = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())]);"
+        "signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        int(started.stdout.readline())
+        started.kill()
+        # the child holds the other end of the pipe: it closes when the child is gone
+        assert started.stdout.read() == b""

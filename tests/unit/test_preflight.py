@@ -1,0 +1,280 @@
+import http.server
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from live import certificate_in
+from typer.testing import CliRunner
+
+import samara
+from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
+from devices.live.preflight import (
+    Check,
+    Outcome,
+    clock,
+    disk,
+    free_memory,
+    memory,
+    power_mode,
+    python_version,
+    quantization_works,
+    superlink,
+    torch_works,
+    weight_bytes,
+)
+from devices.live.settings import (
+    ClientSettings,
+    check_name,
+    host_and_port,
+    own_settings,
+    torch_device,
+)
+from shared.config import ModelSettings
+from shared.errors import ConfigError, DeviceError, SamaraError
+
+GIB = 2**30
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def server(certificate: Path | None = None) -> Iterator[int]:
+    """A server on loopback, with TLS if it has a certificate."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as listening:
+        listening.handle_error = lambda request, address: None  # type: ignore[method-assign]
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            listening.socket = context.wrap_socket(
+                listening.socket, server_side=True, do_handshake_on_connect=False
+            )
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            yield listening.server_port
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 127.0.0.1, signed by itself, with its key in the same file."""
+    return certificate_in(tmp_path_factory.mktemp("tls"))
+
+
+def reaching(port: int, certificates: Path | None = None, insecure: bool = False) -> ClientSettings:
+    return ClientSettings(
+        name="a",
+        folder=Path("/nowhere"),
+        superlink=f"127.0.0.1:{port}",
+        device=1,
+        own={},
+        certificates=certificates,
+        insecure=insecure,
+    )
+
+
+def test_a_server_over_tls_is_reached_and_tells_the_time(certificate: Path) -> None:
+    with server(certificate) as port:
+        check, skew = superlink(reaching(port, certificate))
+    assert check.outcome is Outcome.PASS
+    assert skew is not None
+    assert abs(skew) < 60
+
+
+def test_a_stranger_s_certificate_is_refused(certificate: Path) -> None:
+    with server(certificate) as port:
+        check, skew = superlink(reaching(port))
+    assert (check.outcome, skew) == (Outcome.FAIL, None)
+    assert "certificate is not accepted" in check.finding
+    assert "--certs" in check.remedy
+
+
+def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
+    with server(certificate) as port:
+        check, _ = superlink(reaching(port, insecure=True))
+    assert check.outcome is Outcome.FAIL
+    assert "speaks TLS" in check.finding
+    assert "instead of --insecure" in check.remedy
+
+
+def test_tls_to_a_plain_server_says_so(certificate: Path) -> None:
+    with server() as port:
+        check, _ = superlink(reaching(port, certificate))
+    assert check.outcome is Outcome.FAIL
+    assert "does not speak TLS" in check.finding
+
+
+def test_plain_text_is_warned_about_and_nobody_there_fails() -> None:
+    with server() as port:
+        check, _ = superlink(reaching(port, insecure=True))
+        assert check.outcome is Outcome.WARN
+    check, _ = superlink(reaching(port, insecure=True))
+    assert check.outcome is Outcome.FAIL
+    assert "no answer" in check.finding
+
+
+@pytest.mark.parametrize(
+    ("skew", "signed", "outcome"),
+    [
+        (0.4, True, Outcome.PASS),
+        (-3, True, Outcome.WARN),
+        (6, True, Outcome.FAIL),
+        (6, False, Outcome.WARN),
+        (-299, True, Outcome.WARN),
+        (-301, True, Outcome.FAIL),
+        (None, True, Outcome.WARN),
+    ],
+)
+def test_a_clock_may_be_as_wrong_as_flower_lets_it(
+    skew: float | None, signed: bool, outcome: Outcome
+) -> None:
+    assert clock(skew, signed).outcome is outcome
+
+
+def test_this_machine_has_a_python_and_a_torch_that_work() -> None:
+    assert python_version().outcome is Outcome.PASS
+    assert torch_works("cpu").outcome is Outcome.PASS
+
+
+def test_a_device_that_torch_lacks_fails_with_a_remedy() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    check = torch_works("cuda")
+    assert check.outcome is Outcome.FAIL
+    assert "--device cpu" in check.remedy
+    assert torch_works("nonsense").outcome is Outcome.FAIL
+
+
+def test_a_quantization_kernel_is_launched() -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra samara[quantized] is not installed")
+    assert quantization_works("cpu").outcome is Outcome.PASS
+
+
+def test_memory_is_weighed_against_the_model(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("causal")
+    assert free_memory("cpu") > 0
+    plain = ModelSettings.model_validate({"path": str(folder)})
+    weights = weight_bytes(plain)
+    files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert weights is not None
+    assert 0.9 * files < weights <= files
+    small = plain.model_copy(update={"quantization": "nf4", "dtype": "bfloat16"})
+    quantized = weight_bytes(small)
+    assert quantized is not None
+    assert quantized < weights / 2
+    assert memory(8 * GIB, plain).outcome is Outcome.PASS
+    assert memory(GIB // 2, plain).outcome is Outcome.FAIL
+    elsewhere = ModelSettings.model_validate({"path": "someone/some-model"})
+    assert memory(8 * GIB, elsewhere).outcome is Outcome.WARN
+
+
+def test_disk_and_power_mode() -> None:
+    outcomes = [disk(free, Path("/x")).outcome for free in (GIB // 10, GIB, 9 * GIB)]
+    assert outcomes == [Outcome.FAIL, Outcome.WARN, Outcome.PASS]
+    assert power_mode(False, "").outcome is Outcome.PASS
+    assert power_mode(True, "15W").outcome is Outcome.WARN
+    assert power_mode(True, "").outcome is Outcome.WARN
+    assert power_mode(True, "MAXN_SUPER").outcome is Outcome.PASS
+    assert mode_in("NV Fan Mode:quiet\nNV Power Mode: MAXN\n0\n") == "MAXN"
+    assert mode_in("no such thing") == ""
+
+
+def test_a_line_says_what_to_do() -> None:
+    assert "→ do it" in str(Check(Outcome.FAIL, "disk", "full", "do it"))
+    assert "→" not in str(Check(Outcome.PASS, "disk", "fine"))
+
+
+@pytest.mark.parametrize(
+    ("reading", "limits", "reason"),
+    [
+        (Reading(90.0, False, 99.0), (0.0, False, False), ""),
+        (Reading(90.0), (85.0, False, False), "90 °C is over 85 °C"),
+        (Reading(80.0), (85.0, False, False), ""),
+        (Reading(None), (85.0, False, False), "cannot be read"),
+        (Reading(on_mains=False), (0.0, True, False), "not on mains"),
+        (Reading(on_mains=None), (0.0, True, False), "not on mains"),
+        (Reading(load=80.0), (0.0, False, True), "busy"),
+        (Reading(load=None), (0.0, False, True), "busy"),
+        (Reading(load=10.0, on_mains=True), (0.0, True, True), ""),
+    ],
+)
+def test_limits_pause_the_trainer(
+    reading: Reading, limits: tuple[float, bool, bool], reason: str
+) -> None:
+    found = pause_reason(reading, *limits)
+    assert (reason in found) if reason else (found == "")
+
+
+def test_this_machine_can_be_read() -> None:
+    reading = read()
+    assert reading.load is not None
+    assert 0 <= reading.load <= 100
+
+
+def test_settings_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    own = own_settings("embedded", "messages", "messages", "cpu", ["threads=1", "data.seed=4"])
+    written = ClientSettings(
+        name="a", folder=tmp_path, superlink="[::1]:8000", device=3, own=own, insecure=True
+    )
+    written.write()
+    read_back = ClientSettings.read(tmp_path)
+    assert read_back == written
+    assert (read_back.config.threads, read_back.config.data.seed) == (1, 4)
+    (tmp_path / "client.json").write_text("{}")
+    with pytest.raises(DeviceError, match="cannot be read"):
+        ClientSettings.read(tmp_path)
+
+
+def test_what_the_server_decides_cannot_be_set() -> None:
+    with pytest.raises(ConfigError, match="the server decides"):
+        own_settings("embedded", "messages", "messages", "cpu", ["rounds=3"])
+
+
+def test_names_addresses_and_devices() -> None:
+    assert host_and_port("[::1]:8000") == ("::1", 8000)
+    assert host_and_port("example.org:8000") == ("example.org", 8000)
+    for wrong in ("example.org", ":8000", "a:b", "a:0", "a:70000", "http://a:80"):
+        with pytest.raises(ConfigError, match="--superlink"):
+            host_and_port(wrong)
+    assert check_name("kitchen-orin") == "kitchen-orin"
+    for wrong in ("", "..", "a/b", "kitchen orin", "-a"):
+        with pytest.raises(ConfigError, match="--name"):
+            check_name(wrong)
+    assert torch_device("jetson-orin-nano") == "cuda"
+    assert torch_device("cuda:1") == "cuda:1"
+    with pytest.raises(ConfigError, match="--device orin"):
+        torch_device("orin")
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ([], "--key FILE is missing"),
+        (["--insecure", "--set", "rounds=3"], "the server decides"),
+        (["--insecure", "--device", "orin"], "--device orin"),
+        (["--insecure", "--set", "threads=-1"], "threads"),
+        (["--key", "/nowhere/key"], "the key cannot be read"),
+    ],
+)
+def test_mistakes_on_the_command_line_have_a_message(
+    options: list[str], mistake: str, tmp_path: Path
+) -> None:
+    command = ["client", "up", "--superlink", "127.0.0.1:1", "--name", "a"]
+    result = CliRunner().invoke(samara.app, [*command, "--home", str(tmp_path / "a"), *options])
+    assert isinstance(result.exception, SamaraError)
+    assert mistake in str(result.exception)
+    assert not (tmp_path / "a" / "client.json").exists()

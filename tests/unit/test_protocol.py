@@ -1,0 +1,24 @@
+"""The generated code of the trainer's service is that of trainer.proto."""
+
+import re
+from pathlib import Path
+
+from shared.proto.trainer_pb2 import DESCRIPTOR
+
+PROTO = Path(__file__).parents[2] / "shared" / "proto" / "trainer.proto"
+
+
+def test_the_generated_code_is_of_this_file() -> None:
+    text = re.sub(r"//.*", "", PROTO.read_text())
+    messages = {
+        name: dict(re.findall(r"(\w+) = (\d+);", body))
+        for name, body in re.findall(r"message (\w+) {(.*?)}", text, re.DOTALL)
+    }
+    generated = {
+        name: {field.name: str(field.number) for field in message.fields}
+        for name, message in DESCRIPTOR.message_types_by_name.items()
+    }
+    assert generated == messages
+    [service] = DESCRIPTOR.services_by_name.values()
+    calls = re.findall(r"rpc (\w+)\((\w+)\) returns \((\w+)\)", text)
+    assert calls == [(m.name, m.input_type.name, m.output_type.name) for m in service.methods]

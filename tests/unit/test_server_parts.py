@@ -1,0 +1,179 @@
+"""What a live server is made of, part by part: keys, certificates, the door, rests, the bundle."""
+
+import asyncio
+import io
+import ssl
+import stat
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.bundle import bundle
+from server.certificates import given_certificates, own_certificates
+from server.health import Health
+from server.keys import Keys
+from server.superlink import DOOR_PATH, Door, is_open_to
+from server.watch import Tail
+from shared.config import RunConfig
+from shared.errors import SamaraError
+
+
+def test_a_key_is_made_bound_and_revoked(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "keys")
+    secret = keys.create("kitchen")
+    keys.create("garage")
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
+    garage, kitchen = (key.public_key.encode() for key in keys.all())
+    assert keys.refusal(kitchen) == ""
+    keys.bind(kitchen, 7)
+    keys.bind(kitchen, 7)
+    with pytest.raises(SamaraError, match="its key kitchen is device 7, not 8"):
+        keys.bind(kitchen, 8)
+    with pytest.raises(SamaraError, match="device 7 has the key kitchen, not garage"):
+        keys.bind(garage, 7)
+    before = keys.stamp()
+    keys.revoke("kitchen")
+    assert keys.stamp() != before
+    assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
+    with pytest.raises(SamaraError, match="was revoked"):
+        keys.bind(kitchen, 7)
+    keys.bind(garage, 7)
+    assert "is not registered here" in keys.refusal(b"another")
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 65])
+def test_a_name_that_is_no_file_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SamaraError, match="name a device by"):
+        Keys(tmp_path).create(name)
+
+
+def test_a_name_is_taken_once_and_only_what_is_there_is_revoked(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    keys.create("kitchen")
+    with pytest.raises(SamaraError, match="choose another"):
+        keys.create("kitchen")
+    with pytest.raises(SamaraError, match="there is no key garage"):
+        keys.revoke("garage")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(SamaraError, match=r"broken.json: damaged"):
+        keys.all()
+
+
+def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> None:
+    tls = own_certificates(tmp_path, ["server.example"])
+    authority = tls.authority.read_bytes()
+    first = tls.certificate.read_bytes()
+    assert own_certificates(tmp_path, []).certificate.read_bytes() == first
+    own_certificates(tmp_path, ["10.0.0.7"])
+    assert tls.certificate.read_bytes() != first
+    assert tls.authority.read_bytes() == authority
+    for name in ("127.0.0.1", "server.example", "10.0.0.7"):
+        assert shakes_hands(tls.certificate, tls.key, tls.authority, name)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shakes_hands(tls.certificate, tls.key, tls.authority, "another.example")
+    assert given_certificates(tls.certificate, tls.key, tls.authority) == tls
+
+
+def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bool:
+    """TLS in memory: a client that asks for a name, and the server."""
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate, key)
+    client_side = ssl.create_default_context(cafile=str(authority))
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_side.wrap_bio(down, up, server_hostname=name)
+    server = server_side.wrap_bio(up, down, server_side=True)
+    done = 0
+    for _ in range(6):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+                done += 1
+            except ssl.SSLWantReadError:
+                continue
+    return done > 0
+
+
+def test_a_certificate_of_ones_own_needs_its_key_and_this_machines_name(tmp_path: Path) -> None:
+    tls = own_certificates(tmp_path, [])
+    with pytest.raises(SamaraError, match="--cert needs --key"):
+        given_certificates(tls.certificate, None, None)
+    with pytest.raises(SamaraError, match="there is no such file"):
+        given_certificates(tls.certificate, tmp_path / "none", None)
+    with pytest.raises(SamaraError, match=r"is not for 127\.0\.0\.1"):
+        given_certificates(tls.authority, tls.key, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "is_open"),
+    [
+        ("10.0.0.7", "/v1/fleet/pull-messages", True),
+        ("10.0.0.7", "/v1/control/start-run", False),
+        ("10.0.0.7", "/v1/runtime/acquire-task", False),
+        ("10.0.0.7", "/docs", False),
+        ("::ffff:10.0.0.7", "/v1/control/register-node", False),
+        ("", "/v1/control/register-node", False),
+        ("127.0.0.1", "/v1/control/start-run", True),
+        ("::1", "/v1/runtime/acquire-task", True),
+        ("::ffff:127.0.0.1", "/v1/runtime/acquire-task", True),
+    ],
+)
+def test_the_door_is_open_to_devices_for_theirs_alone(host: str, path: str, is_open: bool) -> None:
+    assert is_open_to(host, path) is is_open
+
+
+def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 412})
+
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    door = Door(flower)
+    for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
+        scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
+        asyncio.run(door(scope, None, send))
+    asyncio.run(door({"type": "http", "client": ("10.0.0.7", 1), "path": DOOR_PATH}, None, send))
+    assert sent == [412, 412, 403, 0, 204, 0]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "10.0.0.7 was turned away: its key is not registered" in told[0]
+    assert "/v1/control/start-run, which is for this machine only" in told[1]
+
+
+def test_rests_double_and_end_with_a_success() -> None:
+    health = Health(patience=2)
+    assert [health.failed(3, number) for number in (1, 2, 4, 7)] == [0, 1, 2, 4]
+    assert [number for number in range(7, 14) if health.rests(3, number)] == [7, 8, 9, 10, 11]
+    assert health.resting(11) == [3]
+    assert [health.failed(3, 20) for _ in range(9)][-1] == 64
+    health.succeeded(3)
+    assert not health.rests(3, 20)
+    assert health.failed(3, 21) == 0
+
+
+def test_the_bundle_is_the_same_bytes_and_has_every_setting() -> None:
+    data = bundle()
+    assert data == bundle()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        project = tomllib.loads(archive.read("pyproject.toml").decode())
+    assert {"server/app.py", "client/app.py", "shared/tasks/prompts/sst2.toml"} <= set(names)
+    assert not [name for name in names if name.endswith(".safetensors")]
+    assert RunConfig.of(project["tool"]["flwr"]["app"]["config"], "bundle") == RunConfig()
+
+
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    tail = Tail(file)
+    assert list(tail.new()) == []
+    file.write_text('{"a": 1}\nnot json\n[]\n{"b"')
+    assert list(tail.new()) == [{"a": 1}]
+    with file.open("a") as more:
+        more.write(": 2}\n")
+    assert list(tail.new()) == [{"b": 2}]
