@@ -28,9 +28,9 @@ def main() -> None:
     space, update = space_of(bench), UPDATES[bench.settings.method]
     file = run / TRAJECTORY_FILE
     recorded = read_trajectory(file)
-    size, steps = file.stat().st_size, len(recorded.steps)
+    size, steps = file.stat().st_size, len(recorded.records)
     print(f"{steps} steps: {size:,} bytes, {size / steps:.1f} a step; d = {space.size:,}")
-    best = replace(recorded, steps=recorded.steps[: result["best_step"]])
+    best = replace(recorded, records=recorded.records[: result["best_step"]])
     begun = time.perf_counter()
     best.rebuild(space, update, bench.base.model_id, hold_moments=True)
     seconds = time.perf_counter() - begun

@@ -41,20 +41,20 @@ def rows_of(arguments: argparse.Namespace) -> Iterator[tuple[str, Settings]]:
             f"P-RGE LoRA-FA, q = {queries}, B = {rows // queries}",
             zeroth
             | {"method": "prge", "queries": queries, "batch": rows // queries}
-            | {"learning-rate": arguments.prge_rate, "epsilon": arguments.prge_epsilon},
+            | {"learning-rate": arguments.prge_rate or "auto", "epsilon": arguments.prge_epsilon},
         )
     yield (
         f"MeZO, q = 1, B = {rows}",
         zeroth
         | {"method": "mezo", "space": "full", "batch": rows}
-        | {"learning-rate": arguments.mezo_rate, "epsilon": arguments.mezo_epsilon},
+        | {"learning-rate": arguments.mezo_rate or "auto", "epsilon": arguments.mezo_epsilon},
     )
     steps = arguments.first_order_steps
     first = {"method": "fo-adam", "steps": steps, "validate-every": max(1, steps // 10)}
     for space, rate in (("lora-fa", arguments.adapter_rate), ("full", arguments.full_rate)):
         yield (
             f"Adam {space}, B = {rows}",
-            first | {"space": space, "batch": rows, "learning-rate": rate},
+            first | {"space": space, "batch": rows, "learning-rate": rate or "auto"},
         )
 
 

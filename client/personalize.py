@@ -18,16 +18,20 @@ from shared.directions import round_root
 from shared.frames import (
     PERSONAL_TRACK,
     Figures,
+    Report,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
+from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.replay import digest, quantize, replay, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, undoing
 from shared.runs import run_folder
+from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_size import Observation, StepSize
 from shared.tasks.objectives import cross_entropy
 
 log = logging.getLogger("samara.client")
@@ -58,17 +62,25 @@ def personalized(
         TrainingError: if a loss is not finite.
         LedgerError: if the ledger cannot be written.
     """
-    layout = trainer.layout
+    layout, settings = trainer.layout, config.personal
     personal = ledger.state if ledger else zero_state(layout.size)
     done = ledger.position.round if ledger else 0
-    for number in range(done + 1, config.personal.rounds + 1):
-        instruction = _private_instruction(config, number, layout, state + personal)
+    deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
+    given = None if settings.learning_rate == "auto" else settings.learning_rate
+    file = ledger.folder.with_name(f"personal_{STEP_SIZE_FILE}") if ledger else None
+    step_sizes = StepRecord(StepSize(settings.rounds, given), file, done)
+    for number in range(done + 1, settings.rounds + 1):
+        instruction = _private_instruction(
+            config, number, layout, state + personal, step_sizes.size
+        )
         report = trainer.train(instruction, state + personal, device, clients)
-        coefficients = instruction.coefficients(instruction.clipped(report.gradients))
-        seeds = DerivedSeeds(instruction.root, instruction.client(device), *coefficients.shape)
-        groups = tuple(Group(number, seeds, one) for one in quantize(coefficients.ravel()))
-        contributor = Contributor(device, report.examples, len(coefficients))
-        delta = RoundDelta(number, PERSONAL_TRACK, report.token, (contributor,), groups)
+        size = step_sizes.note(_observed(instruction, report))
+        if size.back_to is None:
+            delta = _private_delta(instruction, report)
+        else:
+            undone = [delta for delta in deltas if delta.round > size.back_to]
+            delta = undoing(number, PERSONAL_TRACK, report.token, undone)
+        deltas.append(delta)
         if ledger:
             ledger.append(delta)
             ledger.compact(number)
@@ -168,7 +180,7 @@ def fitted_bias(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArr
 
 
 def _private_instruction(
-    config: RunConfig, number: int, layout: Layout, state: NDArray[np.int64]
+    config: RunConfig, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
 ) -> TrainInstruction:
     """What a client asks of itself; seeds differ between clients and from the federation's."""
     return TrainInstruction(
@@ -181,9 +193,35 @@ def _private_instruction(
         seed_policy=SeedPolicy.INDEPENDENT,
         root=round_root(config.seed, number, PERSONAL_TRACK),
         epsilon=config.epsilon,
-        learning_rate=config.personal.learning_rate,
-        clip=config.clip,
+        learning_rate=size.learning_rate,
+        clip=config.clip or size.clip,
         deadline=0.0,
         layout_hash=layout.hash,
         start_digest=digest(layout.hash, state),
+        curvature_every=size.curvature_every(config.queries),
+    )
+
+
+def _private_delta(instruction: TrainInstruction, report: Report) -> RoundDelta:
+    coefficients = instruction.coefficients(instruction.clipped(report.gradients))
+    client = instruction.client(report.device)
+    seeds = DerivedSeeds(instruction.root, client, *coefficients.shape)
+    groups = tuple(Group(instruction.round, seeds, one) for one in quantize(coefficients.ravel()))
+    contributor = Contributor(report.device, report.examples, len(coefficients))
+    return RoundDelta(instruction.round, PERSONAL_TRACK, report.token, (contributor,), groups)
+
+
+def _observed(instruction: TrainInstruction, report: Report) -> Observation:
+    """What a private round tells about the step size."""
+    squares = np.square(instruction.clipped(report.gradients))
+    energy = float(squares.sum()) / instruction.queries**2
+    directions = instruction.measured_directions(report.steps)
+    return Observation(
+        report.mean_loss,
+        float(squares.mean()),
+        energy,
+        energy,
+        instruction.learning_rate,
+        report.curvature,
+        directions,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, estimate
+from client.estimators.prge import Estimate, Trial, carried_out, estimate
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
 from client.forward.memory import keep_freed_memory
@@ -199,7 +199,7 @@ class Trainer:
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
             result = self._estimate(
-                state, seeds[step], data, order[: instruction.batch], instruction.epsilon
+                state, seeds[step], data, order[: instruction.batch], instruction, step
             )
             if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
                 raise TrainingError(
@@ -209,6 +209,7 @@ class Trainer:
             estimates.append(result)
             state = self._stepped(state, seeds[step], result.gradients, instruction)
         gradients = np.stack([result.gradients for result in estimates])
+        bends = [result.curvature for result in estimates if result.curvature is not None]
         pooled = instruction.seed_policy is SeedPolicy.POOL
         return Report(
             token_of(instruction.encode()),
@@ -217,6 +218,7 @@ class Trainer:
             float(np.mean([result.mean_loss for result in estimates])),
             instruction.sums(gradients) if pooled else gradients,
             summed_steps=instruction.steps if pooled else 0,
+            curvature=float(np.mean(bends)) if bends else None,
         )
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
@@ -290,21 +292,22 @@ class Trainer:
         seeds: NDArray[np.uint64],
         data: Examples,
         batch: NDArray[np.int64],
-        epsilon: float,
+        instruction: TrainInstruction,
+        step: int,
     ) -> Estimate:
-        estimator = estimate(seeds, batch, epsilon)
-        trial = next(estimator)
-        z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
-        points = Points.at(self.layout, to_float32(state), z, trial.epsilon, self._device)
-        prompts = [data.prompts[index] for index in trial.batch]
-        scores = self.forward.scores(points, prompts, self._execution.schedule)
-        losses = cross_entropy(scores, data.labels[trial.batch])
-        try:
-            estimator.send(losses)
-        except StopIteration as finished:
-            result: Estimate = finished.value
-            return result
-        raise AssertionError("a P-RGE step is a single trial")
+        center = to_float32(state)
+
+        def losses_of(trial: Trial) -> NDArray[np.float64]:
+            z = None
+            if len(trial.seeds):
+                z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
+            points = Points.at(self.layout, center, z, trial.epsilon, self._device)
+            prompts = [data.prompts[index] for index in trial.batch]
+            scores = self.forward.scores(points, prompts, self._execution.schedule)
+            return cross_entropy(scores, data.labels[trial.batch])
+
+        curvature = instruction.measures_curvature(step)
+        return carried_out(estimate(seeds, batch, instruction.epsilon, curvature), losses_of)
 
     def _stepped(
         self,

@@ -6,6 +6,7 @@ One file: a header, then a record per step, appended and fsynced (docs/mezo.md h
              · text (JSON) · start (float32, if the space begins elsewhere on another machine)
              · SHA-256 of all before
     record   step u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
+    return   step u32 · 0 u32 · 0 f32 · CRC-32 · step u32 after which θ is again as it was · CRC-32
 
 All little-endian. Every CRC-32 goes on from the one before it, the first from that of the header's
 hash, so that a record is sound in its place only.
@@ -39,6 +40,7 @@ _MAGIC = b"SAMARATJ"
 _PREFIX = struct.Struct("<8sHHIQ")
 _RECORD = struct.Struct("<IIf")
 _CHECKSUM = struct.Struct("<I")
+_RETURN = struct.Struct("<I")
 _RECORD_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
 _HASH_BYTES = 32
 
@@ -160,7 +162,7 @@ class Recorded:
         path: of the file.
         header: what it belongs to.
         start: θ before the first step as float32, if the header alone does not give it.
-        steps: in their order.
+        records: in their order: steps, and returns to what θ was after so many records.
         checksum: of the last whole record, or what takes its place before the first.
         dropped: bytes behind the last whole record.
     """
@@ -168,9 +170,26 @@ class Recorded:
     path: Path
     header: TrajectoryHeader
     start: bytes
-    steps: tuple[Step, ...]
+    records: tuple[Step | int, ...]
     checksum: int
     dropped: int
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Those that θ is made of: without the ones that a return undid."""
+        made: list[tuple[int, Step]] = []
+        last = [0]  # after so many records: the last step θ is made of, counted from 1 in `made`
+        for record in self.records:
+            if isinstance(record, int):
+                last.append(last[record])
+            else:
+                made.append((last[-1], record))
+                last.append(len(made))
+        steps, place = [], last[-1]
+        while place:
+            place, step = made[place - 1]
+            steps.append(step)
+        return tuple(reversed(steps))
 
     @property
     def note(self) -> str:
@@ -178,8 +197,8 @@ class Recorded:
         if not self.dropped:
             return ""
         return (
-            f"{self.path}: dropped {self.dropped} bytes of step {len(self.steps) + 1}, which was "
-            f"never completely written; the last whole step is {len(self.steps)}"
+            f"{self.path}: dropped {self.dropped} bytes of step {len(self.records) + 1}, which was "
+            f"never completely written; the last whole step is {len(self.records)}"
         )
 
     def check_same(self, header: TrajectoryHeader, portable: bool) -> None:
@@ -262,32 +281,38 @@ def _decoded(path: Path, data: bytes) -> Recorded:
     header, start, place = TrajectoryHeader.decode(data)
     if start and len(start) != 4 * header.size:
         raise TrajectoryError("its start has another size than its space")
-    steps: list[Step] = []
+    records: list[Step | int] = []
     # Of the header's hash; every record goes on from the one before it.
     checksum = zlib.crc32(data[place - _HASH_BYTES : place])
     while place < len(data):
-        found = _read_record(data, place, len(steps), checksum)
+        found = _read_record(data, place, len(records), checksum)
         if found is None:
             break
-        learning_rate, gradients, place, checksum = found
-        seeds = header.seeds(len(steps), len(gradients))
-        steps.append(Step(seeds, gradients, learning_rate, header.epsilon))
-    return Recorded(path, header, start, tuple(steps), checksum, len(data) - place)
+        learning_rate, scalars, place, checksum = found
+        if isinstance(scalars, int):
+            records.append(scalars)
+        else:
+            seeds = header.seeds(len(records), len(scalars))
+            records.append(Step(seeds, scalars, learning_rate, header.epsilon))
+    return Recorded(path, header, start, tuple(records), checksum, len(data) - place)
 
 
 def _encode_record(
-    step: int, learning_rate: float, gradients: NDArray[np.float32], crc: int
+    step: int, learning_rate: float, scalars: NDArray[np.float32] | int, crc: int
 ) -> bytes:
-    fields = _RECORD.pack(step, len(gradients), learning_rate)
+    queries = 0 if isinstance(scalars, int) else len(scalars)
+    fields = _RECORD.pack(step, queries, learning_rate)
     crc = zlib.crc32(fields, crc)
-    scalars = gradients.astype("<f4").tobytes()
-    return fields + _CHECKSUM.pack(crc) + scalars + _CHECKSUM.pack(zlib.crc32(scalars, crc))
+    data = _RETURN.pack(scalars) if isinstance(scalars, int) else scalars.astype("<f4").tobytes()
+    return fields + _CHECKSUM.pack(crc) + data + _CHECKSUM.pack(zlib.crc32(data, crc))
 
 
 def _read_record(
     data: bytes, place: int, number: int, crc: int
-) -> tuple[float, NDArray[np.float32], int, int] | None:
+) -> tuple[float, NDArray[np.float32] | int, int, int] | None:
     """Learning rate, gradients, end and checksum of a record; None for one that was not finished.
+
+    A return has the step in the place of the gradients.
 
     That is one that the file ends inside of, or zeros, or one with zeros for its checksum that
     ends the file: some file systems leave these after a power cut.
@@ -300,9 +325,9 @@ def _read_record(
         return None
     step, queries, learning_rate = _RECORD.unpack_from(rest)
     crc = zlib.crc32(rest[: _RECORD.size], crc)
-    end = _RECORD_HEADER_BYTES + 4 * queries
+    end = _RECORD_HEADER_BYTES + (4 * queries or _RETURN.size)
     sound = (crc,) == _CHECKSUM.unpack_from(rest, _RECORD.size)
-    if not sound or step != number or not 1 <= queries <= MAX_QUERIES:
+    if not sound or step != number or queries > MAX_QUERIES:
         raise TrajectoryError(f"the record of step {number + 1} is damaged or not the next one")
     if len(rest) < end + _CHECKSUM.size:
         return None
@@ -313,8 +338,13 @@ def _read_record(
         if not found and len(rest) == end + _CHECKSUM.size:
             return None
         raise TrajectoryError(f"the projected gradients of step {number + 1} are damaged")
-    gradients = np.frombuffer(scalars, "<f4").astype(np.float32)
-    return learning_rate, gradients, place + end + _CHECKSUM.size, crc
+    place += end + _CHECKSUM.size
+    if not queries:
+        (back_to,) = _RETURN.unpack(scalars)
+        if back_to > number:
+            raise TrajectoryError(f"step {number + 1} returns to step {back_to}")
+        return learning_rate, back_to, place, crc
+    return learning_rate, np.frombuffer(scalars, "<f4").astype(np.float32), place, crc
 
 
 class Trajectory:
@@ -363,7 +393,7 @@ class Trajectory:
             write_durably(self._path, header.encode(b"" if space.portable else _bytes_of(space)))
         self.recorded = read_trajectory(self._path)
         self.recorded.check_same(header, space.portable)
-        self._steps, self._checksum = len(self.recorded.steps), self.recorded.checksum
+        self._steps, self._checksum = len(self.recorded.records), self.recorded.checksum
         self._end = self._path.stat().st_size - self.recorded.dropped
         with self._path.open("r+b") as file:
             file.truncate(self._end)
@@ -390,7 +420,21 @@ class Trajectory:
         """
         rate = float(np.float32(learning_rate))
         step = Step(self.seeds(len(gradients)), gradients, rate, self.recorded.header.epsilon)
-        record = _encode_record(self._steps, rate, gradients, self._checksum)
+        self._write(_encode_record(self._steps, rate, gradients, self._checksum))
+        return step
+
+    def append_return(self, back_to: int) -> None:
+        """Record a step after which θ is what it was; it is on the disk when this returns.
+
+        Args:
+            back_to: after so many records.
+
+        Raises:
+            TrajectoryError: if the disk refuses; the file is then as it was before.
+        """
+        self._write(_encode_record(self._steps, 0.0, back_to, self._checksum))
+
+    def _write(self, record: bytes) -> None:
         try:
             self._file.truncate(self._end)  # what a refused append may have left behind
             self._file.seek(self._end)
@@ -407,7 +451,6 @@ class Trajectory:
         self._end += len(record)
         self._steps += 1
         (self._checksum,) = _CHECKSUM.unpack(record[-_CHECKSUM.size :])
-        return step
 
     def close(self) -> None:
         """Let another process write."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from shared.errors import ReportError
 from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
 from shared.replay import quantize
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from shared.step_size import Observation
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
@@ -99,6 +101,47 @@ def aggregate(
         contributors,
         tuple(groups),
     )
+
+
+def observed(
+    instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int
+) -> Observation:
+    """What a round tells about the step size.
+
+    Args:
+        instruction: of the round; every report has passed `check_report`.
+        reports: at least one.
+        weight_cap: as in `aggregate`.
+    """
+    reports = sorted(reports, key=lambda report: report.device)
+    weights = [min(report.examples, weight_cap) for report in reports]
+    unit = replace(instruction, learning_rate=1.0)
+    coefficients = [part for _, _, part in _scalars(unit, reports, (), weights)]
+    squares = [_sum_of_squares(instruction, report) for report in reports]
+    queries = [report.steps * instruction.queries for report in reports]
+    bends = [
+        (report.curvature, instruction.measured_directions(report.steps))
+        for report in reports
+        if report.curvature is not None
+    ]
+    directions = sum(count for _, count in bends)
+    return Observation(
+        loss=float(np.average([report.mean_loss for report in reports], weights=weights)),
+        square=sum(squares) / sum(queries),
+        energy=sum(float(part @ part) for part in coefficients),
+        local_energy=float(np.mean(squares)) / instruction.queries**2,
+        learning_rate=instruction.learning_rate,
+        curvature=sum(bend * n for bend, n in bends) / directions if directions else None,
+        directions=directions,
+    )
+
+
+def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
+    """Σ g² of a report. A pool's sum of n independent g's has on the average Σ g² for a square."""
+    uses: NDArray[np.int64] | int = 1
+    if instruction.seed_policy is SeedPolicy.POOL:
+        uses = instruction.uses(report.steps)
+    return float(np.sum(np.square(instruction.clipped_sums(report.gradients, uses))))
 
 
 def _scalars(

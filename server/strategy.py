@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, reduce
 from operator import add
@@ -18,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from server.aggregate import aggregate, check_report
+from server.aggregate import aggregate, check_report, observed
 from server.cohorts import RepeatedCohorts
 from server.health import Health
 from server.lateness import LateReports, report_token
@@ -39,7 +40,10 @@ from shared.frames import (
     TrainInstruction,
     token_of,
 )
-from shared.round_delta import RoundDelta
+from shared.ledger.reading import read_ledger
+from shared.round_delta import RoundDelta, undoing
+from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_size import StepSize
 from shared.tasks.metrics import Confusion
 from shared.wire import Kind, kind_of
 
@@ -78,12 +82,16 @@ class ScalarStrategy(Strategy):
         self._evaluation: EvaluateInstruction | None = None
         self._sent: dict[int, int] = {}
         self._begun = time.monotonic()
+        given = None if config.learning_rate == "auto" else config.learning_rate
+        size = StepSize(config.rounds, given)
+        done = store.ledger.position.round
+        self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
 
     def summary(self) -> None:
         """Log what the strategy will do."""
         c = self._config
         log.info(
-            "%s seeds, %d steps of %d queries on %d examples, epsilon %g, learning rate %g, d = %d",
+            "%s seeds, %d steps of %d queries on %d examples, epsilon %g, learning rate %s, d = %d",
             c.seed_policy,
             c.steps,
             c.queries,
@@ -102,6 +110,7 @@ class ScalarStrategy(Strategy):
         present, chosen = self._chosen(number, grid)
         policy = SeedPolicy[settings.seed_policy.upper()]
         pooled = policy is SeedPolicy.POOL
+        size = self._step_sizes.size
         self._train = TrainInstruction(
             run_id=self._run_id,
             round=number,
@@ -112,13 +121,14 @@ class ScalarStrategy(Strategy):
             seed_policy=policy,
             root=round_root(settings.seed, number, GLOBAL_TRACK),
             epsilon=settings.epsilon,
-            learning_rate=settings.learning_rate,
-            clip=settings.clip,
+            learning_rate=size.learning_rate,
+            clip=settings.clip or size.clip,
             deadline=settings.cohort.timeout,
             layout_hash=self._store.layout.hash,
             start_digest=self._store.ledger.digest,
             pool_root=round_root(settings.seed, 0, GLOBAL_TRACK) if pooled else 0,
             pool_size=settings.pool_size if pooled else 0,
+            curvature_every=size.curvature_every(settings.queries),
         )
         self._late.asked(self._train)
         return self._messages(
@@ -182,6 +192,14 @@ class ScalarStrategy(Strategy):
         folded = reports | {report.device: report for _, report in late_reports}
         absent = self._judge(instruction.round, folded.keys(), refused)
         delta, problem = self._delta(instruction, list(reports.values()), late_reports)
+        seen = None
+        if reports:
+            seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
+            seen = replace(seen, learning_rate=0.0) if problem else seen
+        size = self._step_sizes.note(seen)
+        if size.back_to is not None:
+            delta, problem = self._return(instruction, size.back_to)
+            late_reports = []
         ledger_bytes = self._store.ledger.append(delta)
         self._late.folded(delta)
         self._compact()
@@ -191,6 +209,7 @@ class ScalarStrategy(Strategy):
                 "event": "round",
                 "round": instruction.round,
                 "loss": loss,
+                "learning_rate": instruction.learning_rate,
                 "reports": len(delta.contributors),
                 "refused": {str(device): why for device, why in sorted(refused.items())},
                 "absent": absent,
@@ -435,6 +454,16 @@ class ScalarStrategy(Strategy):
             return nothing, str(error)
         return delta, ""
 
+    def _return(self, instruction: TrainInstruction, back_to: int) -> tuple[RoundDelta, str]:
+        """The round that takes back all after an earlier one, or as far as the ledger goes."""
+        ledger = self._store.ledger
+        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
+        token = token_of(instruction.encode())
+        delta = undoing(instruction.round, instruction.track, token, undone)
+        ledger.check(delta)
+        stands = undone[0].round - 1 if undone else back_to
+        return delta, f"the loss rose: back to the state after round {stands}"
+
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""
         try:
@@ -453,7 +482,8 @@ def describe(event: dict[str, Any]) -> str:
     if event["event"] == "round":
         loss = "" if event["loss"] is None else f"loss {event['loss']:.4f}, "
         return (
-            f"round {event['round']}: {loss}{event['reports']} reports, "
+            f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
+            f"{event['reports']} reports, "
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
             + (f", {event['problem']}" if event["problem"] else "")
         )

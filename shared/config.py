@@ -6,10 +6,20 @@ once. A test holds the keys of ``[tool.flwr.app.config]`` in pyproject.toml to t
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from shared.errors import ConfigError
 
@@ -27,6 +37,18 @@ def _number_as_text(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_number_as_text)]
+
+
+def _rate(value: object) -> float | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf:
+        return float(value)
+    raise PydanticCustomError("learning_rate", "Input should be auto, or a number from 0 on")
+
+
+LearningRate = Annotated[float | Literal["auto"], PlainValidator(_rate)]
+"""A number, or to be found while a run goes on (`shared.step_size`)."""
 
 
 def _hyphenated(name: str) -> str:
@@ -143,7 +165,7 @@ class PersonalSettings(Section):
     """The private steps that every client takes after the last round; nothing of them leaves it."""
 
     rounds: int = Field(5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
-    learning_rate: float = Field(0.1, ge=0)
+    learning_rate: LearningRate = "auto"
 
 
 class EvaluateSettings(Section):
@@ -176,7 +198,7 @@ class RunConfig(Settings):
         0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
     )
     epsilon: float = Field(0.01, gt=0, le=1)
-    learning_rate: float = Field(0.1, ge=0)
+    learning_rate: LearningRate = "auto"
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent", "pool"] = "independent"
     pool_size: int = Field(4096, ge=1, le=2**20, description="seeds of the run's pool")

@@ -18,6 +18,8 @@ from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 
 MAX_GRADIENT = 1e6
 """A projected gradient or a mean loss beyond this is refused with its report."""
+MAX_CURVATURE = 1e12
+"""Likewise a curvature."""
 MAX_LABELS = 1024
 MAX_DEVICE = 2**32 - 2
 """Device index + 1 must fit 32 bits where it stands for the client in seeds."""
@@ -84,6 +86,7 @@ class TrainInstruction:
         start_digest: 32 bytes, of the state that the round starts from.
         pool_root: root seed of the pool; 0 without one.
         pool_size: seeds in the pool; 0 without one.
+        curvature_every: steps between those that take the loss at the centre too; 0 is never.
     """
 
     run_id: bytes
@@ -102,9 +105,11 @@ class TrainInstruction:
     start_digest: bytes
     pool_root: int = 0
     pool_size: int = 0
+    curvature_every: int = 0
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHIBQdddd32s32s")
     _POOL: ClassVar[struct.Struct] = struct.Struct("<QI")
+    _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<H")
 
     def encode(self) -> bytes:
         """The instruction as a frame."""
@@ -126,6 +131,8 @@ class TrainInstruction:
         )
         if self.seed_policy is SeedPolicy.POOL:
             fields += self._POOL.pack(self.pool_root, self.pool_size)
+        if self.curvature_every:
+            fields += self._CURVATURE.pack(self.curvature_every)
         return pack(Kind.TRAIN, fields)
 
     @classmethod
@@ -139,7 +146,10 @@ class TrainInstruction:
         values = list(reader.fields(cls._FIELDS))
         values[6] = _member(SeedPolicy, values[6])
         pooled = values[6] is SeedPolicy.POOL
-        instruction = cls(*values, *(reader.fields(cls._POOL) if pooled else ()))
+        pool = reader.fields(cls._POOL) if pooled else (0, 0)
+        measured = reader.left > 0
+        every = reader.fields(cls._CURVATURE) if measured else (0,)
+        instruction = cls(*values, *pool, *every)
         reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
@@ -149,6 +159,7 @@ class TrainInstruction:
             and 0 <= instruction.clip < np.inf
             and 0 <= instruction.deadline < np.inf
             and pooled <= instruction.pool_size <= MAX_SCALARS
+            and measured <= instruction.curvature_every
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
@@ -205,6 +216,14 @@ class TrainInstruction:
     def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
         """−η·g/q: what a client of weight 1 multiplies its directions by, same shape."""
         return -self.learning_rate * gradients / self.queries
+
+    def measures_curvature(self, step: int) -> bool:
+        """Whether a step, counted from 0, takes the loss at the centre too."""
+        return bool(self.curvature_every) and step % self.curvature_every == 0
+
+    def measured_directions(self, steps: int) -> int:
+        """Over how many directions the curvature in a report of so many steps is a mean."""
+        return self.queries * sum(map(self.measures_curvature, range(steps)))
 
     def client(self, device: int) -> int:
         """What stands for the client in the derivation of seeds: 0 if they are shared."""
@@ -309,6 +328,8 @@ class Report:
             use (`TrainInstruction.sums`).
         seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).
         summed_steps: K where the gradients are sums; 0 otherwise.
+        curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that took L₀, a
+            float32; None if none did.
     """
 
     token: bytes
@@ -318,7 +339,9 @@ class Report:
     gradients: NDArray[np.float32]
     seeds: NDArray[np.uint64] | None = None
     summed_steps: int = 0
+    curvature: float | None = None
 
+    _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<f")
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHf")
     _SUMMED_FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHfI")
 
@@ -329,20 +352,23 @@ class Report:
 
     def encode(self) -> bytes:
         """The report as a frame."""
+        bend = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
                 *(self.token, self.device, self.examples),
                 *(self.summed_steps, self.mean_loss, len(self.gradients)),
             )
-            return pack(Kind.REPORT_OF_SUMS, fields + self.gradients.astype("<f4").tobytes())
+            sums = self.gradients.astype("<f4").tobytes()
+            return pack(Kind.REPORT_OF_SUMS, fields + sums + bend)
         steps, queries = self.gradients.shape
         fields = self._FIELDS.pack(
             self.token, self.device, self.examples, steps, queries, self.mean_loss
         )
         gradients = self.gradients.astype("<f4").tobytes()
         if self.seeds is None:
-            return pack(Kind.REPORT, fields + gradients)
-        return pack(Kind.REPORT_WITH_SEEDS, fields + self.seeds.astype("<u8").tobytes() + gradients)
+            return pack(Kind.REPORT, fields + gradients + bend)
+        seeds = self.seeds.astype("<u8").tobytes()
+        return pack(Kind.REPORT_WITH_SEEDS, fields + seeds + gradients + bend)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -370,6 +396,7 @@ class Report:
         if frame[3] == Kind.REPORT_WITH_SEEDS:
             seeds = reader.array("<u8", count).reshape(shape)
         gradients = reader.array("<f4", count).reshape(shape)
+        (curvature,) = reader.fields(cls._CURVATURE) if reader.left else (None,)
         reader.end()
         _check_device(device)
         if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
@@ -377,7 +404,11 @@ class Report:
                 f"a projected gradient or the loss of device {device} is not finite or "
                 f"over {MAX_GRADIENT:g}"
             )
-        return cls(token, device, examples, mean_loss, gradients, seeds, summed_steps)
+        if curvature is not None and not abs(curvature) <= MAX_CURVATURE:
+            raise FrameError(
+                f"the curvature of device {device} is not finite or over {MAX_CURVATURE:g}"
+            )
+        return cls(token, device, examples, mean_loss, gradients, seeds, summed_steps, curvature)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """The round delta: the aggregated scalars of one round."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.directions import pool_seeds, query_seeds
-from shared.errors import FrameError
+from shared.errors import FrameError, ReplayError
 from shared.replay import MAX_SHIFT, MAX_SHRINK, Pass, ScalarGroup, Shrink
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
@@ -212,3 +213,25 @@ class RoundDelta:
             (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
         ]
+
+
+def undoing(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
+    """A round that takes others back: their coefficients, negated, so that all sums are exact.
+
+    Args:
+        number: of this round.
+        track: of all of them.
+        token: of this round's instruction.
+        undone: the rounds right before this one, all that follow the state to return to.
+
+    Raises:
+        ReplayError: if one of them shrinks the state, which rounds and cannot be taken back.
+    """
+    if any(isinstance(entry, Shrink) for delta in undone for entry in delta.entries):
+        raise ReplayError("a round that shrinks the state cannot be taken back")
+    groups = [
+        Group(group.origin, group.source, Pass(group.scalars.shift, -group.scalars.coefficients))
+        for delta in undone
+        for group in delta.groups
+    ]
+    return RoundDelta(number, track, token, (), tuple(groups))

@@ -118,10 +118,15 @@ class Reader:
         except UnicodeDecodeError:
             raise FrameError("a text in the frame is not UTF-8") from None
 
+    @property
+    def left(self) -> int:
+        """Bytes behind those taken."""
+        return len(self._body) - self._at
+
     def end(self) -> None:
         """Refuse what follows the last field."""
-        if self._at != len(self._body):
-            raise FrameError(f"{len(self._body) - self._at} bytes follow the end of the frame")
+        if self.left:
+            raise FrameError(f"{self.left} bytes follow the end of the frame")
 
 
 def text_bytes(value: str) -> bytes:

@@ -39,7 +39,13 @@ def demo(
     """
     from shared.config import RunConfig
 
-    settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
+    settings = {
+        "seed": seed,
+        "data.seed": seed,
+        "learning-rate": 0.1,
+        "personal.learning-rate": 0.1,
+        "out": str(out.resolve()) if out else "",
+    }
     _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
 
 
@@ -148,7 +154,7 @@ def tune(
     steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
     queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default by method, space.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: it is found.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,

@@ -59,9 +59,7 @@ class FirstOrder:
             self._trained = {ADAPTER_NAME: center}
         body = Body(base, adapter.first_block)
         self._forward = ResidentForward(adapter, bench.scorer, body)
-        self._optimizer = torch.optim.Adam(
-            list(self._trained.values()), bench.settings.learning_rate
-        )
+        self._optimizer = torch.optim.Adam(list(self._trained.values()), bench.settings.rate)
         self._steps = 0
         if self._checkpoint.exists():
             self._continue()
@@ -80,7 +78,7 @@ class FirstOrder:
         settings, train = self._bench.settings, self._bench.splits["train"]
         batch = self._bench.batch(self._steps)
         rate = learning_rate_at(
-            self._steps, settings.steps, settings.learning_rate, settings.learning_rate_schedule
+            self._steps, settings.steps, settings.rate, settings.learning_rate_schedule
         )
         self._optimizer.zero_grad()
         whole = 0.0

@@ -5,20 +5,23 @@ algorithm 2 for the estimate, appendix A.2 for the schedules of n. Where all dir
 batch, n-SPSA is `client.estimators.prge`.
 """
 
-from collections.abc import Callable, Generator
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial
+from client.estimators.prge import Estimate, Estimator, Trial
 
 QuerySchedule = Literal["constant", "linear"]
 LearningRateSchedule = Literal["constant", "linear"]
-Estimator = Generator[Trial, NDArray[np.float64], Estimate]
 
 
-def estimate(seeds: NDArray[np.uint64], batches: NDArray[np.int64], epsilon: float) -> Estimator:
+def estimate(
+    seeds: NDArray[np.uint64],
+    batches: NDArray[np.int64],
+    epsilon: float,
+    curvature: bool = False,
+) -> Estimator:
     """One step's estimation as a generator: yields a trial per direction, is sent its losses.
 
     For every j, g_j = (L(θ + ε·z_j; B_j) − L(θ − ε·z_j; B_j)) / 2ε.
@@ -27,39 +30,24 @@ def estimate(seeds: NDArray[np.uint64], batches: NDArray[np.int64], epsilon: flo
         seeds: uint64 [n].
         batches: int64 [n, B], the examples of every direction.
         epsilon: ε > 0.
+        curvature: try the centre on every batch too.
 
     Yields:
-        Trials of one direction; expects losses float64 [2], + first, then −.
+        Trials of one direction; expects losses float64 [2], + first, then −. Each is followed by
+        that of the centre if curvature is wanted; expects float64 [1].
 
     Returns:
         The n projected gradients.
     """
     losses = np.empty((len(seeds), 2))
+    centres = np.empty(len(seeds))
     for j, batch in enumerate(batches):
         losses[j] = yield Trial(seeds[j : j + 1], epsilon, batch)
+        if curvature:
+            (centres[j],) = yield Trial(seeds[:0], epsilon, batch)
     gradients = ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).astype(np.float32)
-    return Estimate(gradients, float(losses.mean()))
-
-
-def carried_out(
-    estimator: Estimator, losses_of: Callable[[Trial], NDArray[np.float64]]
-) -> Estimate:
-    """Answer every trial of an estimator.
-
-    Args:
-        estimator: not yet begun.
-        losses_of: float64 [2q] of a trial of q directions, + first, then −.
-
-    Returns:
-        What it ends with.
-    """
-    trial = next(estimator)
-    while True:
-        try:
-            trial = estimator.send(losses_of(trial))
-        except StopIteration as finished:
-            result: Estimate = finished.value
-            return result
+    bend = float(np.mean(losses.sum(axis=1) - 2 * centres)) / epsilon**2 if curvature else None
+    return Estimate(gradients, float(losses.mean()), bend)
 
 
 def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int:

@@ -4,7 +4,7 @@ For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε on the same
 only says which rows it wants scored; how they are grouped into passes is the engine's business.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ class Trial:
     """What an estimator wants to know the losses of.
 
     Attributes:
-        seeds: uint64 [q], of the directions.
+        seeds: uint64 [q], of the directions; none asks for the one loss L₀ at the centre.
         epsilon: ε; the points are +ε of every seed, then −ε of every seed.
         batch: int64 [B], which examples.
     """
@@ -32,25 +32,35 @@ class Estimate:
 
     Attributes:
         gradients: float32 [q], the projected gradients.
-        mean_loss: over all points.
+        mean_loss: over all points but the centre.
+        curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions, if it was asked for.
     """
 
     gradients: NDArray[np.float32]
     mean_loss: float
+    curvature: float | None = None
+
+
+Estimator = Generator[Trial, NDArray[np.float64], Estimate]
 
 
 def estimate(
-    seeds: NDArray[np.uint64], batch: NDArray[np.int64], epsilon: float
-) -> Generator[Trial, NDArray[np.float64], Estimate]:
-    """One step's estimation as a generator: yields a trial, is sent its losses.
+    seeds: NDArray[np.uint64],
+    batch: NDArray[np.int64],
+    epsilon: float,
+    curvature: bool = False,
+) -> Estimator:
+    """One step's estimation as a generator: yields trials, is sent their losses.
 
     Args:
         seeds: uint64 [q].
         batch: int64 [B].
         epsilon: ε > 0.
+        curvature: try the centre too.
 
     Yields:
-        The trial; expects losses float64 [2q], + first, then −.
+        The trial of all directions; expects losses float64 [2q], + first, then −. Then that of the
+        centre if curvature is wanted; expects float64 [1].
 
     Returns:
         The q projected gradients.
@@ -58,4 +68,29 @@ def estimate(
     losses = yield Trial(seeds, epsilon, batch)
     plus, minus = np.split(losses, 2)
     gradients = ((plus - minus) / (2 * epsilon)).astype(np.float32)
-    return Estimate(gradients, float(losses.mean()))
+    bend = None
+    if curvature:
+        centre = yield Trial(seeds[:0], epsilon, batch)
+        bend = float(np.mean(plus + minus - 2 * centre)) / epsilon**2
+    return Estimate(gradients, float(losses.mean()), bend)
+
+
+def carried_out(
+    estimator: Estimator, losses_of: Callable[[Trial], NDArray[np.float64]]
+) -> Estimate:
+    """Answer every trial of an estimator.
+
+    Args:
+        estimator: not yet begun.
+        losses_of: float64 [2q] of a trial of q directions, + first, then −; [1] of the centre.
+
+    Returns:
+        What it ends with.
+    """
+    trial = next(estimator)
+    while True:
+        try:
+            trial = estimator.send(losses_of(trial))
+        except StopIteration as finished:
+            result: Estimate = finished.value
+            return result

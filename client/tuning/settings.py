@@ -8,6 +8,7 @@ from shared.config import (
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
+    LearningRate,
     ModelSettings,
     Section,
     Settings,
@@ -39,12 +40,11 @@ SPACES: dict[Method, tuple[Where, ...]] = {
 }
 """Where each method can train, its own place first; nowhere if it does not train the model."""
 
+_FOUND: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
+"""Methods whose learning rate is found while they run; that of Adam is the space's own."""
 _QUERIES: dict[Method, int] = {"prge": 4}
 _EPSILON: dict[Where, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
-_RATE: dict[Where, float] = {"full": 1e-6, "lora": 5e-5, "lora-fa": 0.1, "prefix": 1e-2}
 _ADAM_RATE: dict[Where, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
-_MOMENTUM_SHARE = 0.1
-"""A momentum of 0.9 sums ten gradients."""
 
 
 class TuneData(Section):
@@ -71,7 +71,7 @@ class TuneSettings(Settings):
     micro_batch: int = Field(8, ge=0, description="examples in one pass; 0 is the whole batch")
     grouping: Literal["sequential", "inner", "outer", "both"] = "both"
     epsilon: float = Field(0.0, ge=0, le=1, description="0 is the space's own")
-    learning_rate: float = Field(0.0, ge=0, description="0 is the method's in this space")
+    learning_rate: LearningRate = "auto"
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = "auto"
     validate_every: int = Field(100, ge=1, description="steps")
@@ -107,6 +107,11 @@ class TuneSettings(Settings):
                     f"space: {method} trains in {' or '.join(where)}, not in {self.space}; "
                     f"in {self.space} train {', '.join(able)}"
                 )
+        if self.learning_rate_schedule != "constant" and self.finds_its_rate:
+            mistakes.append(
+                "learning-rate-schedule: a learning rate that is found has no schedule; leave it "
+                "out, or set learning-rate to a number"
+            )
         if not zeroth_order:
             for name, value in (("queries", self.queries), ("epsilon", self.epsilon)):
                 if value:
@@ -146,6 +151,17 @@ class TuneSettings(Settings):
         return mistakes
 
     @property
+    def finds_its_rate(self) -> bool:
+        """Whether the learning rate is found while the method runs (`shared.step_size`)."""
+        return self.learning_rate == "auto" and self.method in _FOUND
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, a number."""
+        assert self.learning_rate != "auto", "it is decided, or found while the method runs"
+        return self.learning_rate
+
+    @property
     def trains(self) -> bool:
         """Whether the method takes steps in the model."""
         return bool(SPACES[self.method])
@@ -159,10 +175,9 @@ class TuneSettings(Settings):
         changes: dict[str, object] = {"threads": self.threads or threads}
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space
-            rate = (_ADAM_RATE if self.method.endswith("adam") else _RATE)[where]
-            if self.method == "mezo-momentum":
-                rate *= _MOMENTUM_SHARE
-            changes |= {"space": where, "learning_rate": self.learning_rate or rate}
+            changes["space"] = where
+            if self.learning_rate == "auto" and not self.finds_its_rate:
+                changes["learning_rate"] = _ADAM_RATE[where]
             if self.method != "fo-adam":
                 changes["queries"] = self.queries or _QUERIES.get(self.method, 1)
                 changes["epsilon"] = self.epsilon or _EPSILON[where]

@@ -1,5 +1,6 @@
 """MeZO and P-RGE on one device: a space, its steps, and the trajectory that rebuilds it."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from numpy.typing import NDArray
 
 from client.descent import SGD, Adam, Descent, Momentum, Update
 from client.estimators import mezo, prge
-from client.estimators.mezo import carried_out, learning_rate_at, queries_at
-from client.estimators.prge import Trial
+from client.estimators.mezo import learning_rate_at, queries_at
+from client.estimators.prge import Estimator, Trial, carried_out
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule, grouped
 from client.forward.resident import ResidentForward
@@ -23,8 +24,12 @@ from client.tuning.settings import Method
 from client.tuning.workbench import Figures, Split, Workbench
 from shared.model.lora_fa import Adapters
 from shared.model.replay_torch import backend_for
+from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_size import Observation, StepSize
 from shared.tasks.kinds import GenerationTask
 from shared.tasks.objectives import minus_answer_metric
+
+log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
 
@@ -64,12 +69,16 @@ class ZerothOrder:
             settings_hash=settings_hash,
         )
         self._trajectory = Trajectory(self._path, header, self._space)
+        self._steps = len(self._trajectory.recorded.records)
+        given = None if settings.finds_its_rate else settings.rate
+        size = StepSize(settings.steps, given)
+        self._step_sizes = StepRecord(size, folder / STEP_SIZE_FILE, self._steps)
         self._rebuild(None)
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
-        return len(self._descent.history)
+        """Steps taken, also those that a return undid, and returns."""
+        return self._steps
 
     @property
     def note(self) -> str:
@@ -79,6 +88,9 @@ class ZerothOrder:
     def step(self) -> float:
         """Estimate, record, move; returns the mean loss of all points.
 
+        If the loss has risen beyond its noise, the step is a return instead: θ is again what it was
+        where the loss was lowest, and the learning rate is lowered.
+
         Raises:
             TrainingError: if a projected gradient is not finite.
             TrajectoryError: if the disk refuses.
@@ -87,17 +99,34 @@ class ZerothOrder:
         settings = bench.settings
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
         seeds = self._trajectory.seeds(queries)
-        estimator: mezo.Estimator
+        size = self._step_sizes.size
+        curvature = size.measures_curvature(step, queries)
+        estimator: Estimator
         if settings.method == "prge":
-            estimator = prge.estimate(seeds, bench.batch(step), settings.epsilon)
+            estimator = prge.estimate(seeds, bench.batch(step), settings.epsilon, curvature)
         else:
             batches = np.stack([bench.batch(step, query) for query in range(queries)])
-            estimator = mezo.estimate(seeds, batches, settings.epsilon)
+            estimator = mezo.estimate(seeds, batches, settings.epsilon, curvature)
         estimate = carried_out(estimator, self._losses_of)
+        gradients = size.clipped(estimate.gradients)
         rate = learning_rate_at(
-            step, settings.steps, settings.learning_rate, settings.learning_rate_schedule
+            step, settings.steps, size.learning_rate, settings.learning_rate_schedule
         )
-        self._descent.step(self._trajectory.append(estimate.gradients, rate))
+        seen = Observation.of_step(estimate.mean_loss, gradients, rate, estimate.curvature)
+        after = self._step_sizes.note(seen.times(_gain(self._update)))
+        if after.back_to is None:
+            self._descent.step(self._trajectory.append(gradients, rate))
+        else:
+            self._trajectory.append_return(after.back_to)
+            log.warning(
+                "step %d: the loss rose to %.4g; back to what the model was after step %d, "
+                "with a lower learning rate",
+                step + 1,
+                estimate.mean_loss,
+                after.back_to,
+            )
+            self._begin_anew(step + 1)
+        self._steps = step + 1
         return estimate.mean_loss
 
     def figures(self, split: Split) -> Figures:
@@ -113,11 +142,16 @@ class ZerothOrder:
     def recall(self, step: int) -> None:
         """Rebuild from the base and the first steps of the trajectory."""
         if step != self.steps:
-            # Dropped first: two models need not be in memory at once.
-            del self._space, self._forward, self._descent, self._bench.base, self._bench.scorer
-            self._bench.load()
-            self._place()
-            self._rebuild(step)
+            self._begin_anew(step)
+            self._steps = step
+
+    def _begin_anew(self, steps: int) -> None:
+        """Go from the base to after so many steps of the trajectory."""
+        # Dropped first: two models need not be in memory at once.
+        del self._space, self._forward, self._descent, self._bench.base, self._bench.scorer
+        self._bench.load()
+        self._place()
+        self._rebuild(steps)
 
     def digest(self) -> str:
         """Of names, shapes and θ."""
@@ -139,7 +173,7 @@ class ZerothOrder:
     def _rebuild(self, steps: int | None) -> None:
         """Go from the beginning to after so many steps, or all."""
         recorded = read_trajectory(self._path)
-        recorded = replace(recorded, steps=recorded.steps[:steps])
+        recorded = replace(recorded, records=recorded.records[:steps])
         # Held moments give the same bits as those that are made anew from all steps before.
         self._descent: Descent = recorded.rebuild(
             self._space, self._update, self._bench.base.model_id, hold_moments=True
@@ -171,6 +205,11 @@ class ZerothOrder:
             return losses
 
         return self._space.evaluate(run, trial.seeds, trial.epsilon).astype(np.float64)
+
+
+def _gain(update: Update) -> float:
+    """How many times a step's gradient moves the state in all, moments included."""
+    return 1 / (1 - update.beta) if isinstance(update, Momentum) else 1.0
 
 
 def space_of(bench: Workbench) -> Space:

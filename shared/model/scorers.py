@@ -144,32 +144,36 @@ class Scorer(ABC):
 
 
 class CausalScorer(Scorer):
-    """Average log-likelihood per token of each label word as the continuation of the question."""
+    """Average log-likelihood per token of each label word as the continuation of the question.
+
+    Attributes:
+        label_tokens: what each label word adds to the question.
+    """
 
     def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
-        self._words = self._word_tokens(task)
+        self.label_tokens = self._word_tokens(task)
         self._stem = task.question_before_word.rstrip(" ")
         bos = base.tokenizer.bos_token_id
         self._start: Ids = () if bos is None else (bos,)
-        self._one_token = all(len(word) == 1 for word in self._words)
+        self._one_token = all(len(word) == 1 for word in self.label_tokens)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """One sequence if every label word is one token, otherwise one per label."""
-        longest = max(len(word) for word in self._words)
+        longest = max(len(word) for word in self.label_tokens)
         taken = len(self._start) + len(self._ids(self._stem, special=False)) + longest
         fitting = self._fit(text, self._room(taken, "the question"), cut)
         stem = self._start + self._ids(fitting + self._stem, special=False)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
-        return _continued(stem, self._words)
+        return _continued(stem, self.label_tokens)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Log-softmax over the vocabulary, only at supervised positions."""
         if not self._one_token:
             return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
-        words = [[word[0] for word in self._words]] * len(prompts)
+        words = [[word[0] for word in self.label_tokens]] * len(prompts)
         return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
 
 
@@ -300,6 +304,9 @@ class EncoderScorer(Scorer):
     """Cosine between the text and each label prompt, over a temperature of 0.05.
 
     The label prompts' embeddings are computed once from the unadapted base and belong to the task.
+
+    Attributes:
+        label_embeddings: float32 [labels, hidden], of length 1.
     """
 
     def __init__(
@@ -310,7 +317,7 @@ class EncoderScorer(Scorer):
         prompts = [self.prompt(text) for text in task.prompts()]
         sequences = [prompt.sequences[0] for prompt in prompts]
         lengths = torch.tensor([len(ids) for ids in sequences])
-        self._label_embeddings = self._pooled(body(sequences), lengths)
+        self.label_embeddings = self._pooled(body(sequences), lengths)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """The text alone, with the tokenizer's special tokens."""
@@ -321,7 +328,7 @@ class EncoderScorer(Scorer):
         """Pool, normalise, compare."""
         points = len(hidden) // len(lengths)
         pooled = self._pooled(hidden, lengths.repeat(points))
-        cosines = nn.functional.linear(pooled, self._label_embeddings)
+        cosines = nn.functional.linear(pooled, self.label_embeddings)
         return cosines.view(points, len(prompts), self.labels) / COSINE_TEMPERATURE
 
     def _pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:

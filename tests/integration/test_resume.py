@@ -1,5 +1,6 @@
 """Runs that are interrupted, clients that were away, and the ledger that brings them on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,17 @@ from federations import Settings, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import files_of
 
+from server import strategy
+from server.aggregate import observed
 from server.app import serve
 from server.store import read_layout, read_result, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError
-from shared.frames import Refusal
+from shared.frames import Refusal, TrainInstruction
 from shared.ledger import ledger as ledgers
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
+from shared.step_size import Observation
 from simulations.simulate import simulate
 
 
@@ -75,6 +79,57 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
     before = read_result(resumed)
     assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
     assert read_result(simulate(config)) == before
+
+
+def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(
+    settings: Settings, tmp_path: Path
+) -> None:
+    auto = {"learning_rate": "auto", "rounds": 4, "steps": 3}
+    whole = simulate(config_of(settings, **auto, out=str(tmp_path / "whole")))
+    config = config_of(settings, **auto)
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == 11:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
+    resumed = simulate(config)
+    assert ledger_of(resumed) == ledger_of(whole)
+    rates = [event["learning_rate"] for event in read_result(resumed)["rounds"]]
+    assert rates[0] == 0
+    assert rates[-1] > 0
+
+
+def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns, lowers the rate that was given by hand, and says so; nobody contributed."""
+
+    def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
+        loss = 9.0 if instruction.round == 6 else 0.7
+        return replace(observed(instruction, *rest), loss=loss)
+
+    monkeypatch.setattr(strategy, "observed", rising)
+    caplog.set_level("INFO", "samara.server")
+    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7))
+    steps = {step.round: step for step in replayed(folder)}
+    sixth = read_result(folder)["rounds"][5]
+    assert sixth["problem"] == "the loss rose: back to the state after round 3"
+    assert sixth["problem"] in caplog.text
+    np.testing.assert_array_equal(steps[6].state, steps[3].state)
+    assert (steps[5].state != steps[3].state).any()
+    assert steps[6].record is not None
+    assert not steps[6].record.delta.contributors
+    rates = [event["learning_rate"] for event in read_result(folder)["rounds"]]
+    assert rates[:6] == [0.1] * 6
+    assert rates[6] == pytest.approx(0.01)
 
 
 def with_small_records(settings: Settings, **changes: Any) -> RunConfig:

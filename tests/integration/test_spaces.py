@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from test_architectures import ARCHITECTURES
 
 from client.descent import SGD, Adam, Descent, Momentum, Step, Update
-from client.estimators.mezo import carried_out, estimate
-from client.estimators.prge import Trial
+from client.estimators.mezo import estimate
+from client.estimators.prge import Trial, carried_out
 from client.forward.body import Body
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward

@@ -19,6 +19,7 @@ from client.baselines.linear_probe import LinearProbe
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
+from client.trajectory import read_trajectory
 from client.tuning import run as runs
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.settings import SPACES
@@ -27,6 +28,7 @@ from client.tuning.zeroth_order import TRAJECTORY_FILE
 from shared.directions import batch_order, directions
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
 from shared.replay_numba import NumbaBackend
+from shared.step_size import StepSize
 
 ModelFolder = Callable[[str], Path]
 TRAINED = [(method, space) for method, spaces in SPACES.items() for space in spaces]
@@ -140,6 +142,44 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     with pytest.raises(KeyboardInterrupt):
         tune(config, stopping_after(stop))
     assert not (Path(config.out) / "result.json").exists()
+    assert tuned(config) == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "space"), [("prge", "lora-fa"), ("mezo", "prefix"), ("mezo-momentum", "full")]
+)
+def test_a_learning_rate_that_is_found_is_found_again(
+    method: str, space: str, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"method": method, "space": space, "learning_rate": "auto"}
+    changes |= {"steps": 12, "queries": 4, "validate_every": 6}
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
+    steps = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE).steps
+    rates = [step.learning_rate for step in steps]
+    assert rates[:2] == [0] * 2
+    assert min(rates[2:]) > 0
+    config = tuning_of(settings, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(10))
+    assert tuned(config) == whole
+
+
+def test_a_loss_that_rises_returns_and_the_run_goes_on_the_same(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fourth step is a return to the beginning; killed behind it, the run comes to the same."""
+    monkeypatch.setattr(StepSize, "_risen", lambda self, average, latest: self.done == 3)
+    whole = tuned(tuning_of(settings, steps=6, out=str(tmp_path / "whole")))
+    assert "the loss rose" in caplog.text
+    recorded = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE)
+    assert recorded.records[3] == 0
+    assert recorded.steps == (recorded.records[4], recorded.records[5])
+    config = tuning_of(settings, steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(5))
     assert tuned(config) == whole
 
 

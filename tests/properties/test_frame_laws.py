@@ -41,7 +41,8 @@ EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split
 def trains(draw: st.DrawFn) -> TrainInstruction:
     steps = draw(FROM_ONE)
     policy = draw(st.sampled_from(SeedPolicy))
-    pool = (draw(U64), draw(st.integers(1, 2**20))) if policy is SeedPolicy.POOL else ()
+    pooled = policy is SeedPolicy.POOL
+    pool = (draw(U64), draw(st.integers(1, 2**20))) if pooled else (0, 0)
     return TrainInstruction(
         *(draw(NAME), draw(U32.filter(bool)), draw(U32)),
         *(steps, draw(st.integers(1, min(2**16 - 1, 2**20 // steps))), draw(U32.filter(bool))),
@@ -49,6 +50,7 @@ def trains(draw: st.DrawFn) -> TrainInstruction:
         *(draw(NUMBER.filter(bool)), draw(NUMBER), draw(NUMBER), draw(NUMBER)),
         *(draw(HASH), draw(HASH)),
         *pool,
+        draw(U16),
     )
 
 
@@ -58,11 +60,13 @@ def reports(draw: st.DrawFn) -> Report:
     gradient = st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32)
     seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
     loss = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    bend = draw(st.none() | st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32))
+    begin = draw(NAME), draw(DEVICE), draw(U32), draw(loss)
     if draw(st.booleans()):
         sums = draw(hnp.arrays(np.float32, shape[0], elements=gradient))
-        return Report(draw(NAME), draw(DEVICE), draw(U32), draw(loss), sums, None, draw(FROM_ONE))
-    gradients = hnp.arrays(np.float32, shape, elements=gradient)
-    return Report(draw(NAME), draw(DEVICE), draw(U32), draw(loss), draw(gradients), draw(seeds))
+        return Report(*begin, sums, None, draw(FROM_ONE), bend)
+    gradients = draw(hnp.arrays(np.float32, shape, elements=gradient))
+    return Report(*begin, gradients, draw(seeds), curvature=bend)
 
 
 @st.composite

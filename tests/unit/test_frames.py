@@ -2,6 +2,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,11 +110,48 @@ def test_every_truncation_is_refused(kind: Kind) -> None:
 @every_kind
 def test_what_follows_the_last_field_is_refused(kind: Kind) -> None:
     frame, decode = FRAMES[kind].encode(), type(FRAMES[kind]).decode
-    for more in (b"\0", bytes(4), bytes(12)):
+    for more in (b"\0", bytes(5), bytes(12)):
         with pytest.raises(FrameError, match="checksum"):
             decode(frame + more)
         with pytest.raises(FrameError):
             decode(pack(kind, frame[PREFIX_BYTES:] + more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "size"),
+    [
+        (Kind.TRAIN, "curvature_every", 3, 2),
+        (Kind.REPORT, "curvature", 2.5, 4),
+        (Kind.REPORT_WITH_SEEDS, "curvature", -2.5, 4),
+        (Kind.REPORT_OF_SUMS, "curvature", 0.0, 4),
+    ],
+)
+def test_the_curvature_is_what_may_follow_the_last_field(
+    kind: Kind, field: str, value: float, size: int
+) -> None:
+    without, decode = FRAMES[kind].encode(), type(FRAMES[kind]).decode
+    frame = replace(FRAMES[kind], **{field: value}).encode()
+    assert frame[PREFIX_BYTES:-size] == without[PREFIX_BYTES:]
+    assert getattr(decode(frame), field) == value
+    assert not getattr(decode(without), field)
+    with pytest.raises(FrameError):
+        decode(pack(kind, frame[PREFIX_BYTES:] + b"\0"))
+    for less in range(1, size):
+        with pytest.raises(FrameError):
+            decode(pack(kind, frame[PREFIX_BYTES:-less]))
+
+
+@pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12])
+def test_a_curvature_out_of_range_is_refused(curvature: float) -> None:
+    frame = replace(FRAMES[Kind.REPORT], curvature=curvature).encode()
+    with pytest.raises(FrameError, match="curvature of device 0 is not finite or over"):
+        Report.decode(frame)
+
+
+def test_an_instruction_that_announces_no_curvature_is_refused() -> None:
+    frame = FRAMES[Kind.TRAIN].encode()
+    with pytest.raises(FrameError, match="out of its range"):
+        TrainInstruction.decode(pack(Kind.TRAIN, frame[PREFIX_BYTES:] + bytes(2)))
 
 
 @every_kind
@@ -286,7 +324,7 @@ def test_token_changes_with_every_field_of_the_instruction() -> None:
         {"round": 2}, {"track": 1}, {"steps": 3}, {"queries": 5}, {"batch": 9},
         {"seed_policy": SeedPolicy.SHARED}, {"root": 1}, {"epsilon": 0.02},
         {"learning_rate": 0.2}, {"clip": 1.0}, {"deadline": 1.0}, {"run_id": bytes(8)},
-        {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {},
+        {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {"curvature_every": 1}, {},
     ]  # fmt: skip
     pool: dict[str, Any] = {"seed_policy": SeedPolicy.POOL}
     changes += [pool, pool | {"pool_root": 1}, pool | {"pool_size": 7}]

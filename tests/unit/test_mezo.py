@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from client.estimators import prge
 from client.estimators.mezo import (
-    carried_out,
     estimate,
     learning_rate_at,
     queries_at,
 )
-from client.estimators.prge import Trial
+from client.estimators.prge import Trial, carried_out
 
 SEEDS = np.array([5, 2**63, 7], np.uint64)
 

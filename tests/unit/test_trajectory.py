@@ -249,3 +249,35 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TrajectoryError, match="cannot be opened"):
         opened(tmp_path / "file" / "trajectory")
+
+
+def test_a_return_undoes_the_steps_after_the_one_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    with opened(path) as trajectory:
+        first = trajectory.append(GRADIENTS[0], 0.1)
+        trajectory.append(GRADIENTS[1], 0.1)
+        trajectory.append_return(1)
+        fourth = trajectory.append(GRADIENTS[0], 0.05)
+    with opened(path) as trajectory:  # goes on behind a return, too
+        trajectory.append_return(3)
+        sixth = trajectory.append(GRADIENTS[1], 0.01)
+    recorded = read_trajectory(path)
+    assert [isinstance(record, int) for record in recorded.records] == [
+        *(False, False, True, False, True, False)
+    ]
+    for step, own in zip(recorded.steps, (first, sixth), strict=True):
+        np.testing.assert_array_equal(step.seeds, own.seeds)
+        assert step.learning_rate == own.learning_rate
+    assert not set(fourth.seeds) & set(first.seeds)
+    data = path.read_bytes()
+    for dropped in range(1, 8):
+        path.write_bytes(data[:-dropped])
+        assert len(read_trajectory(path).records) == 5
+
+
+def test_a_return_to_what_is_yet_to_come_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trajectory"
+    with opened(path) as trajectory:
+        trajectory.append_return(1)
+    with pytest.raises(TrajectoryError, match="step 1 returns to step 1"):
+        read_trajectory(path)

@@ -1,0 +1,69 @@
+"""A step size that outlives the process: what was observed, in a file of its own.
+
+An observation is written before its step is, so that whoever has the steps has their observations
+too. One whose step was never written is forgotten; the step, tried again, gives it again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shared.errors import SamaraError
+from shared.events import append_event, read_events
+from shared.step_size import Observation, StepSize
+
+STEP_SIZE_FILE = "step_size.jsonl"
+
+
+class StepRecord:
+    """The step size of a run.
+
+    Attributes:
+        size: after all steps that were taken.
+    """
+
+    def __init__(self, size: StepSize, file: Path | None = None, done: int = 0) -> None:
+        """Begin, or go on.
+
+        Args:
+            size: before the first step.
+            file: of the observations; without it they are in memory only.
+            done: steps that were taken.
+
+        Raises:
+            SamaraError: if the file is damaged, or lacks one of these steps.
+        """
+        self.size, self._file = size, file
+        events = {event.get("step"): event for event in read_events(file)} if file else {}
+        for step in range(1, done + 1):
+            if file and step not in events:
+                raise SamaraError(
+                    f"{file}: lacks step {step} of {done}; restore it, or begin the run in "
+                    "another folder"
+                )
+            self.size = self.size.after(_observation(events[step], file))
+
+    def note(self, seen: Observation | None) -> StepSize:
+        """The step size after one more observation, or none; it is on the disk when this returns.
+
+        Raises:
+            SamaraError: if the disk refuses.
+        """
+        self.size = self.size.after(seen)
+        if self._file:
+            try:
+                told = asdict(seen) if seen else {}
+                append_event(self._file, {"step": self.size.done} | told)
+            except OSError as error:
+                raise SamaraError(f"{self._file}: cannot be written: {error.strerror}") from error
+        return self.size
+
+
+def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:
+    if list(event) == ["step"]:
+        return None
+    try:
+        return Observation(**{key: value for key, value in event.items() if key != "step"})
+    except TypeError as error:
+        raise SamaraError(f"{file}: damaged: {error}; begin the run in another folder") from error

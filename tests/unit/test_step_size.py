@@ -1,0 +1,200 @@
+"""The step size: what it spends, when it returns, and that a record gives it back."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import SamaraError
+from shared.step_record import StepRecord
+from shared.step_size import (
+    FIRST_SHARE,
+    MOST_AT_ONCE,
+    OUTLIER,
+    SETBACK,
+    WARM_UP,
+    Observation,
+    StepSize,
+)
+
+QUERIES, STEPS = 4, 400
+CALM = Observation(0.7, 1.0, 1 / QUERIES, 1 / QUERIES, 0.0, 3.0, QUERIES)
+
+
+def after(size: StepSize, seen: list[Observation]) -> StepSize:
+    for one in seen:
+        size = size.after(replace(one, learning_rate=size.learning_rate))
+    return size
+
+
+def quadratic(size: StepSize, steps: int, factor: float = 1.0) -> tuple[float, float, StepSize]:
+    """Descend ½·Σ h·x² with noise by SPSA; the loss before, after, and the step size."""
+    generator = np.random.default_rng(3)
+    curvatures = 1 / np.arange(1, 301)
+    x = generator.normal(0, 0.6, 300) * np.sqrt(curvatures) * factor
+    kept = [x]
+
+    def loss(x: np.ndarray) -> float:
+        return float(0.5 * curvatures @ (x * x)) + 0.1
+
+    before = loss(x)
+    for step in range(steps):
+        z = generator.normal(size=(QUERIES, 300))
+        noise = generator.normal(0, 0.1, 300)
+        g = (z @ (curvatures * x + noise)).astype(np.float32)
+        bend = float(np.mean(z * z @ curvatures))
+        g, rate = size.clipped(g), size.learning_rate
+        measured = bend if size.measures_curvature(step, QUERIES) else None
+        size = size.after(Observation.of_step(loss(x), g, rate, measured))
+        x = kept[size.back_to] if size.back_to is not None else x - rate / QUERIES * g @ z
+        kept.append(x)
+    return before, loss(x), size
+
+
+def test_nothing_moves_before_the_curvature_is_known() -> None:
+    steps = WARM_UP // QUERIES
+    size = after(StepSize(STEPS), [CALM] * (steps - 1))
+    assert size.warming_up
+    assert size.learning_rate == size.clip == 0
+    size = after(size, [CALM])
+    assert size.learning_rate > 0
+    assert size.clip == pytest.approx(OUTLIER)
+
+
+def test_a_short_run_does_not_wait_long() -> None:
+    size = after(StepSize(10), [CALM])
+    assert not size.warming_up
+    assert size.learning_rate > 0
+    assert after(StepSize(10), [replace(CALM, curvature=None, directions=0)]).warming_up
+
+
+def test_an_even_run_spends_its_budget_and_little_more() -> None:
+    size = after(StepSize(STEPS), [CALM] * STEPS)
+    budget = FIRST_SHARE * CALM.loss
+    assert 0.8 * budget < size.spent < 1.2 * budget
+
+
+@given(curvature=st.floats(0.01, 1e4), square=st.floats(1e-4, 1e4), loss=st.floats(1e-3, 1e3))
+def test_the_rate_follows_the_scales(curvature: float, square: float, loss: float) -> None:
+    """η = √(2·price / (tr(H)·energy)): what is multiplied here divides there."""
+    plain = after(StepSize(STEPS), [CALM] * 20).learning_rate
+    seen = replace(
+        CALM,
+        curvature=3 * curvature,
+        square=square,
+        energy=square / QUERIES,
+        local_energy=square / QUERIES,
+        loss=0.7 * loss,
+    )
+    rate = after(StepSize(STEPS), [seen] * 20).learning_rate
+    assert rate == pytest.approx(plain * np.sqrt(loss / (curvature * square)), rel=1e-6)
+
+
+def test_more_averaging_allows_longer_steps() -> None:
+    """Eight clients with directions of their own: an eighth of the energy."""
+    one = after(StepSize(STEPS), [CALM] * 20)
+    eight = after(StepSize(STEPS), [replace(CALM, energy=CALM.energy / 8)] * 20)
+    assert eight.learning_rate == pytest.approx(np.sqrt(8) * one.learning_rate)
+
+
+def test_local_steps_bound_the_rate() -> None:
+    """However many clients there are: each goes its own way first."""
+    many = replace(CALM, energy=CALM.energy / 1e6)
+    rate = after(StepSize(STEPS), [many] * 20).learning_rate
+    assert 0.5 * 3 * rate**2 * CALM.local_energy <= 1.001 * MOST_AT_ONCE * CALM.loss
+
+
+def test_a_gain_raises_the_budget() -> None:
+    falling = [replace(CALM, loss=0.7 - 0.002 * step) for step in range(200)]
+    assert after(StepSize(STEPS), falling).spent > 1.5 * after(StepSize(STEPS), [CALM] * 200).spent
+
+
+@pytest.mark.parametrize("curvature", [-5.0, 0.0])
+def test_a_curvature_that_is_not_positive_leaves_a_rate(curvature: float) -> None:
+    seen = [replace(CALM, curvature=curvature + (-1) ** step) for step in range(20)]
+    rate = after(StepSize(STEPS), seen).learning_rate
+    assert 0 < rate < np.inf
+
+
+def test_outliers_are_clipped_to_their_running_scale() -> None:
+    size = after(StepSize(STEPS), [CALM] * 20)
+    wild = np.array([0.5, -100.0, 3.0, np.inf], np.float32)
+    np.testing.assert_allclose(size.clipped(wild), [0.5, -OUTLIER, 3.0, OUTLIER])
+
+
+def test_a_rise_returns_to_where_the_loss_was_lowest() -> None:
+    good = [replace(CALM, loss=0.7 - 0.001 * step) for step in range(100)]
+    size = after(StepSize(STEPS), good)
+    rate = size.learning_rate
+    while size.back_to is None:
+        size = after(size, [replace(CALM, loss=1.5)])
+    assert 90 <= size.back_to <= 100
+    assert size.learning_rate < rate * np.sqrt(SETBACK) * 1.1
+    assert after(size, [CALM]).back_to is None
+
+
+def test_noise_is_no_rise() -> None:
+    generator = np.random.default_rng(0)
+    size = StepSize(STEPS)
+    for loss in generator.normal(0.7, 0.25, STEPS):
+        size = after(size, [replace(CALM, loss=float(loss))])
+        assert size.back_to is None
+
+
+def test_a_loss_that_is_not_finite_returns_at_once() -> None:
+    size = after(StepSize(STEPS), [CALM] * 20)
+    assert after(size, [replace(CALM, loss=np.nan)]).back_to is not None
+
+
+def test_a_rate_given_by_hand_is_kept_and_lowered_by_a_rise_only() -> None:
+    size = StepSize(STEPS, given=0.3)
+    assert not size.measures_curvature(0, QUERIES)
+    size = after(size, [replace(CALM, curvature=None)] * 50)
+    assert (size.learning_rate, size.clip) == (0.3, 0)
+    while size.back_to is None:
+        size = after(size, [replace(CALM, loss=2.0, curvature=None)])
+    assert size.learning_rate == pytest.approx(0.3 * SETBACK)
+
+
+def test_a_noisy_quadratic_is_descended_without_a_setting() -> None:
+    before, end, size = quadratic(StepSize(STEPS), STEPS)
+    assert end < before - 0.3 * (before - 0.1)
+    assert size._share == 1
+
+
+def test_a_thousandfold_rate_recovers() -> None:
+    found = quadratic(StepSize(STEPS), STEPS)[2].learning_rate
+    before, end, size = quadratic(StepSize(STEPS, given=1000 * found), STEPS)
+    assert size._share < 1
+    assert end <= before
+
+
+def test_the_centre_costs_about_three_percent_of_the_rows() -> None:
+    size = after(StepSize(STEPS), [CALM] * 20)
+    assert [size.curvature_every(q) for q in (1, 4, 8, 16, 64)] == [16, 4, 2, 1, 1]
+
+
+def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    record = StepRecord(StepSize(STEPS), file)
+    for step in range(30):
+        record.note(replace(CALM, loss=0.7 - 0.001 * step, learning_rate=record.size.learning_rate))
+    assert StepRecord(StepSize(STEPS), file, 30).size == record.size
+    # The last step was never written, and gives the same observation when it is tried again.
+    again = StepRecord(StepSize(STEPS), file, 29)
+    again.note(replace(CALM, loss=0.7 - 0.001 * 29, learning_rate=again.size.learning_rate))
+    assert again.size == record.size
+    assert StepRecord(StepSize(STEPS), file, 30).size == record.size
+
+
+def test_a_record_that_lacks_a_step_or_is_damaged_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    StepRecord(StepSize(STEPS), file).note(CALM)
+    with pytest.raises(SamaraError, match="lacks step 2 of 2; restore it"):
+        StepRecord(StepSize(STEPS), file, 2)
+    file.write_text('{"step": 1, "loss": 0.5}\n')
+    with pytest.raises(SamaraError, match="damaged"):
+        StepRecord(StepSize(STEPS), file, 1)
