@@ -40,7 +40,7 @@ def rehearse(settings: ClientSettings) -> str:
             seed_policy=SeedPolicy.INDEPENDENT,
             root=0,
             epsilon=config.epsilon,
-            learning_rate=config.learning_rate,
+            learning_rate=0.0,
             clip=0.0,
             deadline=0.0,
             layout_hash=trainer.layout.hash,
