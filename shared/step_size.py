@@ -201,7 +201,7 @@ class StepSize:
         """η of the next step or round; 0 while warming up."""
         if self.given is not None:
             return self.given * self._share
-        if self.warming_up or self._energy.mean <= 0:
+        if self.warming_up or self._energy.mean <= 0 or self.curvature <= 0:
             return 0.0
         scale = abs(self._start.mean)
         budget = self._share * max(FIRST_SHARE * scale, GAIN_SHARE * self.gain)
@@ -234,8 +234,8 @@ class StepSize:
 
     @property
     def curvature(self) -> float:
-        """An estimate of tr(H) that is positive: the mean, but no less than its standard error."""
-        return max(self._curvature.mean, self._curvature.error, 1e-12)
+        """An estimate of tr(H): the size of the mean, but no less than its standard error."""
+        return max(abs(self._curvature.mean), self._curvature.error)
 
     @property
     def gain(self) -> float:
