@@ -82,7 +82,7 @@ def found(top: Top, seed: int, given: float | None = None) -> tuple[NDArray[np.f
     """Held-out losses of `auto`, [examples], and the steps that were returns."""
     theta = torch.zeros(1, top.layout.size)
     size, rows_left, kept, returns = (
-        StepSize(STEPS, given),
+        StepSize(STEPS, given, EPSILON),
         2 * QUERIES * BATCH * STEPS,
         [theta],
         [],

@@ -68,7 +68,8 @@ def personalized(
     deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
     given = None if settings.learning_rate == "auto" else settings.learning_rate
     file = ledger.folder.with_name(f"personal_{STEP_SIZE_FILE}") if ledger else None
-    step_sizes = StepRecord(StepSize(settings.rounds, given), file, done)
+    size = StepSize(settings.rounds, given, config.epsilon)
+    step_sizes = StepRecord(size, file, done)
     for number in range(done + 1, settings.rounds + 1):
         instruction = _private_instruction(
             config, number, layout, state + personal, step_sizes.size

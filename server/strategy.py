@@ -83,7 +83,7 @@ class ScalarStrategy(Strategy):
         self._sent: dict[int, int] = {}
         self._begun = time.monotonic()
         given = None if config.learning_rate == "auto" else config.learning_rate
-        size = StepSize(config.rounds, given)
+        size = StepSize(config.rounds, given, config.epsilon)
         done = store.ledger.position.round
         self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
 

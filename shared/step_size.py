@@ -34,6 +34,9 @@ MOST_AT_ONCE = 0.01
 """Of the loss at the start: most that one step, or one client in a round, may add by noise."""
 MEMORY = 50
 """Steps that averages reach back, a tenth of a usual run."""
+REACH = 30.0
+"""Times ε: farthest that one step, or one client in a round, moves, as √Σ c²; curvature is known
+from points that are ε away, and is a guess much farther out."""
 OUTLIER = 4.0
 """Projected gradients are clipped to so many times their root mean square."""
 CURVATURE_SHARE = 16
@@ -132,6 +135,7 @@ class StepSize:
     Attributes:
         steps: of the whole run.
         given: η that was given by hand; None if it is to be found.
+        epsilon: ε of the points that are tried.
         done: steps that were observed.
         spent: what the moves so far added to the loss by noise.
         back_to: the last observation showed a rise: its step is not taken, the state returns to
@@ -140,6 +144,7 @@ class StepSize:
 
     steps: int
     given: float | None = None
+    epsilon: float = np.inf
     done: int = 0
     spent: float = 0.0
     back_to: int | None = None
@@ -208,10 +213,10 @@ class StepSize:
         left = max(self.steps - self.done, LEAST_LEFT * self.steps, 1.0)
         price = max(budget - self.spent, LEAST_SHARE * budget) / left
         most = self._share * MOST_AT_ONCE * scale
-        square = min(
-            min(price, most) / self._energy.mean, most / max(self._local_energy.mean, 1e-300)
-        )
-        return float(np.sqrt(2 * square / self.curvature))
+        local = max(self._local_energy.mean, 1e-300)
+        square = min(min(price, most) / self._energy.mean, most / local)
+        rate = np.sqrt(2 * square / self.curvature)
+        return float(min(rate, REACH * self.epsilon / np.sqrt(local)))
 
     @property
     def clip(self) -> float:

@@ -93,6 +93,13 @@ def test_the_rate_follows_the_scales(curvature: float, square: float, loss: floa
     assert rate == pytest.approx(plain * np.sqrt(loss / (curvature * square)), rel=1e-6)
 
 
+def test_no_step_reaches_far_beyond_the_points_that_are_tried() -> None:
+    flat = replace(CALM, curvature=1e-9)
+    size = after(StepSize(STEPS, epsilon=0.01), [flat] * 20)
+    assert size.learning_rate * np.sqrt(CALM.local_energy) == pytest.approx(0.3)
+    assert after(StepSize(STEPS), [flat] * 20).learning_rate > 10 * size.learning_rate
+
+
 def test_more_averaging_allows_longer_steps() -> None:
     """Eight clients with directions of their own: an eighth of the energy."""
     one = after(StepSize(STEPS), [CALM] * 20)
