@@ -283,7 +283,7 @@ class ScalarStrategy(Strategy):
 
     def _end_if_empty(self, refused: Mapping[int, str]) -> None:
         """End a run in which nothing is learned any more."""
-        most = self._config.cohort.empty_rounds
+        most = min(self._config.cohort.empty_rounds, self._config.rounds)
         last = [e for e in self._store.events if e["event"] == "round"][-most:]
         if self._cohorts or len(last) < most or any(event["reports"] for event in last):
             return

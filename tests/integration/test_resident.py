@@ -252,7 +252,7 @@ def test_without_a_trainer_flower_gets_the_reason(
     monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
     grid = InProcessGrid(client_app, 1, server_config.flat())
     [node] = grid.get_node_ids()
-    [reply] = grid.send_and_receive([message_to(node, "query", "hello", b"", CatchUp())])
+    [reply] = grid.send_and_receive([message_to(node, "query", "hello", b"", CatchUp(), 60.0)])
     assert isinstance(reply.error, Error)
     assert "no trainer answers" in str(reply.error.reason)
 

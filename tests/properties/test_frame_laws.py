@@ -59,7 +59,7 @@ def reports(draw: st.DrawFn) -> Report:
     shape = draw(hnp.array_shapes(min_dims=2, max_dims=2, max_side=4))
     gradient = st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32)
     seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
-    loss = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    loss = gradient
     bend = draw(st.none() | st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32))
     begin = draw(NAME), draw(DEVICE), draw(U32), draw(loss)
     if draw(st.booleans()):
