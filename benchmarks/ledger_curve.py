@@ -9,9 +9,10 @@ import argparse
 from pathlib import Path
 
 from client.trainer import figures, trainer_for
-from server.store import read_result, replayed
+from server.store import replayed
 from shared.config import RunConfig
 from shared.frames import Split
+from shared.result import read_result
 from shared.tasks.metrics import Confusion
 
 

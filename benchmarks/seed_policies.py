@@ -14,8 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from server.store import read_result
 from shared.config import load_scenario
+from shared.result import read_result
 from simulations.simulate import simulate
 
 SCENARIO = Path(__file__).parents[1] / "simulations" / "scenarios" / "sst2.toml"

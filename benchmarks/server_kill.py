@@ -33,10 +33,10 @@ from benchmarks.toy_device import app
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_FOLDER, Keys
-from server.store import METRICS_FILE, read_result, replayed
+from server.store import METRICS_FILE, replayed
 from server.watch import Tail
 from shared.config import RunConfig, Scalar
-from shared.result import RESULT_FILE
+from shared.result import RESULT_FILE, read_result
 from simulations.engine import InProcessGrid
 
 ROOT = Path(__file__).parents[1]

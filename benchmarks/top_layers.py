@@ -22,11 +22,11 @@ from benchmarks.seed_policies import SCENARIO
 from benchmarks.shapes import timed
 from client.forward.grouping import Schedule
 from client.trainer import Trainer
-from server.store import read_result
 from shared.config import RunConfig, load_scenario
 from shared.directions import directions
 from shared.frames import Split
 from shared.model.lora_fa import Points
+from shared.result import read_result
 from simulations.simulate import simulate
 
 LAYERS = ("top:1", "top:2", "top:4", "all")

@@ -207,10 +207,10 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import read_layout, read_result, replayed
+    from server.store import read_layout, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
-    from shared.result import RESULT_FILE
+    from shared.result import RESULT_FILE, read_result
 
     layout = read_layout(run)
     steps = replayed(run)

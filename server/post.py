@@ -57,7 +57,7 @@ class Post(Grid):
         ttl: float | None = None,
     ) -> Message:
         """Create a message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are there."""

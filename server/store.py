@@ -121,26 +121,6 @@ def read_layout(folder: Path) -> Layout:
         raise SamaraError(f"{file}: {error}") from error
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run.
-
-    Raises:
-        SamaraError: if the file is missing or damaged.
-    """
-    file = folder / RESULT_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SamaraError(
-            f"{file}: cannot be read: {error.strerror}; has the run ended?"
-        ) from error
-    except ValueError as error:
-        raise SamaraError(f"{file}: damaged: {error}; run it again") from error
-    if not isinstance(content, dict):
-        raise SamaraError(f"{file}: damaged: not a JSON object; run it again")
-    return content
-
-
 def replayed(folder: Path) -> Iterator[Step]:
     """Replay a run's ledger, proving every digest on the way; see `proven`.
 

@@ -7,12 +7,10 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache, reduce
-from operator import add
+from functools import cache
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -21,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from server.aggregate import aggregate, check_report, observed
 from server.cohorts import RepeatedCohorts
+from server.evaluation import outliers, summed
 from server.health import Health
 from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
@@ -44,7 +43,6 @@ from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, undoing
 from shared.step_record import STEP_SIZE_FILE, StepRecord
 from shared.step_size import StepSize
-from shared.tasks.metrics import Confusion
 from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -216,6 +214,7 @@ class ScalarStrategy(Strategy):
                 "late": {str(report.device): asked.round for asked, report in late_reports},
                 "resting": self._health.resting(instruction.round + 1),
                 "problem": problem,
+                "back_to": size.back_to,
                 "bytes_up": sum(received.values()),
                 "bytes_down": sum(self._sent.values()),
                 "ledger_bytes": ledger_bytes,
@@ -285,7 +284,8 @@ class ScalarStrategy(Strategy):
         """End a run in which nothing is learned any more."""
         most = min(self._config.cohort.empty_rounds, self._config.rounds)
         last = [e for e in self._store.events if e["event"] == "round"][-most:]
-        if self._cohorts or len(last) < most or any(event["reports"] for event in last):
+        used = any(event["reports"] or event.get("back_to") is not None for event in last)
+        if self._cohorts or len(last) < most or used:
             return
         reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
         problem = last[-1]["problem"]
@@ -317,22 +317,11 @@ class ScalarStrategy(Strategy):
         if not answers:
             log.warning("round %d: nobody evaluated: %s", instruction.round, refused)
             return None
-        shape, _ = Counter(map(_shape, answers.values())).most_common(1)[0]
-        for device in [d for d, evaluation in answers.items() if _shape(evaluation) != shape]:
+        for device in outliers(answers):
             del answers[device]
             refused[device] = "it evaluates other labels or columns than most devices do"
             log.warning("device %d: %s", device, refused[device])
-        names, _ = shape
-        columns = {
-            name: [
-                (device, column.mean_loss, Confusion(column.counts))
-                for device, evaluation in sorted(answers.items())
-                for column in evaluation.columns
-                if column.name == name and column.counts.any()
-            ]
-            for name in names
-        }
-        whole = {name: _figures(parts) for name, parts in columns.items() if parts}
+        whole = summed(answers)
         event = {
             "event": "evaluation",
             "round": instruction.round,
@@ -506,32 +495,3 @@ def _short(reason: str) -> str:
     """A stranger's words, fit for a log: one line, printable, not long."""
     line = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON])
     return line + "…" * (len(reason) > _MAX_REASON)
-
-
-def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:
-    """Names of an evaluation's columns, and how many labels they count."""
-    return tuple(c.name for c in evaluation.columns), len(evaluation.columns[0].counts)
-
-
-def _figures(parts: list[tuple[int, float, Confusion]]) -> dict[str, Any]:
-    """Of all examples together, the mean over clients, and each client's own."""
-    whole = reduce(add, (confusion for _, _, confusion in parts))
-    return {
-        "loss": sum(loss * confusion.examples for _, loss, confusion in parts) / whole.examples,
-        **_of_confusion(whole),
-        "mean_client_accuracy": sum(c.accuracy for _, _, c in parts) / len(parts),
-        "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in parts) / len(parts),
-        "clients": {
-            str(device): {"loss": loss, **_of_confusion(confusion)}
-            for device, loss, confusion in parts
-        },
-    }
-
-
-def _of_confusion(confusion: Confusion) -> dict[str, Any]:
-    return {
-        "examples": confusion.examples,
-        "accuracy": confusion.accuracy,
-        "macro_f1": confusion.macro_f1,
-        "confusion": confusion.counts.tolist(),
-    }

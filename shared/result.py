@@ -125,15 +125,7 @@ class RunResult(_Part):
         Raises:
             SamaraError: if there is none, or it is damaged, older, newer or of something else.
         """
-        file = folder / RESULT_FILE
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SamaraError(
-                f"{file}: cannot be read: {error.strerror}; has the run ended?"
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise SamaraError(f"{file}: damaged: {error}; run it again") from error
+        file, content = folder / RESULT_FILE, read_result(folder)
         _check_kind(content, file)
         try:
             return cls.model_validate(content)
@@ -141,10 +133,28 @@ class RunResult(_Part):
             raise SamaraError(f"{file}: damaged: {_explained(error)}\nrun it again") from error
 
 
-def _check_kind(content: object, file: Path) -> None:
-    """Tell a result of another age or of something else from a damaged one."""
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of a run as it stands in its file, whatever its keys.
+
+    Raises:
+        SamaraError: if the file is missing, or holds no JSON object.
+    """
+    file = folder / RESULT_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SamaraError(
+            f"{file}: cannot be read: {error.strerror}; has the run ended?"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise SamaraError(f"{file}: damaged: {error}; run it again") from error
     if not isinstance(content, dict):
         raise SamaraError(f"{file}: damaged: not a JSON object; run it again")
+    return content
+
+
+def _check_kind(content: dict[str, Any], file: Path) -> None:
+    """Tell a result of another age or of something else from a damaged one."""
     version = content.get("schema_version")
     if version == SCHEMA_VERSION:
         return

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.store import read_result, replayed
+from server.store import replayed
 from shared.config import load_scenario
+from shared.result import read_result
 from simulations.simulate import simulate
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,12 @@ from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_VARIABLE, Keys
 from server.post import Post
 from server.status import status_of
-from server.store import read_result, replayed
+from server.store import replayed
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, TrainingError
 from shared.frames import Report
 from shared.ledger.reading import read_ledger
+from shared.result import read_result
 from simulations.engine import InProcessGrid
 
 CLIENTS = 4

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import samara
-from server.store import read_result
 from shared.config import RunConfig
+from shared.result import read_result
 
 Run = Callable[..., tuple[int, str, str]]
 

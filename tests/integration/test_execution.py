@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from benchmarks.step import StepBench
 from benchmarks.step import run as run_bench
 from client.forward.grouping import GROUPINGS
-from server.store import read_result, replayed
+from server.store import replayed
 from shared.errors import ConfigError, SamaraError, TrainingError
+from shared.result import read_result
 from simulations.simulate import clients_together, simulate
 
 Settings = dict[str, Any]

@@ -16,7 +16,7 @@ from client.app import app as client_app
 from client.trainer import loaded, trainer_for
 from server.aggregate import aggregate
 from server.app import serve
-from server.store import read_layout, read_result, replayed
+from server.store import read_layout, replayed
 from shared.errors import DataError, SamaraError, TrainingError
 from shared.frames import (
     Evaluation,
@@ -30,6 +30,7 @@ from shared.frames import (
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
+from shared.result import read_result
 from shared.round_delta import PoolSeeds, RoundDelta
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate

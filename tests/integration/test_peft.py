@@ -13,7 +13,7 @@ from test_architectures import ARCHITECTURES, save_tokenizer
 from test_federation import config_of
 
 from client.personalize import personal_ledger
-from server.store import read_layout, read_result, replayed
+from server.store import read_layout, replayed
 from shared.config import AdapterSettings
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.ledger.proving import proven
@@ -21,6 +21,7 @@ from shared.model.loading import load_base_model, structure_of
 from shared.model.lora_fa import Points, inject
 from shared.model.peft import write_peft_adapter
 from shared.replay import to_float32
+from shared.result import read_result
 from simulations.adapter import export
 from simulations.simulate import simulate
 

@@ -13,15 +13,33 @@ from helpers import files_of
 from server import strategy
 from server.aggregate import observed
 from server.app import serve
-from server.store import read_layout, read_result, replayed
+from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError
 from shared.frames import Refusal, TrainInstruction
 from shared.ledger import ledger as ledgers
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
+from shared.result import read_result
 from shared.step_size import Observation
 from simulations.simulate import simulate
+
+
+def serve_until_killed(config: RunConfig, messages: int) -> None:
+    """Serve a run whose process ends while a client works on so many-th train message."""
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == messages:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
 
 
 def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
@@ -60,19 +78,7 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
 ) -> None:
     whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
     config = config_of(settings)
-    grid = grid_of(config)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == 5:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(config, grid)
+    serve_until_killed(config, 5)
     assert len(list(read_ledger(Path(config.out) / "ledger"))) == 1
     resumed = simulate(config)
     assert ledger_of(resumed) == ledger_of(whole)
@@ -87,19 +93,7 @@ def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(
     auto = {"learning_rate": "auto", "rounds": 4, "steps": 3}
     whole = simulate(config_of(settings, **auto, out=str(tmp_path / "whole")))
     config = config_of(settings, **auto)
-    grid = grid_of(config)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == 11:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(config, grid)
+    serve_until_killed(config, 11)
     resumed = simulate(config)
     assert ledger_of(resumed) == ledger_of(whole)
     rates = [event["learning_rate"] for event in read_result(resumed)["rounds"]]
@@ -118,11 +112,12 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
 
     monkeypatch.setattr(strategy, "observed", rising)
     caplog.set_level("INFO", "samara.server")
-    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7))
+    folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replayed(folder)}
     sixth = read_result(folder)["rounds"][5]
     assert sixth["problem"] == "the loss rose: back to the state after round 3"
     assert sixth["problem"] in caplog.text
+    assert sixth["back_to"] == 3
     np.testing.assert_array_equal(steps[6].state, steps[3].state)
     assert (steps[5].state != steps[3].state).any()
     assert steps[6].record is not None

@@ -16,11 +16,11 @@ from server.store import (
     METRICS_FILE,
     RESULT_FILE,
     RunStore,
-    read_result,
     replayed,
 )
 from shared.errors import LedgerError, SamaraError
 from shared.ledger.records import LedgerHeader, Record
+from shared.result import read_result
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)
