@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.forward.supervised import local_modules, only_at
+from client.forward.supervised import local_modules, only_at, replaced
 from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -162,13 +162,10 @@ class Body:
             hidden = args[0] if args else kwargs["hidden_states"]
             return (hidden,) if self._block_returns_tuple else hidden
 
-        for block in self._blocks[start:stop]:
-            block.forward = identity
-        try:
-            yield
-        finally:
+        with ExitStack() as stack:
             for block in self._blocks[start:stop]:
-                del block.forward
+                stack.enter_context(replaced(block, identity))
+            yield
 
     @contextmanager
     def _widening(self, shape: torch.Size, points: int, trunk: Tensor | None) -> Iterator[None]:

@@ -75,7 +75,7 @@ def only_at(
 
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_replaced(module, restricted(module.forward)))
+            stack.enter_context(replaced(module, restricted(module.forward)))
         yield
 
 
@@ -98,17 +98,22 @@ def _nan_around(module: nn.Module) -> Iterator[None]:
         result: Tensor = noisy(output)
         return result
 
-    with _replaced(module, run):
+    with replaced(module, run):
         yield
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a module does something else when it is called."""
+    before = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        del module.forward
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def _is_hidden(value: Any, shape: tuple[int, ...]) -> bool:
