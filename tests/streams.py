@@ -37,9 +37,9 @@ SHAPES: dict[str, Callable[[int, bool], Any]] = {
             vocab_size=v, num_key_value_heads=2, tie_word_embeddings=tied, **SIZES
         )
     ),
-    "Qwen": lambda v, tied: transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=v, num_key_value_heads=2, tie_word_embeddings=tied, **SIZES
+    "Qwen": lambda v, tied: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(
+            vocab_size=v, num_key_value_heads=2, head_dim=8, tie_word_embeddings=tied, **SIZES
         )
     ),
     "GPT-NeoX": lambda v, tied: transformers.GPTNeoXForCausalLM(

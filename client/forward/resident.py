@@ -14,7 +14,7 @@ from shared.errors import TaskError
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Adapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
-_ONE_PASS = Schedule()
+ONE_PASS = Schedule()
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class ResidentForward:
         self._adapter, self._scorer, self._body = adapter, scorer, body
 
     def scores(
-        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = _ONE_PASS
+        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
     ) -> NDArray[np.float32]:
         """Scores of every prompt at every point.
 
@@ -68,7 +68,9 @@ class ResidentForward:
         scores = np.full(shape, -np.inf, np.float32)
         passes = [
             Share(places, some, chosen, [prompts[index] for index in chosen])
-            for chosen in (by_length[start : start + size] for start in range(0, len(prompts), size))
+            for chosen in (
+                by_length[start : start + size] for start in range(0, len(prompts), size)
+            )
             for places, some in grouped(points, schedule.grouping)
         ]
         for share, found in zip(passes, self._carried_out(passes), strict=True):

@@ -9,6 +9,7 @@ the same operations on the same shapes as a pass in one go, so the scores are th
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -17,20 +18,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.forward.body import Body
-from client.forward.resident import ResidentForward, Share
+from client.forward.grouping import Schedule
+from client.forward.resident import ONE_PASS, ResidentForward, Share
 from client.forward.supervised import replaced
-from client.forward.trunk_cache import Ids
-from shared.model.lora_fa import Adapter, Pass
-from shared.model.scorers import Scorer
+from client.forward.trunk_cache import Ids, TrunkCache
+from shared.errors import TaskError
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Adapter, Adapters, Pass
+from shared.model.scorers import Prompt, Scorer
 
 BEFORE = -1
-"""The stop before what a body does before its blocks; block i is stop i, what follows comes last."""
+"""The stop before what a body does before its blocks; block i is stop i, the rest comes last."""
 HELD_BYTES = 128 * 2**20
-"""Hidden states of passes that go through the blocks together, unless a step must not be split."""
+"""Hidden states of passes that go through the blocks together."""
 
 Result = TypeVar("Result")
 Stops = Generator[int, None, Result]
 """A pass: gives the stop that it is at, goes on when it is resumed, returns its result."""
+Visit = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Is called with a stop, gives what is called with a pass's index before its turn there."""
 
 
 class Standing(Protocol):
@@ -161,12 +167,52 @@ class StreamedForward(ResidentForward):
         super().__init__(adapter, scorer, body)
         self._stopping, self._standing = body, standing
 
+    def scores(
+        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
+    ) -> NDArray[np.float32]:
+        """As the resident engine's; points that are made of parameters are passes of their own."""
+        if self._standing is not None:
+            schedule = replace(schedule, grouping="sequential")
+        return super().scores(points, prompts, schedule)
+
+    def answers(
+        self, point: Adapters, prompts: Sequence[Prompt], micro_batch: int = 0
+    ) -> list[str]:
+        """As the resident engine's, but only where the parameters stand still.
+
+        Raises:
+            TaskError: if the point is made of parameters that move, or the task is of another kind.
+        """
+        if point.queries and self._standing is not None:
+            raise TaskError(
+                "answers are decoded token by token, each through all blocks: too slow to train "
+                "by in the space full with streamed blocks; set objective = likelihood, or "
+                "model.stream = off"
+            )
+        return super().answers(point, prompts, micro_batch)
+
     def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
+        if self._standing is not None:
+            yield from self._point_by_point(passes)
+            return
         for some in self._held_together(passes):
             self._fill_trunk(some)
             with torch.inference_mode():
-                scores = side_by_side([self._in_stops(share) for share in some], self._visit(some))
+                scores = side_by_side(list(map(self._in_stops, some)), _nothing_to_move)
             yield from (one.float().cpu().numpy() for one in scores)
+
+    @torch.inference_mode()
+    def _point_by_point(self, passes: Sequence[Share]) -> list[NDArray[np.float32]]:
+        """Scores of all passes, of which those of one point take turns one after the other.
+
+        So a part of the model moves to every point once, also where that leaves rounding behind.
+        """
+        assert self._standing is not None
+        points = list(dict.fromkeys(int(share.places[0]) for share in passes))
+        order = sorted(range(len(passes)), key=lambda i: points.index(int(passes[i].places[0])))
+        visit = _at_points(self._standing, [int(passes[i].places[0]) for i in order])
+        scores = side_by_side([self._in_stops(passes[i]) for i in order], visit)
+        return [scores[order.index(i)].float().cpu().numpy() for i in range(len(passes))]
 
     def _in_stops(self, share: Share) -> Stops[Tensor]:
         one = Pass(share.points)
@@ -182,28 +228,15 @@ class StreamedForward(ResidentForward):
 
     def _fill_trunk(self, passes: Sequence[Share]) -> None:
         """What the layers below the adapters give, for all sequences that lack it, in one go."""
-        sequences = [ids for share in passes for prompt in share.prompts for ids in prompt.sequences]
+        sequences = [
+            ids for share in passes for prompt in share.prompts for ids in prompt.sequences
+        ]
         unknown = self._stopping.unknown(sequences)
         with torch.inference_mode():
             side_by_side([self._stopping.trunk_in_stops(ids) for ids in unknown], _nothing_to_move)
 
-    def _visit(self, passes: Sequence[Share]) -> "Visit":
-        if self._standing is None:
-            return _nothing_to_move
-        standing = self._standing
-
-        @contextmanager
-        def visit(stop: int) -> Iterator[Callable[[int], None]]:
-            with standing.visit(stop) as stand:
-                yield lambda index: stand(int(passes[index].places[0]))
-
-        return visit
-
     def _held_together(self, passes: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Passes whose hidden states may be held at once; all, where parameters move."""
-        if self._standing is not None:
-            yield passes
-            return
+        """Passes whose hidden states may be held at once."""
         some: list[Share] = []
         held = 0
         for share in passes:
@@ -218,7 +251,28 @@ class StreamedForward(ResidentForward):
             yield some
 
 
-Visit = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+def forward_over(
+    base: BaseModel,
+    adapter: Adapter,
+    scorer: Scorer,
+    streamed: bool,
+    cache: TrunkCache | None = None,
+    standing: Standing | None = None,
+) -> ResidentForward:
+    """The engine of a model.
+
+    Args:
+        base: the model.
+        adapter: the adapters in it.
+        scorer: of its family.
+        streamed: whether its blocks are.
+        cache: for what the blocks below the adapters give.
+        standing: as for `StreamedForward`.
+    """
+    first = adapter.first_block
+    if not streamed:
+        return ResidentForward(adapter, scorer, Body(base, first, cache))
+    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), standing)
 
 
 def side_by_side(passes: Sequence[Stops[Result]], visit: Visit) -> list[Result]:
@@ -226,7 +280,7 @@ def side_by_side(passes: Sequence[Stops[Result]], visit: Visit) -> list[Result]:
 
     Args:
         passes: in the order in which they take turns at a stop.
-        visit: called with a stop, gives what is called with each pass's index before its turn.
+        visit: around every stop.
 
     Returns:
         What they return.
@@ -246,7 +300,9 @@ def side_by_side(passes: Sequence[Stops[Result]], visit: Visit) -> list[Result]:
     return [results[index] for index in range(len(passes))]
 
 
-def _resumed(stops: Stops[Result], within: Callable[[], AbstractContextManager[None]]) -> Stops[Result]:
+def _resumed(
+    stops: Stops[Result], within: Callable[[], AbstractContextManager[None]]
+) -> Stops[Result]:
     """The same pass, which is inside a context whenever it goes on."""
     while True:
         with within():
@@ -256,6 +312,17 @@ def _resumed(stops: Stops[Result], within: Callable[[], AbstractContextManager[N
                 result: Result = end.value
                 return result
         yield stop
+
+
+def _at_points(standing: Standing, points: Sequence[int]) -> Visit:
+    """Visits in which every pass finds the part of the model at its point."""
+
+    @contextmanager
+    def visit(stop: int) -> Iterator[Callable[[int], None]]:
+        with standing.visit(stop) as stand:
+            yield lambda index: stand(points[index])
+
+    return visit
 
 
 @contextmanager

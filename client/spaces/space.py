@@ -33,6 +33,9 @@ Kind = Literal["full", "lora", "lora-fa", "prefix"]
 Run = Callable[[Adapters], NDArray[np.float32]]
 """Evaluates a forward engine at the points it is given: [P, …] of what is wanted."""
 
+Move = Callable[[int, int], None]
+"""Moves θ from an element on, so many of them."""
+
 CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**24
 """Elements of a direction that exist at a time: what stays in caches, or what fills a GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
@@ -130,6 +133,11 @@ class Space(ABC):
     def _shift(self, seed: int, stands: float, to: float, first: int, count: int) -> None:
         """From θ + stands·z to θ + to·z, in place, on some elements."""
         self.add(first, self.direction(seed, first, count) * (to - stands))
+
+    def in_parts(self, move: Move) -> None:
+        """Have a move made on all of θ, part by part, or put off until a part is at hand."""
+        for first, count in self.chunks():
+            move(first, count)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First element and length of each of the parts in which θ is worked on."""

@@ -80,4 +80,3 @@ class Bucket:
             .view(part.shape)
             for part in self.parts
         }
-

@@ -87,7 +87,7 @@ class CudaCarrier(Carrier):
 
     def mark(self) -> Any:
         """An event in the stream of the computation."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 

@@ -16,8 +16,8 @@ import torch
 from client.streaming.bucket import ALIGNMENT, Bucket
 from client.streaming.places import Place, places_in
 from client.streaming.sizes import free_memory, sizes_of
-from client.streaming.store import BlockStore, FileStore, HostStore, written
-from client.streaming.stream import BlockStream, Scheduling
+from client.streaming.store import BlockStore, FileStore, HostStore, copied_to_files, written
+from client.streaming.stream import BlockStream
 from shared.config import ModelSettings
 from shared.errors import ModelError
 from shared.model.checkpoint import Origin, make_room_for_quantized, quantized_block
@@ -45,16 +45,29 @@ class Loaded:
     base: BaseModel
     store: BlockStore | None = None
 
-    def model(self, scheduling: Scheduling = Scheduling()) -> BaseModel:
-        """Modules of their own around the same weights, with a stream of their own.
+    def streamed(self, base: BaseModel) -> BlockStream | None:
+        """Have the blocks of the base, or of a twin of it, come when they are called.
 
         Raises:
             ModelError: if there is no memory for the stream's buffers.
         """
-        base = self.base.twin()
-        if self.store is not None:
-            BlockStream(base, self.store, scheduling=scheduling)
-        return base
+        return None if self.store is None else BlockStream(base, self.store)
+
+    def trainable(self, folder: Path) -> BlockStore:
+        """The blocks where they may be changed, in float32: in memory, or a copy on disk.
+
+        Args:
+            folder: for the copy; its older files are replaced.
+
+        Raises:
+            ModelError: if there is not enough room, or a block cannot be read.
+        """
+        assert self.store is not None, "all blocks are in the model"
+        if not self.store.in_memory:
+            return copied_to_files(self.store, folder, torch.float32)
+        if all(part.dtype == torch.float32 for b in self.store.buckets for part in b.parts):
+            return self.store
+        return HostStore(self.store, torch.float32, self.base.network.device.type == "cuda")
 
 
 def load(settings: ModelSettings) -> Loaded:

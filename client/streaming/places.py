@@ -7,10 +7,10 @@ whatever is wrong with a file is an error that names it.
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,7 +73,7 @@ def places_in(file: Path) -> dict[str, Place]:
     if len(header) != length or not length:
         raise ModelError(f"{file}: is no whole safetensors file; get it again")
     try:
-        entries: Mapping[str, dict[str, object]] = json.loads(header)
+        entries: dict[str, dict[str, Any]] = json.loads(header)
         found = {
             name: _place(file, _LENGTH_BYTES + length, entry)
             for name, entry in entries.items()
@@ -89,9 +89,9 @@ def places_in(file: Path) -> dict[str, Place]:
     return found
 
 
-def _place(file: Path, data: int, entry: dict[str, object]) -> Place:
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
-    shape = tuple(int(size) for size in entry["shape"])  # type: ignore[attr-defined]
+def _place(file: Path, data: int, entry: dict[str, Any]) -> Place:
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(size) for size in entry["shape"])
     place = Place(file, data + begin, DTYPES[str(entry["dtype"])], shape)
     if min(begin, *shape, 0) < 0 or place.bytes != end - begin:
         raise ValueError(f"{entry} does not add up")

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ class FileStore(BlockStore):
 
     def fetch(self, block: int, room: Tensor) -> None:
         """Read it from the disk, several pieces at a time."""
-        memory = memoryview(room.numpy())
+        memory = _bytes_of(room)
         jobs: list[Future[None]] = []
         for part in self.buckets[block].parts:
             place = self._places[block][part.name]
@@ -119,7 +120,7 @@ class FileStore(BlockStore):
     def keep(self, block: int, room: Tensor) -> None:
         """Write it into its file."""
         assert self._writable, "the files of a checkpoint are never written"
-        memory = memoryview(room.numpy())
+        memory = _bytes_of(room)
         for part in self.buckets[block].parts:
             place = self._places[block][part.name]
             _write(place.file, place.first, memory[part.first : part.first + part.bytes])
@@ -233,6 +234,11 @@ def _converted(source: BlockStore, block: int, bucket: Bucket, room: Tensor) -> 
     views = bucket.views(room)
     for name, tensor in source.buckets[block].views(own).items():
         views[name].copy_(tensor)
+
+
+def _bytes_of(room: Tensor) -> memoryview:
+    numbers: Any = room.numpy()
+    return memoryview(numbers)
 
 
 def _read(file: Path, first: int, piece: memoryview) -> None:

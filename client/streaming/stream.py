@@ -43,6 +43,9 @@ class Scheduling:
     reuse: bool = True
 
 
+AS_MEANT = Scheduling()
+
+
 @dataclass
 class Traffic:
     """What has passed so far.
@@ -91,6 +94,7 @@ class BlockStream:
         dtype: that floats are computed with; None is each tensor's own in the model.
         changes: whether blocks may be changed, and are then brought back.
         scheduling: for measurements.
+        on_arrival: called with a block that has come, before anything is computed with it.
 
     Raises:
         ModelError: if store and model do not fit, or the buffers do not fit the memory.
@@ -102,8 +106,10 @@ class BlockStream:
         store: BlockStore,
         dtype: torch.dtype | None = None,
         changes: bool = False,
-        scheduling: Scheduling = Scheduling(),
+        scheduling: Scheduling = AS_MEANT,
+        on_arrival: Callable[[int], None] = lambda index: None,
     ) -> None:
+        self._on_arrival = on_arrival
         self.traffic = Traffic()
         self._store, self._changes, self._scheduling = store, changes, scheduling
         self._blocks = base.blocks
@@ -162,6 +168,7 @@ class BlockStream:
             self._here = self._widened(index)
             self.traffic.waiting_seconds += time.monotonic() - begun
             self._call_next(index)
+            self._on_arrival(index)
             self.show(self._here)
         return self._here
 
@@ -180,7 +187,8 @@ class BlockStream:
         """Let the present block go."""
         if self._at is None:
             return
-        assert self._buffer is not None and self._bytes_there is not None
+        assert self._buffer is not None
+        assert self._bytes_there is not None
         index, buffer, there = self._at, self._buffer, self._bytes_there
         for slot in self._slots[index].values():
             slot.clear()
@@ -214,9 +222,9 @@ class BlockStream:
             return ""
         rate = traffic.bytes / max(traffic.reading_seconds, 1e-9)
         return (
-            f"the disk gives {rate / 1e6:,.0f} MB/s of blocks, and {traffic.waiting_seconds:.1f} of "
-            f"{seconds:.1f} s were spent waiting for them; quantize (model.quantization = nf4 reads "
-            "an eighth of float32), score more rows in a step, or use a faster disk"
+            f"the disk gives {rate / 1e6:,.0f} MB/s of blocks, and {traffic.waiting_seconds:.1f} "
+            f"of {seconds:.1f} s were spent waiting for them; quantize (model.quantization = nf4 "
+            "reads an eighth of float32), score more rows in a step, or use a faster disk"
         )
 
     def _call_next(self, index: int) -> None:
@@ -261,14 +269,18 @@ class BlockStream:
 
     def _widened(self, index: int) -> dict[str, Tensor]:
         """The block's tensors in the types that they are computed with."""
-        assert self._buffer is not None and self._bytes_there is not None
+        assert self._buffer is not None
+        assert self._bytes_there is not None
         stored, wanted = self._store.buckets[index], self._buckets[index]
         views = stored.views(self._bytes_there)
         if self._buffer.wide is None:
             return views
         wide = wanted.views(self._buffer.wide)
-        same = {part.name for part, own in zip(stored.parts, wanted.parts, strict=True)
-                if part.dtype == own.dtype}
+        same = {
+            part.name
+            for part, own in zip(stored.parts, wanted.parts, strict=True)
+            if part.dtype == own.dtype
+        }
         for name in wide.keys() - same:
             wide[name].copy_(views[name])
         return wide | {name: views[name] for name in same}
@@ -305,10 +317,11 @@ class BlockStream:
         """Store and model have the same tensors."""
         if len(self._slots) != len(self._store.buckets):
             raise ModelError(
-                f"{folder}: has {len(self._slots)} blocks, and {len(self._store.buckets)} are stored"
+                f"{folder}: has {len(self._slots)} blocks, and {len(self._store.buckets)} are "
+                "stored"
             )
-        for index, (slots, bucket) in enumerate(zip(self._slots, self._store.buckets, strict=True)):
-            stored = {part.name: part for part in bucket.parts}
+        for index, slots in enumerate(self._slots):
+            stored = {part.name: part for part in self._store.buckets[index].parts}
             for name in slots.keys() ^ stored.keys():
                 raise ModelError(f"{folder}: block {index}: {name} is not in both model and store")
             for name, slot in slots.items():
@@ -324,6 +337,12 @@ class BlockStream:
                         f"{folder}: block {index}: {name} is stored as {part.dtype}, which cannot "
                         f"be computed with as {slot.empty.dtype}; get the model again"
                     )
+
+    def detach(self) -> None:
+        """Let the model go; its blocks are placeholders again, for another stream."""
+        self.settle()
+        for block in self._blocks:
+            del block.forward
 
     def _attach(self) -> None:
         """Have each block come when it is called."""
@@ -367,7 +386,7 @@ def _slots_of(block: nn.Module) -> dict[str, _Slot]:
     for prefix, module in block.named_modules():
         own = [(name, p, True) for name, p in module._parameters.items() if p is not None]
         if isinstance(module, QuantizedLinear):
-            own += [(name, b, False) for name, b in module._buffers.items() if b is not None]  # type: ignore[misc]
+            own += [(name, b, False) for name, b in module._buffers.items() if b is not None]
         for name, tensor, trained in own:
             whole = f"{prefix}.{name}" if prefix else name
             slots[whole] = _Slot(module, name, tensor, trained)

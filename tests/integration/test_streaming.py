@@ -12,10 +12,10 @@ from streams import SHAPES, TASK, TEXTS, save_shape
 
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import GROUPINGS, Schedule
-from client.forward.resident import ResidentForward
+from client.forward.resident import ONE_PASS, ResidentForward
 from client.forward.streamed import StreamedBody, StreamedForward
 from client.streaming.loading import load
-from client.streaming.stream import Scheduling
+from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
 from shared.model.lora_fa import Adapter, Points, inject
@@ -48,12 +48,13 @@ class Rig:
         stream: str = "off",
         layers: str = "all",
         cached: bool = False,
-        scheduling: Scheduling = Scheduling(),
+        scheduling: Scheduling = AS_MEANT,
         **settings: Any,
     ) -> None:
         given = {"path": str(folder), "stream": stream} | settings
         loaded = load(ModelSettings.model_validate(given, by_alias=False, by_name=True))
-        self.base = base = loaded.model(scheduling)
+        self.base = base = loaded.base
+        self.stream = loaded.store and BlockStream(base, loaded.store, scheduling=scheduling)
         streamed = loaded.store is not None
         body = StreamedBody if streamed else Body
         with torch.inference_mode():
@@ -66,7 +67,7 @@ class Rig:
         )
         self.prompts: list[Prompt] = [self.scorer.prompt(text) for text in TEXTS]
 
-    def scores(self, schedule: Schedule = Schedule()) -> NDArray[np.float32]:
+    def scores(self, schedule: Schedule = ONE_PASS) -> NDArray[np.float32]:
         layout = self.adapter.layout
         center = np.random.default_rng(0).normal(0, 0.1, layout.size).astype(np.float32)
         z = directions(SEEDS, layout.size, "gaussian")
