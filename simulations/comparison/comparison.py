@@ -179,7 +179,9 @@ class Comparison:
         config = variant.first.config
         steps, rounds = int(config["steps"]), len(variant.first.rounds)
         private = steps * int(config["personal.rounds"])
-        rows = 2 * int(config["queries"]) * int(config["batch"])
+        queries = int(config["queries"])
+        points = queries + 1 if config.get("differences") == "forward" else 2 * queries
+        rows = points * int(config["batch"])
         return Cost(
             float(np.mean([result.bytes_up / len(result.devices) for result in results])),
             float(np.mean([result.bytes_down / len(result.devices) for result in results])),
