@@ -21,20 +21,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import psutil
 from flwr.app import Message
+from flwr.app.user_config import UserConfig
 
 from benchmarks.toy_device import app
+from client.own import DEVICE
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, replayed
-from server.watch import Tail
+from shared.events import Tail
 from shared.config import RunConfig, Scalar
 from shared.result import RESULT_FILE, read_result
 from simulations.engine import InProcessGrid
@@ -173,10 +175,14 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             fleet.wait()
     _new(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
-    return check(folder, acknowledged, f"{kills} kills of real processes ({of_what}), seed {seed}")
+    nodes: list[UserConfig] = [{DEVICE: key.device} for key in Keys(run / KEYS_FOLDER).all()]
+    what = f"{kills} kills of real processes ({of_what}), seed {seed}"
+    return check(folder, acknowledged, what, nodes)
 
 
-def check(folder: Path, acknowledged: dict[int, str], what: str) -> str:
+def check(
+    folder: Path, acknowledged: dict[int, str], what: str, nodes: Sequence[UserConfig] = ()
+) -> str:
     """Prove the ledger, compare it with what was acknowledged and with an undisturbed run."""
     run, rounds = folder / "run", {}
     layout_hash = bytes.fromhex(read_result(run)["layout_hash"])
@@ -188,7 +194,7 @@ def check(folder: Path, acknowledged: dict[int, str], what: str) -> str:
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
     result = read_result(run)
     config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
-    grid = InProcessGrid(app, DEVICES, config.flat())
+    grid = InProcessGrid(app, DEVICES, config.flat(), nodes=nodes)
     again = serve(config, grid, RepeatedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == result["final_digest"], "another end"
     return (

@@ -125,7 +125,7 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
 
 
 def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:
-    events = store.events
+    events = store.events()
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
         "schema_version": SCHEMA_VERSION,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from server.store import METRICS_FILE
-from server.watch import Tail
+from shared.events import Tail
 from shared.errors import SamaraError
 
 

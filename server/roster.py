@@ -168,7 +168,7 @@ class Roster:
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
         if self._keys:
-            self._keys.bind(public_key, hello.device)
+            self._keys.check(public_key, hello.device)
         self.members[node] = Member(
             node, hello.device, hello.examples, hello.round, facts, public_key
         )

@@ -1,6 +1,6 @@
 """Rounds in a bad world: absent and late devices, too few reports, revoked keys, hostile frames."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from federations import ledger_of
 from flwr.app import Message, MessageType
+from flwr.app.user_config import UserConfig
 from helpers import no_room
 
 from benchmarks.toy_device import app
+from client.own import DEVICE
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_VARIABLE, Keys
@@ -72,8 +74,10 @@ def grid_of(
     config: RunConfig,
     delay: Callable[[int, int], int | None] = lambda device, number: 0,
     tamper: Callable[[Message, int, int], Message] = lambda reply, device, number: reply,
+    indices: Sequence[int] = (),
 ) -> Unpunctual:
-    grid = Unpunctual(app, config.data.clients, config.flat())
+    nodes: list[UserConfig] = [{DEVICE: index} for index in indices]
+    grid = Unpunctual(app, config.data.clients, config.flat(), nodes=nodes)
     grid.delay, grid.tamper = delay, tamper  # type: ignore[method-assign]
     return grid
 
@@ -200,6 +204,7 @@ def test_a_revoked_devices_reports_are_refused(
     for number in range(CLIENTS):
         keys.create(f"device-{number}")
     public = [key.public_key.encode() for key in keys.all()]
+    indices = [key.device for key in keys.all()]
     public[3] = b"of a stranger"
     monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
     monkeypatch.setattr(
@@ -212,15 +217,16 @@ def test_a_revoked_devices_reports_are_refused(
         return reply
 
     config = config_of(tmp_path / "run")
-    run = serve(config, grid_of(config, tamper=revokes))
-    assert contributors(run) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
-    second = read_result(run)["rounds"][1]
-    assert "its key device-1 was revoked" in second["refused"]["1"]
-    assert [key.device for key in keys.all()] == [0, 1, 2, -1]
+    run = serve(config, grid_of(config, tamper=revokes, indices=indices))
+    first, second, third, stranger = indices
+    assert contributors(run) == [sorted(indices[:3]), *[sorted([first, third])] * 3]
+    refused = read_result(run)["rounds"][1]["refused"]
+    assert "its key device-1 was revoked" in refused[str(second)]
     status = status_of(tmp_path / "run")
-    assert (status.round, list(status.devices)) == (4, [0, 1, 2])
-    assert (status.devices[1].name, status.devices[1].state) == ("device-1", "revoked")
-    assert (status.devices[2].reports, status.devices[2].position) == (4, 3)
+    assert (status.round, list(status.devices)) == (4, sorted(indices))
+    assert (status.devices[second].name, status.devices[second].state) == ("device-1", "revoked")
+    assert (status.devices[third].reports, status.devices[third].position) == (4, 3)
+    assert status.devices[stranger].reports == 0
 
 
 @pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
