@@ -36,8 +36,8 @@ from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, replayed
-from shared.events import Tail
 from shared.config import RunConfig, Scalar
+from shared.events import Tail
 from shared.result import RESULT_FILE, read_result
 from simulations.engine import InProcessGrid
 

@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.session import Session
 from client.own import DEVICE
+from client.session import Session
 from shared.directions import directions
 from shared.errors import SamaraError
 from shared.frames import (

@@ -7,8 +7,8 @@ from typing import Any
 
 from server.keys import KEYS_FOLDER, Keys
 from server.store import LEDGER_FOLDER, METRICS_FILE
-from shared.events import Tail
 from shared.errors import SamaraError
+from shared.events import Tail
 from shared.ledger.reading import read_ledger
 
 

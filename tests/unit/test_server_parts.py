@@ -16,9 +16,9 @@ from server.certificates import given_certificates, own_certificates
 from server.health import Health
 from server.keys import Keys
 from server.superlink import DOOR_PATH, Door, is_open_to
-from shared.events import Tail
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.events import Tail
 from shared.identity import device_of
 
 
