@@ -29,11 +29,13 @@ from devices.live.settings import ClientSettings, own_settings
 from server.app import serve
 from server.roster import message_to
 from shared.config import RunConfig
-from shared.errors import CatchUpError, DataError, TrainerError
+from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
 from shared.frames import Hello, Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
+from shared.result import read_result
 from simulations.engine import InProcessGrid
+from simulations.simulate import simulate
 
 DEVICES = (7, 4_000_000_000)
 START_SECONDS = 300.0
@@ -134,6 +136,13 @@ def test_a_run_over_sockets_ends_where_the_devices_stand(
         assert session.position.round == 3
     assert (status.model_loads, status.paused) == (1, "")
     assert status.answered > 6
+    for device, where in zip(DEVICES, folders, strict=True):
+        device_settings(settings, device, where).write()
+    repeated = config_of(server_config.flat(), out=str(short / "again"))
+    again = simulate(repeated, cohorts_from=folder, homes=folders)
+    assert read_result(again)["final_digest"] == result["final_digest"]
+    with pytest.raises(ConfigError, match="add --cohorts-from"):
+        simulate(repeated, homes=folders)
 
 
 def test_killing_the_trainer_between_messages_changes_nothing(
