@@ -1,0 +1,223 @@
+"""A live run in a bad world: a network that is cut, a SuperLink that dies, clocks, a full disk.
+
+    python benchmarks/bad_world.py [--clients 3] [--cut 90] [--jump 3600] [--only cut,superlink,clock,disk]
+
+Takes root: the server and every client have a network namespace of their own, and the run's folder is
+a small file system in memory. Clocks are set by libfaketime (Debian: libfaketime). The model is the
+embedded one, so that rounds are short. After each disturbance the script waits until everybody's
+report is in a round again and says how long that took; in the end every digest must be that of the
+ledger, and the same as that of an undisturbed run with the same cohorts.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.live_run import LiveRun, Place
+from benchmarks.network import SERVER_ADDRESS, Network, network, small_disk
+from shared.config import RunConfig, Scalar
+from shared.result import read_result
+from simulations.simulate import simulate
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+DISK = 24 * 2**20
+SETTINGS: dict[str, Scalar] = {
+    "steps": 1,
+    "queries": 2,
+    "batch": 8,
+    "learning-rate": 0.01,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "cohort.timeout": 20.0,
+    "cohort.patience": 2,
+    "cohort.empty-rounds": 1000,
+    "ledger.snapshot-every": 0,
+}
+ROUNDS = 100_000
+"""More than there will be: the script ends the run when it has seen enough."""
+
+
+class World:
+    """What is disturbed.
+
+    Args:
+        live: the run.
+        net: its network.
+        clocks: files with the time of the server and of the clients, as libfaketime reads them.
+    """
+
+    def __init__(self, live: LiveRun, net: Network, clocks: tuple[Path, Path]) -> None:
+        self.live, self._net, self._clocks = live, net, clocks
+
+    def everybody(self, after: int, seconds: float = 900) -> float:
+        """Wait until everybody has reported in rounds after one; returns for how long."""
+
+        def all_back() -> bool:
+            news = [n for n in range(after + 1, self.live.last() + 1) if n in self.live.rounds]
+            return set(self.live.names) <= set().union(*map(self.live.reporters, news))
+
+        return self.live.wait(all_back, "everybody's report", seconds)
+
+    def cut(self, seconds: float) -> str:
+        """Unplug a client for so long."""
+        name, before = self.live.names[0], self.live.last()
+        self._net.cut(0)
+        time.sleep(seconds)
+        meanwhile = self.live.last()
+        self._net.mend(0)
+        back = self.live.wait_for_report(name)
+        rounds = self.live.last() - meanwhile
+        return (
+            f"network of one client cut for {seconds:.0f} s: {meanwhile - before} rounds meanwhile; "
+            f"its next report {back:.0f} s and {rounds} rounds after the cut"
+        )
+
+    def superlink(self) -> str:
+        """Kill the SuperLink."""
+        before, begun = self.live.last(), time.monotonic()
+        assert self.live.server is not None, "the server is started first"
+        link = self.live.process(self.live.server, "server.superlink")
+        assert link is not None, "a live server has a SuperLink"
+        link.kill()
+        self.live.wait_for_round(before + 1)
+        first = time.monotonic() - begun
+        self.everybody(before)
+        whole = time.monotonic() - begun
+        return f"SuperLink killed: next round after {first:.0f} s, everybody after {whole:.0f} s"
+
+    def clock(self, seconds: float) -> str:
+        """Set the server's clock, and a minute later the clients'."""
+        told = []
+        for jump in (seconds, 0.0):
+            server, clients = self._clocks
+            before = self.live.last()
+            server.write_text(f"{jump:+.0f}\n")
+            time.sleep(60)
+            apart = self.live.last()
+            heard = set().union(
+                *(
+                    self.live.reporters(n)
+                    for n in range(before + 2, apart + 1)
+                    if n in self.live.rounds
+                )
+            )
+            clients.write_text(f"{jump:+.0f}\n")
+            back = self.everybody(self.live.last())
+            told.append(
+                f"server's clock set to {jump:+.0f} s: in the minute in which the clients' was another "
+                f"{apart - before} rounds with {len(heard)} clients; with theirs set too, everybody "
+                f"after {back:.0f} s"
+            )
+        return "; ".join(told)
+
+    def disk(self, seconds: float) -> str:
+        """Fill the server's disk, wait until it ends, make room, start it again."""
+        live, before = self.live, self.live.last()
+        assert live.server is not None, "the server is started first"
+        filler = live.run / "filler"
+        with filler.open("wb") as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+            except OSError:
+                pass
+        ended = live.wait(lambda: live.server and live.server.poll() is not None, "its end")
+        status, words = live.server.returncode, live.said().strip().splitlines()[-1]
+        assert status == 1, words
+        assert "Traceback" not in words, words
+        reached = live.last()
+        filler.unlink()
+        live.check()
+        live.start_server()
+        back = self.everybody(reached, seconds)
+        return (
+            f"disk full: after {reached - before} more rounds and {ended:.0f} s the server ended with "
+            f"status {status} and {words!r}; with room, the same command had everybody's report "
+            f"after {back:.0f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--cut", type=float, default=90.0)
+    parser.add_argument("--jump", type=float, default=3600.0)
+    parser.add_argument("--only", default="cut,superlink,clock,disk")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    with (
+        tempfile.TemporaryDirectory(prefix="w") as name,
+        network(arguments.clients) as net,
+        small_disk(Path(name) / "run", DISK) as run,
+    ):
+        folder = Path(name)
+        clocks = folder / "server-clock", folder / "clients-clock"
+        for clock in clocks:
+            clock.write_text("+0\n")
+        server, *clients = places(net, clocks, "clock" in wanted)
+        names = [f"client-{number}" for number in range(arguments.clients)]
+        settings = SETTINGS | {"rounds": ROUNDS, "cohort.available": arguments.clients}
+        with LiveRun(folder, settings, names, f"{SERVER_ADDRESS}:8000", server, run) as live:
+            live.start_server()
+            live.wait(lambda: "may join" in live.said(), "the server")
+            for client, place in zip(names, clients, strict=True):
+                live.start_client(client, place, "--set", "threads=1")
+            live.wait_for_round(2)
+            world = World(live, net, clocks)
+            disturbances: dict[str, Callable[[], str]] = {
+                "cut": lambda: world.cut(arguments.cut),
+                "superlink": world.superlink,
+                "clock": lambda: world.clock(arguments.jump),
+                "disk": lambda: world.disk(900),
+            }
+            for kind in wanted:
+                print(disturbances[kind](), flush=True)
+            assert live.server is not None, "it was started above"
+            live.server.terminate()
+            live.server.wait()
+            rounds = live.check()
+            print(
+                f"{rounds} rounds, every acknowledged one in the ledger, every client in a state of it"
+            )
+        print(again(live, settings, rounds), flush=True)
+
+
+def places(net: Network, clocks: tuple[Path, Path], faked: bool) -> list[Place]:
+    """Where the server and the clients run; with clocks of their own if these are to be set."""
+    if faked and not FAKETIME.exists():
+        raise SystemExit(f"{FAKETIME} is missing; apt-get install libfaketime")
+
+    def time_of(clock: Path) -> dict[str, str]:
+        if not faked:
+            return {}
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(clock),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_CACHE_DURATION": "1",
+        }
+
+    server = Place(net.server, time_of(clocks[0]))
+    return [server, *(Place(net.client(n), time_of(clocks[1])) for n in range(net.clients))]
+
+
+def again(live: LiveRun, settings: dict[str, Scalar], rounds: int) -> str:
+    """Repeat the run in process, with the cohorts that it had; see that it ends in the same digest.
+
+    Raises:
+        AssertionError: if it does not.
+    """
+    out = live.folder / "again"
+    config = RunConfig.of(settings | {"rounds": rounds, "out": str(out)}, "again")
+    homes = [live.home(name) for name in live.names]
+    repeated = read_result(simulate(config, cohorts_from=live.run, homes=homes))
+    expected = live.digests()[rounds]
+    assert repeated["final_digest"] == expected, "another end"
+    return f"an undisturbed run with the same cohorts ends in {expected[:16]} too"
+
+
+if __name__ == "__main__":
+    main()
