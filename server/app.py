@@ -59,7 +59,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     Args:
         config: of the run.
         grid: Flower's.
-        cohorts: of a recorded run, to be repeated.
+        cohorts: of a recorded run, to be repeated as far as it went.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -88,11 +88,12 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         else:
             strategy.evaluate(post, Split.VALIDATION)
             strategy.evaluate(post, Split.TEST)
-        if done < config.rounds:
+        rounds = min(config.rounds, cohorts.last) if cohorts else config.rounds
+        if done < rounds:
             strategy.start(
                 post,
                 ArrayRecord(),
-                num_rounds=config.rounds - done,
+                num_rounds=rounds - done,
                 timeout=config.cohort.timeout,
             )
         strategy.evaluate(post, Split.VALIDATION)

@@ -29,6 +29,11 @@ class RepeatedCohorts:
         self._cohorts = cohorts
         self._held: dict[tuple[int, int], Message] = {}
 
+    @property
+    def last(self) -> int:
+        """The last round of the recorded run."""
+        return max(self._cohorts, default=0)
+
     def asked(self, number: int) -> list[int]:
         """The devices whose answer to a round's instruction was used, then or later; ascending."""
         return sorted(
