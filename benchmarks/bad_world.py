@@ -3,7 +3,7 @@
     python benchmarks/bad_world.py [--clients 3] [--cut 90] [--jump 3600] [--only cut,clock]
 
 Takes root: the server and every client have a network namespace of their own, and the run's folder
-is a small file system in memory. Clocks are set by libfaketime (a Debian package). The model is the
+is a small file system in memory. Clocks are set for the processes alone. The model is the
 embedded one, so that rounds are short. After each disturbance the script waits until everybody's
 report is in a round again and says how long that took; in the end every digest must be that of the
 ledger, and the same as that of an undisturbed run with the same cohorts.
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.clock import clock_library, clock_of, set_clock
 from benchmarks.live_run import LiveRun, Place
 from benchmarks.network import SERVER_ADDRESS, Network, network, small_disk
 from shared.config import RunConfig, Scalar
 from shared.result import read_result
 from simulations.simulate import simulate
 
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 DISK = 24 * 2**20
 SETTINGS: dict[str, Scalar] = {
     "steps": 1,
@@ -45,7 +45,7 @@ class World:
     Args:
         live: the run.
         net: its network.
-        clocks: files with the time of the server and of the clients, as libfaketime reads them.
+        clocks: files that say how far the server's and the clients' clock is ahead, in seconds.
     """
 
     def __init__(self, live: LiveRun, net: Network, clocks: tuple[Path, Path]) -> None:
@@ -93,10 +93,10 @@ class World:
         for jump in (seconds, 0.0):
             server, clients = self._clocks
             before = self.live.last()
-            server.write_text(f"{jump:+.0f}\n")
+            set_clock(server, jump)
             time.sleep(60)
             apart = self.live.last() - before
-            clients.write_text(f"{jump:+.0f}\n")
+            set_clock(clients, jump)
             back = self.everybody(self.live.last())
             told.append(
                 f"server's clock set to {jump:+.0f} s: {apart} rounds in the minute before the "
@@ -148,8 +148,8 @@ def main() -> None:
         folder = Path(name)
         clocks = folder / "server-clock", folder / "clients-clock"
         for clock in clocks:
-            clock.write_text("+0\n")
-        server, *clients = places(net, clocks, "clock" in wanted)
+            set_clock(clock, 0)
+        server, *clients = places(net, clock_library(folder), clocks)
         names = [f"client-{number}" for number in range(arguments.clients)]
         settings = SETTINGS | {"rounds": ROUNDS, "cohort.available": arguments.clients}
         with LiveRun(folder, settings, names, f"{SERVER_ADDRESS}:8000", server, run) as live:
@@ -175,23 +175,13 @@ def main() -> None:
         print(again(live, settings, rounds), flush=True)
 
 
-def places(net: Network, clocks: tuple[Path, Path], faked: bool) -> list[Place]:
-    """Where the server and the clients run; with clocks of their own if these are to be set."""
-    if faked and not FAKETIME.exists():
-        raise SystemExit(f"{FAKETIME} is missing; apt-get install libfaketime")
-
-    def time_of(clock: Path) -> dict[str, str]:
-        if not faked:
-            return {}
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_CACHE_DURATION": "1",
-        }
-
-    server = Place(net.server, time_of(clocks[0]))
-    return [server, *(Place(net.client(n), time_of(clocks[1])) for n in range(net.clients))]
+def places(net: Network, library: Path, clocks: tuple[Path, Path]) -> list[Place]:
+    """Where the server and the clients run, with the clocks that they have."""
+    server, clients = (clock_of(library, clock) for clock in clocks)
+    return [
+        Place(net.server, server),
+        *(Place(net.client(number), clients) for number in range(net.clients)),
+    ]
 
 
 def again(live: LiveRun, settings: Mapping[str, Scalar], rounds: int) -> str:
