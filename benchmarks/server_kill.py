@@ -148,14 +148,15 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     killed: Counter[str] = Counter()
     metrics = Tail(run / METRICS_FILE)
     command = _server_command(run, port, settings)
-    with (folder / "said").open("ab") as said:
+    with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
         server = subprocess.Popen(command, stdout=said, stderr=said)
         _wait(lambda: (folder / "said").read_bytes().count(b"may join") == DEVICES, folder)
-        fleet = subprocess.Popen(_fleet_command(run, port), stdout=said, stderr=said)
+        fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
         try:
             while sum(killed.values()) < kills:
                 known = max(acknowledged, default=0)
                 _wait(lambda known=known: _new(metrics, acknowledged) > known, folder)  # type: ignore[misc]
+                assert server.poll() is None, (folder / "said").read_text()[-2000:]
                 time.sleep(float(rng.uniform(0, 3)))
                 target = TARGETS[rng.integers(len(TARGETS))]
                 victim = _process(server, target)
@@ -240,7 +241,10 @@ def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process |
 def _wait(ready: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < end, (folder / "said").read_text()[-3000:]
+        log = folder / "run" / "flower" / "superlink.log"
+        assert time.monotonic() < end, "\n".join(
+            file.read_text(errors="replace")[-3000:] for file in (folder / "said", log)
+        )
         time.sleep(0.05)
 
 

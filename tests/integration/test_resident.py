@@ -22,7 +22,13 @@ from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
 from client.own import of_device
 from client.remote import RemoteTrainer, address_of
-from client.resident import FolderMemory, Resident, decode_session, encode_session
+from client.resident import (
+    SESSIONS_KEPT,
+    FolderMemory,
+    Resident,
+    decode_session,
+    encode_session,
+)
 from client.service import served
 from client.session import Session
 from devices.live.settings import ClientSettings, own_settings
@@ -201,6 +207,16 @@ def test_a_damaged_session_begins_anew_and_says_so(
     with caplog.at_level(logging.WARNING, "samara.client"):
         assert memory.session(bytes(8)) is None
     assert "begins anew" in caplog.text
+
+
+def test_sessions_of_runs_long_past_are_forgotten(tmp_path: Path) -> None:
+    memory, runs = FolderMemory(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
+    for age, run in enumerate(runs):
+        memory.remember(run, _session())
+        (tmp_path / "runs" / run.hex() / "own").touch()
+        os.utime(tmp_path / "runs" / run.hex() / "session", (age, age))
+    assert [memory.session(run) is None for run in runs] == [True, True] + [False] * SESSIONS_KEPT
+    assert len(list(tmp_path.glob("runs/*/own"))) == len(runs)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 60])
