@@ -1,7 +1,7 @@
 """A live run in real processes, for the scripts that disturb one: `samara server up`, `client up`.
 
 Every process may be put behind a command, for example into a network namespace, and is ended with
-the run. What they say goes to files in the folder of the run, SAID.
+the run. What a process says goes to a file of its name that ends in ".said".
 """
 
 import json
@@ -20,7 +20,7 @@ import psutil
 
 from client.resident import decode_session
 from server.keys import KEYS_FOLDER, Keys
-from server.store import METRICS_FILE, replayed
+from server.store import METRICS_FILE, read_layout, replayed
 from shared.config import Scalar
 from shared.events import Tail
 from shared.replay import digest
@@ -47,6 +47,7 @@ class LiveRun:
         names: of the clients; each gets a key.
         address: that clients reach the server by, host:port.
         server: where it runs.
+        run: folder of the run; by default in `folder`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LiveRun:
     ) -> None:
         self.folder, self.names = folder, list(names)
         self.run = run or folder / "run"
-        self._settings, self._address = dict(settings), address
+        self.settings, self._address = dict(settings), address
         self._place = server or Place()
         self._metrics, self.rounds = Tail(self.run / METRICS_FILE), dict[int, dict[str, Any]]()
         self.server: subprocess.Popen[bytes] | None = None
@@ -99,15 +100,21 @@ class LiveRun:
         host, port = self._address.rsplit(":", 1)
         command = ["server", "up", "--run", str(self.run), "--host", "0.0.0.0", "--port", port]
         command += ["--name", host]
-        for key, value in self._settings.items():
+        for key, value in self.settings.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
         self.server = self._process(command, self._place, "server")
 
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
-        """Start `samara client up`, or start it again; its folder is `home`."""
+        """Start `samara client up`, or start it again; its folder is `home`.
+
+        It gets the key of its name unless the options say otherwise.
+        """
         command = ["client", "up", "--name", name, "--home", str(self.home(name))]
-        command += ["--superlink", self._address, "--key", str(self.key(name))]
-        command += ["--certs", str(self.run / "certificates" / "ca.pem"), *options]
+        command += ["--superlink", self._address, *options]
+        if not {"--key", "--insecure"} & set(options):
+            command += ["--key", str(self.key(name))]
+        if "--insecure" not in options:
+            command += ["--certs", str(self.run / "certificates" / "ca.pem")]
         self.clients[name] = self._process(command, place or Place(), name)
 
     def home(self, name: str) -> Path:
@@ -177,11 +184,8 @@ class LiveRun:
 
     def digests(self) -> dict[int, str]:
         """The digest after every round of the ledger, each proven by replay."""
-        steps = list(replayed(self.run))
-        from server.store import read_layout
-
         layout = read_layout(self.run)
-        return {step.round: digest(layout.hash, step.state).hex() for step in steps}
+        return {s.round: digest(layout.hash, s.state).hex() for s in replayed(self.run)}
 
     def positions(self) -> dict[str, tuple[int, str]]:
         """Round and digest of every client's session on disk."""
