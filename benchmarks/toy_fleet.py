@@ -73,6 +73,10 @@ class Device(threading.Thread):
                     logging.warning("device %d: %r", self._number, error)
                 time.sleep(_POLL_SECONDS)
 
+    def reply(self, message: Message, context: Context) -> Message:
+        """What it answers."""
+        return app(message, context)
+
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]
         _, _, send, _, _, pull_object, push_object, confirm = connection
         run, asked = message.metadata.run_id, message.metadata.message_id
@@ -86,7 +90,7 @@ class Device(threading.Thread):
         whole.metadata.__dict__["_message_id"] = asked
         where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
         where |= {DEVICE: self._device}
-        reply = app(whole, Context(run, node, where, self._state, {}))
+        reply = self.reply(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)
