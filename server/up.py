@@ -110,7 +110,7 @@ def sync_keys(flower: Flower, keys: Keys | None, watch: Watch) -> None:
 
 def _served(flower: Flower, run: int, keys: Keys | None, watch: Watch) -> str:
     """Watch over a run until it is finished; returns which process died, empty if none."""
-    checked, stamp = time.monotonic(), keys.stamp() if keys else 0
+    checked, stamp = time.monotonic(), 0  # keys may have changed since they were last looked at
     clock = time.time() - time.monotonic()
     while True:
         time.sleep(_POLL_SECONDS)
