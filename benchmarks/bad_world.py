@@ -10,9 +10,11 @@ ledger, and the same as that of an undisturbed run with the same cohorts.
 """
 
 import argparse
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.clock import clock_library, clock_of, set_clock
@@ -22,7 +24,7 @@ from shared.config import RunConfig, Scalar
 from shared.result import read_result
 from simulations.simulate import simulate
 
-DISK = 24 * 2**20
+DISK = 32 * 2**20
 SETTINGS: dict[str, Scalar] = {
     "steps": 1,
     "queries": 2,
@@ -108,14 +110,11 @@ class World:
         """Fill the server's disk, wait until it ends, make room, start it again."""
         live, before = self.live, self.live.last()
         assert live.server is not None, "the server is started first"
-        filler = live.run / "filler"
-        with filler.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
-            except OSError:
-                pass
+        filler, used = live.run / "filler", shutil.disk_usage(live.run).used
+        with filler.open("wb") as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
         ended = live.wait(lambda: live.server and live.server.poll() is not None, "its end")
         status, words = live.server.returncode, live.said().strip().splitlines()[-1]
         assert status == 1, words
@@ -126,7 +125,7 @@ class World:
         live.start_server()
         back = self.everybody(reached, seconds)
         return (
-            f"disk full: {reached - before} more rounds, after {ended:.0f} s the server ended with "
+            f"disk full ({used // 2**20} MiB were the run's): {reached - before} more rounds, after {ended:.0f} s the server ended with "
             f"status {status} and {words!r}; with room, the same command had everybody's report "
             f"after {back:.0f} s"
         )

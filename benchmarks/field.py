@@ -49,7 +49,7 @@ SETTINGS: dict[str, Scalar] = {
     "adapter.alpha": 4.0,
     "personal.rounds": 0,
     "evaluate.every": 0,
-    "cohort.timeout": 120.0,
+    "cohort.timeout": 600.0,
     "ledger.snapshot-every": 0,
 }
 IDLE_SECONDS = 60.0

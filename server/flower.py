@@ -275,6 +275,7 @@ class Flower:
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_LOG_LEVEL": "WARNING",
             }
             | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
         )
