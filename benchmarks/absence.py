@@ -10,6 +10,7 @@ stands and has trained; its digest must be the server's.
 
 import argparse
 import json
+import logging
 import os
 import re
 import tempfile
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--snapshot-every", type=int, default=0)
     arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
         print(catch_up(Path(name), arguments.rounds, arguments.snapshot_every))
 

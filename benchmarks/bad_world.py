@@ -10,6 +10,7 @@ ledger, and the same as that of an undisturbed run with the same cohorts.
 """
 
 import argparse
+import logging
 import shutil
 import tempfile
 import time
@@ -111,10 +112,9 @@ class World:
         live, before = self.live, self.live.last()
         assert live.server is not None, "the server is started first"
         filler, used = live.run / "filler", shutil.disk_usage(live.run).used
-        with filler.open("wb") as file, suppress(OSError):
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-                file.flush()
         ended = live.wait(lambda: live.server and live.server.poll() is not None, "its end")
         status, words = live.server.returncode, live.said().strip().splitlines()[-1]
         assert status == 1, words
@@ -125,9 +125,9 @@ class World:
         live.start_server()
         back = self.everybody(reached, seconds)
         return (
-            f"disk full ({used // 2**20} MiB were the run's): {reached - before} more rounds, after {ended:.0f} s the server ended with "
-            f"status {status} and {words!r}; with room, the same command had everybody's report "
-            f"after {back:.0f} s"
+            f"disk full ({used // 2**20} MiB of it the run's own): {reached - before} more rounds, "
+            f"after {ended:.0f} s the server ended with status {status} and {words!r}; with room, "
+            f"the same command had everybody's report after {back:.0f} s"
         )
 
 
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--jump", type=float, default=3600.0)
     parser.add_argument("--only", default="cut,superlink,clock,disk")
     arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     wanted = arguments.only.split(",")
     with (
         tempfile.TemporaryDirectory(prefix="w") as name,

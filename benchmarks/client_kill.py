@@ -10,6 +10,7 @@ that of an undisturbed run with the same cohorts.
 """
 
 import argparse
+import logging
 import os
 import tempfile
 import time
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
         begun = time.monotonic()
         print(kill_clients(arguments.kills, arguments.clients, arguments.seed, Path(name)))

@@ -12,6 +12,7 @@ must be the same; memory of every process; seconds from `client up` to the first
 
 import argparse
 import json
+import logging
 import re
 import statistics
 import tempfile
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     names = [f"client-{number}" for number in range(arguments.clients)]
     settings = SETTINGS | {"rounds": arguments.rounds, "cohort.available": arguments.clients}
     with tempfile.TemporaryDirectory(prefix="w") as name, network(arguments.clients) as net:
