@@ -32,6 +32,8 @@ from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
+LIVE_VARIABLE = "SAMARA_LIVE"
+"""Environment variable of a ServerApp whose devices come and go."""
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 600.0
@@ -47,19 +49,25 @@ def main(grid: Grid, context: Context) -> None:
     log.setLevel(logging.INFO)
     try:
         with journal(Path(config.out)) if config.out else nullcontext():
-            folder = serve(config, grid)
+            folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     finally:
         log.removeHandler(console)
 
 
-def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None) -> Path:
+def serve(
+    config: RunConfig,
+    grid: Grid,
+    cohorts: RepeatedCohorts | None = None,
+    patient: bool = False,
+) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
     Args:
         config: of the run.
         grid: Flower's.
-        cohorts: of a recorded run, to be repeated.
+        cohorts: of a recorded run, to be repeated as far as it went.
+        patient: wait on when no device that is there can take part; another may come.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -68,7 +76,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
     post = Post(grid, patience=max(1, config.cohort.late_rounds))
-    layout = _layout_of_the_devices(post, config, roster)
+    layout = _layout_of_the_devices(post, config, roster, patient)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
@@ -88,11 +96,12 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         else:
             strategy.evaluate(post, Split.VALIDATION)
             strategy.evaluate(post, Split.TEST)
-        if done < config.rounds:
+        rounds = min(config.rounds, cohorts.last) if cohorts else config.rounds
+        if done < rounds:
             strategy.start(
                 post,
                 ArrayRecord(),
-                num_rounds=config.rounds - done,
+                num_rounds=rounds - done,
                 timeout=config.cohort.timeout,
             )
         strategy.evaluate(post, Split.VALIDATION)
@@ -105,7 +114,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     return folder
 
 
-def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Layout:
+def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patient: bool) -> Layout:
     """Wait for as many nodes as the run begins with, and for one that can take part."""
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
@@ -116,7 +125,7 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
             roster.greet(post, config.cohort.timeout)
             if roster.layout is not None:
                 return roster.layout
-            if roster.reasons:
+            if roster.reasons and not patient:
                 raise SamaraError("no device can take part: " + "; ".join(roster.reasons))
         if time.monotonic() > told + _TELL_SECONDS:
             log.info("waiting for %d devices, %d are there", wanted, there)
@@ -125,7 +134,7 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
 
 
 def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:
-    events = store.events
+    events = store.events()
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,6 +1,7 @@
 """The commands that run federations, or tune one model, on this machine."""
 
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,6 +64,10 @@ def simulate(
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
     ] = None,
+    clients: Annotated[
+        list[Path] | None,
+        typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
+    ] = None,
 ) -> None:
     """Run a federation of emulated clients in this process.
 
@@ -71,10 +76,16 @@ def simulate(
     from shared.config import load_scenario
 
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    _run(load_scenario(_scenario_file(scenario), assignments), engine, cohorts_from)
+    config = load_scenario(_scenario_file(scenario), assignments)
+    _run(config, engine, cohorts_from, clients or [])
 
 
-def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) -> None:
+def _run(
+    config: "RunConfig",
+    engine: Engine,
+    cohorts_from: Path | None = None,
+    homes: Sequence[Path] = (),
+) -> None:
     from shared.result import RunResult
     from simulations.curves import write_curves
     from simulations.progress import watched
@@ -84,7 +95,7 @@ def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) 
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = run(config, on_message, engine.value, cohorts_from)
+        folder = run(config, on_message, engine.value, cohorts_from, homes)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
 
