@@ -183,9 +183,21 @@ class Trainer:
         )
 
     def train(
-        self, instruction: TrainInstruction, state: NDArray[np.int64], device: int, clients: int
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        device: int,
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
     ) -> Report:
         """K local steps from a state, which itself is not moved by them.
+
+        Args:
+            instruction: what to do.
+            state: int64 [d], the model that the steps start from.
+            device: which client.
+            clients: of how many.
+            moving: bool [d], the numbers that are tried; the others stay. None is all.
 
         Raises:
             CatchUpError: if the instruction is for another layout.
@@ -195,11 +207,12 @@ class Trainer:
         self.check_layout(instruction.layout_hash)
         data = self.share(device, clients, Split.TRAIN)
         seeds = instruction.seeds(device)
-        estimates = []
+        estimates, start = [], state
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
+            center = state if moving is None else np.where(moving, state, start)
             result = self._estimate(
-                state, seeds[step], data, order[: instruction.batch], instruction, step
+                center, seeds[step], data, order[: instruction.batch], instruction, step, moving
             )
             if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
                 raise TrainingError(
@@ -294,6 +307,7 @@ class Trainer:
         batch: NDArray[np.int64],
         instruction: TrainInstruction,
         step: int,
+        moving: NDArray[np.bool_] | None,
     ) -> Estimate:
         center = to_float32(state)
 
@@ -301,6 +315,7 @@ class Trainer:
             z = None
             if len(trial.seeds):
                 z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
+                z = z if moving is None else z * moving
             points = Points.at(self.layout, center, z, trial.epsilon, self._device)
             prompts = [data.prompts[index] for index in trial.batch]
             scores = self.forward.scores(points, prompts, self._execution.schedule)

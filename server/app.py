@@ -88,17 +88,20 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         else:
             strategy.evaluate(post, Split.VALIDATION)
             strategy.evaluate(post, Split.TEST)
-        if done < config.rounds:
+        if done < config.federated_rounds:
             strategy.start(
                 post,
                 ArrayRecord(),
-                num_rounds=config.rounds - done,
+                num_rounds=config.federated_rounds - done,
                 timeout=config.cohort.timeout,
             )
-        strategy.evaluate(post, Split.VALIDATION)
-        strategy.evaluate(post, Split.TEST)
-        if config.personal.rounds:
-            strategy.evaluate(post, Split.TEST, PERSONAL_ACTION)
+        for split in (Split.VALIDATION, Split.TEST):
+            if config.federated_rounds:
+                strategy.evaluate(post, split)
+                strategy.return_to_best()
+        for split in (Split.VALIDATION, Split.TEST):
+            if config.private_rounds:
+                strategy.evaluate(post, split, PERSONAL_ACTION)
         store.finish(_result(config, store, roster, time.monotonic() - begun))
     finally:
         store.close()

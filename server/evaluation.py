@@ -1,13 +1,16 @@
 """What the clients' evaluations amount to, for the whole split and for each client. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any
 
 from shared.frames import Evaluation
 from shared.tasks.metrics import Confusion
+
+GLOBAL = "global"
+"""The column of the federation's model."""
 
 
 def outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
@@ -42,6 +45,28 @@ def summed(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
         for name in names
     }
     return {name: _figures(parts) for name, parts in columns.items() if parts}
+
+
+def best_round(events: Iterable[Mapping[str, Any]], first_newcomer: int) -> int | None:
+    """The round after which the global model was best on validation; the later of equals.
+
+    Args:
+        events: of a run.
+        first_newcomer: clients from this index on do not count.
+
+    Returns:
+        None if nobody validated it.
+    """
+    means: dict[int, float] = {}
+    for event in events:
+        if event["event"] != "evaluation" or event["split"] != "validation":
+            continue
+        if list(event["columns"]) == [GLOBAL]:
+            clients = event["columns"][GLOBAL]["clients"]
+            own = [c["accuracy"] for device, c in clients.items() if int(device) < first_newcomer]
+            if own:
+                means[event["round"]] = sum(own) / len(own)
+    return max(means, key=lambda number: (means[number], number)) if means else None
 
 
 def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client.methods import composition
 from client.personalize import personal_ledger
 from server.store import read_layout, replayed
 from shared.config import RunConfig
@@ -74,8 +75,16 @@ class FinishedRun:
             state = step.state
         return state
 
+    def model(self, private: State | None = None) -> State:
+        """The global model, or a client's with this private state, int64 [d].
+
+        Raises:
+            SamaraError: if the ledger is damaged.
+        """
+        return composition(self.config, self.layout).model(self.global_state(), private)
+
     def personal_state(self, client: int) -> State:
-        """What a client's private rounds add, int64 [d], replayed and proven.
+        """What a client's private rounds lead to, int64 [d], replayed and proven.
 
         Raises:
             LedgerError: if there is no such client or ledger, or it is damaged.
@@ -151,10 +160,8 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     model, layout = opened.config.model, opened.layout
     base = structure_of(model.path, model.family)
     opened.check_model(base)
-    state = opened.global_state()
-    if client is not None:
-        state = state + opened.personal_state(client)
-    numbers = to_float32(state)
+    private = None if client is None else opened.personal_state(client)
+    numbers = to_float32(opened.model(private))
     try:
         write_peft_adapter(base, model.path, layout, numbers, out)
     except OSError as error:

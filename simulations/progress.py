@@ -46,16 +46,16 @@ def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
     with _shown("samara.server") as (console, progress, task):
         clients = config.data.clients
         cohort = math.ceil(config.cohort.fraction * clients)
-        # in rounds of one client; the private ones are taken from the global model and from zero
-        private = 2 * config.personal.rounds
-        whole = config.rounds * cohort + private * clients
-        done: list[int] = []
+        # in rounds of one client; finetune takes the private ones from zero, too
+        private = config.private_rounds * (1 + (config.method == "finetune"))
+        whole = config.federated_rounds * cohort + private * clients
+        done: set[int] = set()
 
         def on_message(message_type: str, partition: int) -> None:
             if message_type == "train":
                 progress.update(task, advance=1, total=whole)
-            elif message_type == _PERSONAL:
-                done.append(partition)
+            elif message_type == _PERSONAL and partition not in done:
+                done.add(partition)
                 text = f"private rounds: {len(done)} of {clients} clients"
                 progress.update(task, advance=private, total=whole, description=text)
                 if not console.is_terminal:
