@@ -25,6 +25,7 @@ from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order
 from shared.errors import CatchUpError, DataError, TaskError, TrainingError
 from shared.frames import (
+    GROUPING_TRACK,
     Figures,
     Hello,
     Report,
@@ -210,6 +211,8 @@ class Trainer:
         estimates, start = [], state
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
+            if instruction.track == GROUPING_TRACK:
+                order = label_by_label(order, data.labels)
             center = state if moving is None else np.where(moving, state, start)
             result = self._estimate(
                 center, seeds[step], data, order[: instruction.batch], instruction, step, moving
@@ -335,6 +338,20 @@ class Trainer:
         passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
         groups = [(seeds, one_pass) for one_pass in passes]
         return replay(state, groups, self.layout.distribution, self.backend)
+
+
+def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
+
+    Args:
+        order: int64 [n], places of all examples; those of one label keep it among themselves.
+        labels: int64 [n], of the examples by place.
+    """
+    turns = np.empty(len(order), np.int64)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    return order[np.argsort(turns, kind="stable")]
 
 
 def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:

@@ -85,6 +85,11 @@ class ScalarStrategy(Strategy):
         done = min(store.ledger.position.round, config.federated_rounds)
         self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
 
+    @property
+    def nodes(self) -> Collection[int]:
+        """Flower's ids of its devices."""
+        return self._roster.members.keys()
+
     def summary(self) -> None:
         """Log what the strategy will do."""
         c = self._config
@@ -455,7 +460,7 @@ class ScalarStrategy(Strategy):
         return delta, f"the loss rose: back to the state after round {stands}"
 
     def return_to_best(self) -> None:
-        """After the last round: take back what came after the round that was best on validation.
+        """After the last round: one that takes back what came after the best on validation.
 
         Raises:
             LedgerError: if the round that does so cannot be written.
@@ -464,8 +469,7 @@ class ScalarStrategy(Strategy):
         if not self._config.evaluate.best or ledger.position.round != last:
             return
         best = best_round(self._store.events, self._config.first_newcomer)
-        if best is None or best >= last:
-            return
+        best = last if best is None else min(best, last)
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
         ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
         self._tell(
@@ -479,7 +483,7 @@ class ScalarStrategy(Strategy):
                 "absent": [],
                 "late": {},
                 "resting": [],
-                "problem": f"round {best} was best on validation: back to the state after it",
+                "problem": f"round {best} was best on validation: the model is what it was then",
                 "back_to": best,
                 "bytes_up": 0,
                 "bytes_down": 0,

@@ -168,6 +168,9 @@ class CohortSettings(Section):
         0, ge=0, description="the last so many clients never train the global model"
     )
     clusters: int = Field(2, ge=2, le=64, description="groups of clients, of method cluster")
+    grouping_rounds: int = Field(
+        4, ge=1, description="rounds of the budget that find these groups, before the first"
+    )
 
 
 class PersonalSettings(Section):
@@ -298,9 +301,9 @@ class RunConfig(Settings):
                 "personal.part: there is no label bias; set adapter.label-bias = true, or name "
                 "other tensors"
             )
-        if self.method == "cluster" and self.federated_rounds < 2:
+        if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
             raise ValueError(
-                "method: cluster needs two rounds, the first of which finds the groups"
+                "method: cluster needs more rounds than cohort.grouping-rounds, which find groups"
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(

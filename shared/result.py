@@ -117,6 +117,8 @@ class RunResult(_Part):
     peak_memory_bytes: Count
     final_round: Count
     final_digest: Hex
+    groups: dict[Count, Count] = {}
+    """Of devices in clusters, counted from 0."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:

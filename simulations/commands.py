@@ -63,6 +63,9 @@ def simulate(
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
     ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
+    ] = None,
 ) -> None:
     """Run a federation of emulated clients in this process.
 
@@ -70,8 +73,40 @@ def simulate(
     """
     from shared.config import load_scenario
 
+    if sweep is not None:
+        _sweep(load_scenario(_scenario_file(scenario), settings or []), sweep, out)
+        return
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
     _run(load_scenario(_scenario_file(scenario), assignments), engine, cohorts_from)
+
+
+def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
+    """Tune methods, and say of every run what it reached on validation."""
+    from rich.console import Console
+
+    from simulations.progress import watched
+    from simulations.sweep import Sweep
+    from simulations.sweep import sweep as run_all
+
+    plan, folder = Sweep.read(file), out or Path("runs/sweep")
+
+    def run(config: "RunConfig") -> Path:
+        with watched(config, brief=True) as on_message:
+            from simulations.simulate import simulate as run_one
+
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+            return run_one(config, on_message)
+
+    console = Console()
+    for trial in run_all(base, plan, run, folder):
+        settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
+        console.print(
+            f"{trial.method}, rung {trial.rung}, trial {trial.number}: "
+            f"{trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
 
 
 def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) -> None:

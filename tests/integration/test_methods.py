@@ -1,5 +1,7 @@
 """Every method: what it spends, what it keeps to itself, that its files are its model."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,21 +11,28 @@ import numpy as np
 import pytest
 from federations import Settings, config_of, grid_of
 from flwr.app import Message
+from helpers import instruction_with
 from numpy.typing import NDArray
+from test_command import Run, run
 
 from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
-from client.trainer import Trainer, loaded, trainer_for
+from client.trainer import Trainer, label_by_label, loaded, trainer_for
 from server.app import serve
+from server.clusters import cluster_folder
+from server.store import read_layout, replayed
+from server.strategy import ScalarStrategy
 from shared.config import RunConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, SamaraError
 from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
 from shared.ledger.reading import read_ledger
-from shared.replay import Shrink, replay, to_float32
+from shared.replay import Shrink, digest, replay, to_float32
 from shared.result import RunResult, read_result
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export_ledger
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
+
+__all__ = ["run"]
 
 PRIVATE = ("local", "finetune", "ditto", "mixture", "partial")
 
@@ -171,8 +180,8 @@ def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> No
     model, own = opened.model(), opened.personal_state(0)
     assert not model[private].any()
     assert np.any(model[~private])
-    np.testing.assert_array_equal(opened.model(own)[~private], model[~private])
-    np.testing.assert_array_equal(opened.model(own)[private], own[private])
+    np.testing.assert_array_equal(opened.model(0)[~private], model[~private])
+    np.testing.assert_array_equal(opened.model(0)[private], own[private])
     assert np.any(own[private])
     for client in RunResult.read(opened.folder).evaluations[-1].columns["personalized"].clients:
         assert client in (0, 1, 2)
@@ -180,8 +189,6 @@ def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> No
 
 def test_only_what_moves_is_tried(settings: Settings) -> None:
     """A projected gradient along a masked direction is that of the masked direction."""
-    from helpers import instruction_with
-
     trainer = trainer_for(config_of(settings))
     layout = trainer.layout
     moving = np.zeros(layout.size, np.bool_)
@@ -280,10 +287,116 @@ def test_nothing_is_left_of_a_state() -> None:
     [
         ({"method": "ditto", "personal.rounds": 0}, "ditto needs private rounds"),
         ({"method": "partial"}, "there is no label bias"),
-        ({"method": "cluster", "rounds": 1, "personal.rounds": 0}, "cluster needs two rounds"),
+        (
+            {"method": "cluster", "rounds": 1, "personal.rounds": 0},
+            "cluster needs more rounds",
+        ),
         ({"cohort.newcomers": 8}, "at least one must train"),
     ],
 )
 def test_a_method_must_have_what_it_needs(settings_of_method: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.of(settings_of_method, "test")
+
+
+def _swapped(data_file: Path, folder: Path) -> Path:
+    """The sentences for six users, of whom every other one means the opposite by a label."""
+    rows = [json.loads(line) for line in data_file.read_text().splitlines()]
+    for index, row in enumerate(rows):
+        row["user"] = f"user{index // 2 % 6}"
+        row["label"] ^= index // 2 % 2
+    file = folder / "swapped.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def opposed(small: Settings, data_file: Path, tmp_path: Path) -> Settings:
+    """Two groups of clients with opposite labels; the last client is a newcomer."""
+    return small | {
+        "method": "cluster",
+        "data.path": str(_swapped(data_file, tmp_path)),
+        "data.partition": "user",
+        "data.clients": 6,
+        "queries": 8,
+        "batch": 16,
+        "rounds": 10,
+        "personal.rounds": 0,
+        "cohort.grouping-rounds": 8,
+        "threads": 1,
+    }
+
+
+def test_clusters_are_found_by_scalars_and_each_is_a_federation(
+    opposed: Settings, run: Run, tmp_path: Path
+) -> None:
+    config = config_of(opposed)
+    folder = simulate(config)
+    result = RunResult.read(folder)
+    assert result.groups == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
+    layout, states = read_layout(folder), []
+    for cluster, members in ((0, [0, 2, 4]), (1, [1, 3])):
+        *_, last = replayed(cluster_folder(folder, cluster))
+        states.append(last.state)
+        for record in read_ledger(cluster_folder(folder, cluster) / "ledger"):
+            assert [c.device for c in record.delta.contributors] == members
+    assert [entry.round for entry in result.rounds] == [1, 2]
+    assert set(result.rounds[0].clients) == {0, 1, 2, 3, 4}
+    digests = b"".join(digest(layout.hash, state) for state in states)
+    assert result.final_digest == hashlib.sha256(digests).hexdigest()
+    assert set(result.evaluations[-1].columns["global"].clients) == set(range(6))
+    opened = FinishedRun.at(folder)
+    for client, cluster in result.groups.items():
+        np.testing.assert_array_equal(opened.model(client), states[cluster])
+    with pytest.raises(SamaraError, match="a model per cluster"):
+        opened.model()
+    status, printed, errors = run("server", "verify", folder)
+    assert (status, errors) == (0, "")
+    assert printed.count("every digest reproduced") == 2
+    again = simulate(config_of(opposed, out=str(tmp_path / "again")))
+    assert read_result(again)["final_digest"] == result.final_digest
+
+
+def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: Path) -> None:
+    """One cluster is a round ahead of the other when the server dies."""
+    whole = simulate(config_of(opposed, rounds=11, out=str(tmp_path / "whole")))
+    cut = config_of(opposed, rounds=11)
+
+    plain, rounds = ScalarStrategy.aggregate_train, []
+
+    def dying(self: ScalarStrategy, *rest: Any) -> Any:
+        rounds.append(self)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+        return plain(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScalarStrategy, "aggregate_train", dying)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(cut)
+    one, other = RunResult.read(whole), RunResult.read(simulate(cut))
+    assert other.final_digest == one.final_digest
+    assert [entry.round for entry in other.rounds] == [1, 2, 3]
+    assert set(other.rounds[1].clients) == set(range(5))
+    for cluster in (0, 1):
+        steps = [list(replayed(cluster_folder(at, cluster))) for at in (whole, Path(cut.out))]
+        for a, b in zip(*steps, strict=True):
+            np.testing.assert_array_equal(a.state, b.state)
+
+
+def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> None:
+    config = config_of(opposed, cohort__newcomers=0)
+    simulate(config)
+    file = Path(config.out) / "groups.json"
+    groups = json.loads(file.read_text())
+    for part in ("clusters", "scalars"):
+        del groups[part]["3"]
+    file.write_text(json.dumps(groups))
+    (Path(config.out) / "result.json").unlink()
+    assert RunResult.read(simulate(config)).groups[3] == 1
+
+
+def test_labels_take_turns_where_clusters_are_sought() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1, 2])
+    order = np.array([5, 0, 1, 6, 3, 2, 4])
+    assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
