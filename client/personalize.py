@@ -243,7 +243,8 @@ def _private_instruction(
         deadline=0.0,
         layout_hash=layout.hash,
         start_digest=digest(layout.hash, state),
-        curvature_every=size.curvature_every(config.queries),
+        curvature_every=size.curvature_every(config.queries, config.differences),
+        differences=config.differences,
     )
 
 

@@ -319,13 +319,14 @@ class Trainer:
             if len(trial.seeds):
                 z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
                 z = z if moving is None else z * moving
-            points = Points.at(self.layout, center, z, trial.epsilon, self._device)
+            points = Points.at(self.layout, center, z, trial.epsilon, self._device, trial.signs)
             prompts = [data.prompts[index] for index in trial.batch]
             scores = self.forward.scores(points, prompts, self._execution.schedule)
             return cross_entropy(scores, data.labels[trial.batch])
 
         curvature = instruction.measures_curvature(step)
-        return carried_out(estimate(seeds, batch, instruction.epsilon, curvature), losses_of)
+        estimator = estimate(seeds, batch, instruction.epsilon, curvature, instruction.differences)
+        return carried_out(estimator, losses_of)
 
     def _stepped(
         self,

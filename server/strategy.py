@@ -131,7 +131,8 @@ class ScalarStrategy(Strategy):
             start_digest=self._store.ledger.digest,
             pool_root=round_root(settings.seed, 0, GLOBAL_TRACK) if pooled else 0,
             pool_size=settings.pool_size if pooled else 0,
-            curvature_every=size.curvature_every(settings.queries),
+            curvature_every=size.curvature_every(settings.queries, settings.differences),
+            differences=settings.differences,
         )
         self._late.asked(self._train)
         return self._messages(

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from shared.directions import Differences
 from shared.errors import ConfigError
 from shared.layout import LABEL_BIAS_GROUP
 
@@ -223,6 +224,9 @@ class RunConfig(Settings):
         0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
     )
     epsilon: float = Field(0.01, gt=0, le=1)
+    differences: Differences = Field(
+        "central", description="forward takes q + 1 losses a step in place of 2·q"
+    )
     learning_rate: LearningRate = "auto"
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent", "pool"] = "independent"

@@ -190,7 +190,9 @@ class Comparison:
         settings = RunConfig.of(variant.first.config, str(variant.runs[0].folder))
         steps, rounds = settings.steps, settings.federated_rounds
         private = steps * settings.private_rounds
-        rows = 2 * settings.queries * settings.batch
+        queries = settings.queries
+        points = queries + 1 if settings.differences == "forward" else 2 * queries
+        rows = points * settings.batch
         return Cost(
             float(np.mean([result.bytes_up / len(result.devices) for result in results])),
             float(np.mean([result.bytes_down / len(result.devices) for result in results])),
