@@ -97,7 +97,7 @@ class FinishedRun:
         Raises:
             SamaraError: if a ledger is damaged or missing.
         """
-        if client is not None and private is None and self.config.private_rounds:
+        if client is not None and private is None and not self.result.groups:
             private = self.personal_state(client)
         parts = composition(self.config, self.layout)
         return parts.model(self.global_state(client), private)

@@ -5,10 +5,12 @@ import io
 from collections.abc import Iterator, Mapping
 from math import isnan
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shared.result import ClientCost
 from simulations.comparison.comparison import Comparison, Tested, p_text, percent, points
 
 _NAMED_LOSERS = 5
@@ -36,10 +38,11 @@ def printed(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def csv_of(comparison: Comparison) -> str:
-    """A line per variant, client and column; figures are means over seeds, with all digits."""
+    """A line per variant, client and column; figures and costs are means over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["variant", "runs", "client", "column", "accuracy", "macro_f1"])
+    columns = ["variant", "runs", "client", "column", "accuracy", "macro_f1"]
+    rows.writerow([*columns, *ClientCost._fields])
     for variant in comparison.field.variants:
         runs = " ".join(str(run.folder) for run in variant.runs)
         field = comparison.field
@@ -47,7 +50,9 @@ def csv_of(comparison: Comparison) -> str:
         for clients, arm in [*arms, *((field.newcomers, arm) for arm in variant.new.values())]:
             figures = zip(clients, arm.accuracy, arm.macro_f1, strict=True)
             for client, accuracy, macro_f1 in figures:
-                rows.writerow([variant.letter, runs, client, arm.name, accuracy, macro_f1])
+                spent = np.mean([run.result.spent(client) for run in variant.runs], axis=0)
+                shown = [variant.letter, runs, client, arm.name, accuracy, macro_f1]
+                rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
 
