@@ -26,6 +26,8 @@ MAX_DEVICE = 2**32 - 2
 MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
+GROUPING_TRACK = 2**32 - 2
+"""Of an instruction whose scalars say who belongs together; they move no state."""
 
 
 class SeedPolicy(IntEnum):
