@@ -85,7 +85,9 @@ def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str
             begun = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - begun)
-            print(json.dumps({"step": turn, "what": name, "seconds": seconds[name][-1]}), flush=True)
+            print(
+                json.dumps({"step": turn, "what": name, "seconds": seconds[name][-1]}), flush=True
+            )
     return {
         "block_bytes": store.bytes,
         "seconds": seconds,

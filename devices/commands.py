@@ -30,6 +30,15 @@ class Quantization(StrEnum):
     NF4 = "nf4"
 
 
+class Stream(StrEnum):
+    """Where blocks are that are not being computed with."""
+
+    OFF = "off"
+    AUTO = "auto"
+    HOST = "host"
+    DISK = "disk"
+
+
 @app.command(name="list")
 def list_() -> None:
     """List the device and link profiles that come with Samara.
@@ -88,6 +97,9 @@ def estimate(
     supervised: Annotated[
         int, typer.Option(min=0, help="Positions of an example that are read; 0: all.")
     ] = 0,
+    stream: Annotated[
+        Stream, typer.Option(help="Read blocks from disk in every step; auto: if it must be.")
+    ] = Stream.OFF,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default the usual one.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -95,14 +107,23 @@ def estimate(
 
     Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """
+    from dataclasses import replace
     from json import dumps
 
     from devices.estimate import estimate as estimated
     from devices.profile import load_device
     from devices.roofline import Workload
     from devices.shape import model_shape
+    from shared.errors import ConfigError
 
+    if stream is Stream.HOST:
+        raise ConfigError(
+            "--stream host: the processors of a profiled device share one memory, so blocks that "
+            "wait there take what --stream off takes; choose disk, or off"
+        )
     profile = load_device(device)
+    profile = profile.in_mode(power) if power else profile
+    shape = model_shape(model)
     work = Workload(
         sequence=seq,
         batch=batch,
@@ -112,8 +133,11 @@ def estimate(
         top=top,
         rank=rank,
         supervised=supervised,
+        stream="disk" if stream is Stream.DISK else "off",
     )
-    result = estimated(model_shape(model), profile.in_mode(power) if power else profile, work)
+    result = estimated(shape, profile, work)
+    if stream is Stream.AUTO and not result.fits:
+        result = estimated(shape, profile, replace(work, stream="disk"))
     if json:
         typer.echo(dumps(result.as_json()))
     else:

@@ -203,8 +203,7 @@ class SequentialSpace(Space):
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine at one point after the other, both of a direction in turn."""
-        if signs != BOTH_SIDES:
-            raise ValueError("a space that stands at one point at a time tries both sides")
+        check_both_sides(signs)
         if not len(seeds):
             with self._center() as points:
                 return run(points)
@@ -246,6 +245,16 @@ class FlatSpace(Space):
         """θ + ε·z and θ − ε·z as vectors of their own."""
         step = self.direction(seed, 0, self.size) * epsilon
         return self._theta + step, self._theta - step
+
+
+def check_both_sides(signs: tuple[int, ...]) -> None:
+    """Refuse one side alone where a space stands at one point at a time.
+
+    Raises:
+        ValueError: if it is asked for.
+    """
+    if signs != BOTH_SIDES:
+        raise ValueError("a space that stands at one point at a time tries both sides")
 
 
 def no_adapter() -> tuple[Adapter, Points]:

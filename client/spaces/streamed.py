@@ -26,11 +26,12 @@ from client.spaces.space import (
     Run,
     Space,
     SpaceTensor,
+    check_both_sides,
     no_adapter,
 )
 from client.streaming.store import BlockStore, allocated
 from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
-from shared.directions import WHOLE_BLOCKS, Distribution
+from shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
 from shared.layout import Layout
 from shared.model.loading import BaseModel
 from shared.replay import Backend
@@ -130,9 +131,14 @@ class StreamedFullSpace(Space):
 
     @torch.inference_mode()
     def evaluate(
-        self, run: Run, seeds: NDArray[np.uint64] = NO_SEEDS, epsilon: float = 0.0
+        self,
+        run: Run,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a `StreamedForward` that stands where this space does; see `visit`."""
+        check_both_sides(signs)
         if not len(seeds):
             self.flush()
             return run(self._here)
@@ -203,9 +209,10 @@ class StreamedFullSpace(Space):
     def theta_of(self, held: "_Held") -> Tensor:
         """θ of a tensor, flat."""
         if held.block is None:
-            return self._theta[held.first]
-        there: Tensor = self.stream.block(held.block)[held.name]
-        return there.view(-1)
+            resident: Tensor = self._theta[held.first]
+            return resident
+        there: Tensor = self.stream.block(held.block)[held.name].view(-1)
+        return there
 
     def parts_of(self, block: int | None) -> "list[_Held]":
         """The tensors of a block, or the resident ones."""
