@@ -146,6 +146,7 @@ def estimate(
 
 def _print(result: "Estimate") -> None:
     from dataclasses import asdict
+    from itertools import zip_longest
 
     from rich.console import Console
     from rich.table import Table
@@ -157,7 +158,7 @@ def _print(result: "Estimate") -> None:
     table.add_column("MiB", justify="right")
     times = [(name, f"{value:.3f}") for name, value in asdict(result.time).items()]
     sizes = [(name, f"{value / 2**20:,.0f}") for name, value in asdict(result.memory).items()]
-    for (time, seconds), (part, size) in zip(times, sizes, strict=True):
+    for (time, seconds), (part, size) in zip_longest(times, sizes, fillvalue=("", "")):
         table.add_row(time, seconds, part, size)
     table.add_section()
     table.add_row(

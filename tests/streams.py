@@ -49,6 +49,8 @@ SHAPES: dict[str, Callable[[int, bool], Any]] = {
         transformers.BertConfig(vocab_size=v, tie_word_embeddings=tied, **SIZES)
     ),
 }
+Shape = Callable[[str, bool], Path]
+"""The folder of a shape, tied or not: the fixture `shape_folder`."""
 TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")
 TASK = ClassificationTask.model_validate(
     {

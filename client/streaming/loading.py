@@ -29,6 +29,8 @@ Tier = Literal["host", "disk"]
 
 _LEFT_FREE = 0.25
 """Of the free memory that weights may not take, if they are to stay in it."""
+_BUFFERS = 2
+"""Blocks that are in memory at least."""
 _FORMAT = 1
 """Of the folders of quantized blocks."""
 
@@ -81,6 +83,7 @@ def load(settings: ModelSettings) -> Loaded:
         kind, dtype = settings.quantization, settings.dtype
         base = load_base_model(settings.path, settings.family, settings.device, kind, dtype)
         return Loaded(base)
+    _check_room(settings)
     base, origins = load_without_blocks(
         settings.path, settings.family, settings.device, settings.quantization, settings.dtype
     )
@@ -118,6 +121,25 @@ def tier_of(settings: ModelSettings) -> Tier | None:
             return None
         return "host" if fits_host else "disk"
     return None if fits_host else "disk"
+
+
+def _check_room(settings: ModelSettings) -> None:
+    """What of a streamed model is always in memory fits it.
+
+    Raises:
+        ModelError: otherwise.
+    """
+    sizes = sizes_of(settings)
+    if sizes is None or settings.device != "cpu":
+        return  # a device's own allocator says what it lacks
+    need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
+    if need > free:
+        raise ModelError(
+            f"{settings.path}: even with streamed blocks, embeddings and head take "
+            f"{sizes.outside / 2**20:,.0f} MiB and {_BUFFERS} blocks "
+            f"{_BUFFERS * sizes.largest / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free; "
+            "free memory, quantize (model.quantization = nf4), or set model.dtype = bfloat16"
+        )
 
 
 def _places(

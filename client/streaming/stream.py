@@ -26,6 +26,7 @@ from shared.model.quantized import QuantizedLinear
 
 log = logging.getLogger("samara.stream")
 
+_PASSES_BEFORE_A_WORD = 3
 _SLOW_SHARE = 0.5
 """Of a pass spent waiting for blocks, beyond which the disk is worth a word."""
 
@@ -132,6 +133,8 @@ class BlockStream:
         self._coming: OrderedDict[int, _Coming] = OrderedDict()
         self._after: dict[int, int] = {}
         self._latest = -1
+        self._begun: float | None = None
+        self._said = False
         self._writing: dict[int, Future[None]] = {}
         self._at: int | None = None
         self._buffer: _Buffer | None = None
@@ -167,6 +170,7 @@ class BlockStream:
             self._after[self._latest], self._at, self._latest = index, index, index
             self._here = self._widened(index)
             self.traffic.waiting_seconds += time.monotonic() - begun
+            self._watch()
             self._call_next(index)
             self._on_arrival(index)
             self.show(self._here)
@@ -214,6 +218,16 @@ class BlockStream:
         for job in self._writing.values():
             job.result()
         self._writing.clear()
+
+    def _watch(self) -> None:
+        """Say once if the disk is what a step waits for."""
+        passes = self.traffic.blocks / self.count
+        if self._begun is None:
+            self._begun = time.monotonic()
+        elif passes >= _PASSES_BEFORE_A_WORD and not self._said:
+            self._said = True
+            if said := self.complaint(time.monotonic() - self._begun):
+                log.warning("%s", said)
 
     def complaint(self, seconds: float) -> str:
         """What there is to say about the disk after so many seconds of work; empty if nothing."""
