@@ -65,11 +65,13 @@ class Loaded:
             ModelError: if there is not enough room, or a block cannot be read.
         """
         assert self.store is not None, "all blocks are in the model"
+        dtype = self.base.network.dtype
         if not self.store.in_memory:
-            return copied_to_files(self.store, folder, torch.float32)
+            return copied_to_files(self.store, folder, torch.float32, dtype)
         if all(part.dtype == torch.float32 for b in self.store.buckets for part in b.parts):
             return self.store
-        return HostStore(self.store, torch.float32, self.base.network.device.type == "cuda")
+        pinned = self.base.network.device.type == "cuda"
+        return HostStore(self.store, torch.float32, pinned, dtype)
 
 
 def load(settings: ModelSettings) -> Loaded:

@@ -133,19 +133,24 @@ class HostStore(BlockStore):
         source: where they come from.
         dtype: that floats are kept in; None is as in the source.
         pinned: page-locked.
+        model: type of the model, which floats are rounded to on the way; None is none.
 
     Raises:
         ModelError: if there is not enough memory, or the source cannot be read.
     """
 
     def __init__(
-        self, source: BlockStore, dtype: torch.dtype | None = None, pinned: bool = False
+        self,
+        source: BlockStore,
+        dtype: torch.dtype | None = None,
+        pinned: bool = False,
+        model: torch.dtype | None = None,
     ) -> None:
         self.buckets = [bucket.recast(dtype) for bucket in source.buckets]
         self._rooms = []
         for block, bucket in enumerate(self.buckets):
             room = allocated(bucket.bytes, torch.device("cpu"), pinned)
-            _converted(source, block, bucket, room)
+            _converted(source, block, bucket, room, model)
             self._rooms.append(room)
 
     @property
@@ -164,13 +169,19 @@ class HostStore(BlockStore):
         """It is there."""
 
 
-def copied_to_files(source: BlockStore, folder: Path, dtype: torch.dtype | None) -> FileStore:
+def copied_to_files(
+    source: BlockStore,
+    folder: Path,
+    dtype: torch.dtype | None,
+    model: torch.dtype | None = None,
+) -> FileStore:
     """A copy of all blocks in files of their own, which may be written.
 
     Args:
         source: where they come from.
         folder: gets a file per block; those of an earlier copy are replaced.
         dtype: that floats are kept in; None is as in the source.
+        model: type of the model, which floats are rounded to on the way; None is none.
 
     Raises:
         ModelError: if the source cannot be read or the folder not be written.
@@ -179,7 +190,7 @@ def copied_to_files(source: BlockStore, folder: Path, dtype: torch.dtype | None)
     places = []
     for block, bucket in enumerate(buckets):
         room = allocated(bucket.bytes, torch.device("cpu"))
-        _converted(source, block, bucket, room)
+        _converted(source, block, bucket, room, model)
         places.append(written(folder, block, bucket.views(room)))
     return FileStore(places, buckets, writable=True)
 
@@ -224,16 +235,22 @@ def allocated(size: int, device: torch.device, pinned: bool = False) -> Tensor:
         ) from error
 
 
-def _converted(source: BlockStore, block: int, bucket: Bucket, room: Tensor) -> None:
+def _converted(
+    source: BlockStore, block: int, bucket: Bucket, room: Tensor, model: torch.dtype | None
+) -> None:
     """Fill a room with a block of another store, in the types of the bucket."""
-    if bucket == source.buckets[block]:
+    if source.in_memory:
+        own = source.room(block, None)
+    elif bucket == source.buckets[block] and model is None:
         source.fetch(block, room)
         return
-    own = allocated(source.buckets[block].bytes, torch.device("cpu"))
-    source.fetch(block, own)
+    else:
+        own = allocated(source.buckets[block].bytes, torch.device("cpu"))
+        source.fetch(block, own)
     views = bucket.views(room)
     for name, tensor in source.buckets[block].views(own).items():
-        views[name].copy_(tensor)
+        rounds = model is not None and tensor.is_floating_point()
+        views[name].copy_(tensor.to(model) if rounds else tensor)
 
 
 def _bytes_of(room: Tensor) -> memoryview:

@@ -79,9 +79,9 @@ class Rig:
         else:
             kept = travels or (torch.float32 if keep_copy else base.network.dtype)
             store: BlockStore = (
-                HostStore(loaded.store, kept)
+                HostStore(loaded.store, kept, model=base.network.dtype)
                 if tier == "host"
-                else copied_to_files(loaded.store, to, kept)
+                else copied_to_files(loaded.store, to, kept, base.network.dtype)
             )
             self.space = StreamedFullSpace(base, store, BACKEND, keep_copy, **streaming)
             body = StreamedBody(base, 0)
