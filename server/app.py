@@ -20,6 +20,7 @@ from server.post import Post
 from server.roster import Roster
 from server.store import RunStore
 from server.strategy import ScalarStrategy
+from server.world import World
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
@@ -53,13 +54,19 @@ def main(grid: Grid, context: Context) -> None:
         log.removeHandler(console)
 
 
-def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None) -> Path:
+def serve(
+    config: RunConfig,
+    grid: Grid,
+    cohorts: RepeatedCohorts | None = None,
+    world: World | None = None,
+) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
     Args:
         config: of the run.
         grid: Flower's.
         cohorts: of a recorded run, to be repeated.
+        world: what it happens in; the real one by default.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -67,7 +74,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    post = Post(grid, patience=max(1, config.cohort.late_rounds))
+    post = Post(grid, patience=max(1, config.cohort.late_rounds), world=world)
     layout = _layout_of_the_devices(post, config, roster)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
@@ -80,7 +87,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         if (folder / RESULT_FILE).exists():
             log.info("%s holds this very run, finished", folder)
             return folder
-        strategy = ScalarStrategy(config, store, roster, cohorts)
+        strategy = ScalarStrategy(config, store, roster, cohorts, post.world)
         post.enough = strategy.has_enough
         done = store.ledger.position.round
         if done:
@@ -99,7 +106,8 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         strategy.evaluate(post, Split.TEST)
         if config.personal.rounds:
             strategy.evaluate(post, Split.TEST, PERSONAL_ACTION)
-        store.finish(_result(config, store, roster, time.monotonic() - begun))
+        result = _result(config, store, roster, time.monotonic() - begun)
+        store.finish(result | post.world.of_run(result["rounds"]))
     finally:
         store.close()
     return folder
