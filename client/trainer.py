@@ -70,6 +70,7 @@ class Trainer:
         layout: of the adapter.
         model_id: of the base model, 32 bytes.
         forward: the engine that scores rows.
+        first_block: the lowest one that is adapted.
         torch_device: that the model is on.
         backend: what makes directions and replays, on the model's device where that is faster.
     """
@@ -128,7 +129,7 @@ class Trainer:
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout = adapter.layout
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
-        first = adapter.first_block
+        self.first_block = first = adapter.first_block
         self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
         self.forward = ResidentForward(adapter, self._scorer, Body(base, first, self._cache))
 
@@ -181,6 +182,16 @@ class Trainer:
         return Hello(
             device, examples, round_number, self.model_id, layout, json.dumps(facts, sort_keys=True)
         )
+
+    @property
+    def folder(self) -> Path:
+        """Of the base model's files."""
+        return self._base.folder
+
+    @property
+    def adapted_blocks(self) -> int:
+        """How many blocks there are from the lowest adapted one on."""
+        return len(self._base.blocks) - self.first_block
 
     @property
     def schedule(self) -> Schedule:

@@ -139,7 +139,7 @@ class ScalarStrategy(Strategy):
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
         """Whether a round need not wait for more replies."""
-        if self._train is None:
+        if self._train is None or len(replies) < self._wanted:
             return False
         token = token_of(self._train.encode())
         return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)

@@ -189,6 +189,19 @@ Hours = Annotated[tuple[float, float], Field(strict=False)]
 Windows = Annotated[tuple[Hours, ...], Field(strict=False)]
 
 
+def check_hours(name: str, windows: Iterable[Hours]) -> None:
+    """Refuse what are no hours of a day.
+
+    Raises:
+        ValueError: naming the setting and the window.
+    """
+    for begin, end in windows:
+        if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
+            raise ValueError(
+                f"{name}: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day later"
+            )
+
+
 class DeviceGroup(Section):
     """Emulated devices of one kind."""
 
@@ -211,13 +224,8 @@ class DeviceGroup(Section):
 
     @model_validator(mode="after")
     def _hours_are_hours(self) -> Self:
-        for name, windows in (("available", self.available), ("charging", self.charging)):
-            for begin, end in windows:
-                if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
-                    raise ValueError(
-                        f"{name}: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a "
-                        "day later"
-                    )
+        check_hours("available", self.available)
+        check_hours("charging", self.charging)
         return self
 
 
