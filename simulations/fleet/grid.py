@@ -133,7 +133,7 @@ class FleetGrid(LocalGrid):
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 
     def _report(self, due: _Due) -> bytes:
-        """A report; made, if it is not yet, with its group and as many more as there are threads."""
+        """A report; if it is not made yet, with its group and one more for each other thread."""
         asked, number = due.asked, due.job.device
         if number not in asked.reports:
             ahead = (group for group in asked.groups if group[0] not in asked.reports)
