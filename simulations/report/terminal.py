@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.config import EMBEDDED_DATA
-from shared.result import RESULT_FILE, Evaluation, RunResult
+from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
+from simulations.report.fleet import clock_of, kinds_of
 
 
 def print_result(folder: Path, result: RunResult) -> None:
@@ -27,6 +28,14 @@ def print_result(folder: Path, result: RunResult) -> None:
         console.print(
             f"ceilings: {limits.common_rule:.1%} for the best common rule, "
             f"{limits.own_rule:.1%} for every writer's own",
+            highlight=False,
+        )
+    if result.fleet:
+        console.print(fleet_table(result.fleet))
+        begun, ended = result.fleet.begun, result.fleet.ended
+        console.print(
+            f"virtual time: {(ended - begun) / 3600:.2f} h, "
+            f"from {clock_of(begun)} to {clock_of(ended)}",
             highlight=False,
         )
     console.print(
@@ -68,6 +77,32 @@ def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
         highlight=False,
     )
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
+
+
+def fleet_table(fleet: Fleet) -> Table:
+    """What the run took of a device of each kind, on the average."""
+    table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
+    table.add_column("kind")
+    for column in ("devices", "step s", "computing min", "transfer s", "waiting min", "kJ", "KiB"):
+        table.add_column(column.replace(" ", "\n"), justify="right")
+    table.add_column("peak\nMiB", justify="right")
+    table.add_column("reports", justify="right")
+    table.add_column("failed or late")
+    for kind in kinds_of(fleet):
+        table.add_row(
+            kind.name,
+            str(kind.count),
+            f"{kind.step_seconds:.3g}",
+            f"{kind.compute_seconds / 60:.1f}",
+            f"{kind.transfer_seconds:.1f}",
+            f"{kind.waiting_seconds / 60:.1f}",
+            "" if kind.energy_joules is None else f"{kind.energy_joules / 1000:.2f}",
+            f"{(kind.bytes_up + kind.bytes_down) / 1024:.1f}",
+            f"{kind.peak_memory_bytes / 2**20:,.0f}",
+            str(kind.reported),
+            kind.failures,
+        )
+    return table
 
 
 def splits_table(evaluations: Sequence[Evaluation]) -> Table:
