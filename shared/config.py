@@ -248,6 +248,9 @@ class FleetSettings(Section):
         Field((), description="groups, each a table; none is no emulation")
     )
     begins: float = Field(12.0, ge=0, lt=24, description="hour of the day when the run begins")
+    every: float = Field(
+        0.0, ge=0, description="virtual seconds between the beginnings of rounds, at least"
+    )
     timed_as: Text = Field(
         "", description="model whose times and memory the devices have; empty is the run's own"
     )

@@ -37,7 +37,8 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
         for kind in sorted({group.quantization for group in config.fleet.devices})
     }
     rounds = [event for event in read_events(folder / METRICS_FILE) if event["event"] == "round"]
-    world = FleetWorld(devices, config.seed, config.fleet.begins, rounds)
+    fleet = config.fleet
+    world = FleetWorld(devices, config.seed, fleet.begins, fleet.every, rounds)
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, trainers, config, pool)
         grid = FleetGrid(world, clients, len(devices), threads, on_message)

@@ -33,6 +33,7 @@ class FleetWorld:
         devices: of the fleet; number i is client i.
         seed: of the run.
         begins: hour of the day when the run begins.
+        every: seconds between the beginnings of rounds, at least.
         rounds: events of the rounds that a continued run has behind it.
     """
 
@@ -41,10 +42,12 @@ class FleetWorld:
         devices: Sequence[Device],
         seed: int,
         begins: float,
+        every: float = 0.0,
         rounds: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._devices, self._seed = devices, seed
+        self._devices, self._seed, self._every = devices, seed, every
         self._clock = self._begun = begins * _HOUR
+        self._next_round = self._clock
         self._standing = [_Standing(device.charge, self._clock) for device in devices]
         self._jobs: list[Job] = []
         self._due: list[float] = []
@@ -52,6 +55,7 @@ class FleetWorld:
         for event in rounds:
             told = event["fleet"]
             self._clock = self._begun = told["ended"]
+            self._next_round = told["begun"] + every
             for number, own in told["devices"].items():
                 self._standing[int(number)] = _Standing(own["charge"], own["ended"], own["ended"])
 
@@ -74,7 +78,9 @@ class FleetWorld:
         self._clock = min(following, self._clock + most)
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """Those whose link is there, that have power, and that are not busy."""
+        """Those whose link is there, that have power, and that are not busy, if it is time."""
+        if self._clock < self._next_round:
+            return []
         return [node for node in nodes if self._is_free(node - FIRST_CLIENT_NODE)]
 
     def owe(self, number: int, size: int) -> None:
@@ -84,6 +90,8 @@ class FleetWorld:
     def ask(self, number: int, round_number: int, down: int, up: int, steps: int) -> Job:
         """Let a device begin with an instruction now; see `simulations.fleet.job.job`."""
         device, standing = self._devices[number], self._standing[number]
+        if not self._jobs:
+            self._begun, self._next_round = self._clock, self._clock + self._every
         charge = device.charge_after(standing.charge, standing.since, self._clock)
         down += self._owed[number]
         done = job(device, self._clock, down, up, steps, charge, [self._seed, round_number, number])
@@ -122,7 +130,8 @@ class FleetWorld:
 
     def _next_change(self) -> float:
         """When a device that is not free now may become so."""
-        moments = [
+        moments = [self._next_round]
+        moments += [
             max(self._standing[number].busy, device.next_change(self._clock, self._charge(number)))
             for number, device in enumerate(self._devices)
             if not self._is_free(number)
