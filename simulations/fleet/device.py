@@ -122,7 +122,7 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
     own_shape = not config.fleet.timed_as
     devices: list[Device] = []
     for group, (profile, link), count in zip(
-        groups, kinds, _counts(config.data.clients, groups), strict=True
+        groups, kinds, counts_of(config.data.clients, groups), strict=True
     ):
         work, passes = _workload(config, trainer, shape, group, own_shape)
         cost = estimate(shape, profile, work)
@@ -145,7 +145,7 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
     return devices
 
 
-def _counts(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
+def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
     """Devices of each group by largest remainders, in all as many as there are clients."""
     whole = sum(group.share for group in groups)
     exact = [clients * group.share / whole for group in groups]
