@@ -26,7 +26,14 @@ from simulations.simulate import simulate
 SCENARIOS = Path(__file__).parents[2] / "simulations" / "scenarios"
 GROUPS: list[dict[str, Any]] = [
     {"device": "laptop", "share": 2, "link": "wifi", "available": [[0, 24]], "dropout": 0.2},
-    {"device": "mid-range-phone", "share": 1, "link": "lte", "slow": 0.3, "slowdown": 9.0},
+    {
+        "device": "mid-range-phone",
+        "share": 1,
+        "link": "lte",
+        "quantization": "fp16",
+        "slow": 0.3,
+        "slowdown": 9.0,
+    },
 ]
 CLIENTS = 9
 
