@@ -47,15 +47,13 @@ class FleetWorld:
     ) -> None:
         self._devices, self._seed, self._every = devices, seed, every
         self._clock = self._begun = begins * _HOUR
-        self._next_round = self._clock
         self._standing = [_Standing(device.charge, self._clock) for device in devices]
         self._jobs: list[Job] = []
         self._due: list[float] = []
         self._owed = [0] * len(devices)
         for event in rounds:
             told = event["fleet"]
-            self._clock = self._begun = told["ended"]
-            self._next_round = told["begun"] + every
+            self._clock = self._begun = max(told["ended"], told["begun"] + every)
             for number, own in told["devices"].items():
                 self._standing[int(number)] = _Standing(own["charge"], own["ended"], own["ended"])
 
@@ -78,9 +76,7 @@ class FleetWorld:
         self._clock = min(following, self._clock + most)
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """Those whose link is there, that have power, and that are not busy, if it is time."""
-        if self._clock < self._next_round:
-            return []
+        """Those whose link is there, that have power, and that are not busy."""
         return [node for node in nodes if self._is_free(node - FIRST_CLIENT_NODE)]
 
     def owe(self, number: int, size: int) -> None:
@@ -91,7 +87,7 @@ class FleetWorld:
         """Let a device begin with an instruction now; see `simulations.fleet.job.job`."""
         device, standing = self._devices[number], self._standing[number]
         if not self._jobs:
-            self._begun, self._next_round = self._clock, self._clock + self._every
+            self._begun = self._clock
         charge = device.charge_after(standing.charge, standing.since, self._clock)
         down += self._owed[number]
         done = job(device, self._clock, down, up, steps, charge, [self._seed, round_number, number])
@@ -103,12 +99,16 @@ class FleetWorld:
         return done
 
     def of_round(self) -> dict[str, Any]:
-        """When the round began and ended, and what became of every device that was asked."""
+        """When the round began and ended, and what became of every device that was asked.
+
+        Then time passes until the next round may begin.
+        """
         told = {
             "begun": self._begun,
             "ended": self._clock,
             "devices": {str(done.device): of_job(done, self._clock) for done in self._jobs},
         }
+        self._clock = max(self._clock, self._begun + self._every)
         self._begun, self._jobs = self._clock, []
         return {"fleet": told}
 
@@ -130,8 +130,7 @@ class FleetWorld:
 
     def _next_change(self) -> float:
         """When a device that is not free now may become so."""
-        moments = [self._next_round]
-        moments += [
+        moments = [
             max(self._standing[number].busy, device.next_change(self._clock, self._charge(number)))
             for number, device in enumerate(self._devices)
             if not self._is_free(number)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from shared.result import Fleet, FleetDevice
 
-_REPORTED = "reported"
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -24,8 +22,7 @@ class Kind:
         bytes_up: on the link.
         bytes_down: on the link.
         peak_memory_bytes: the largest.
-        reported: reports in time, of all of them together.
-        failures: what else became of rounds, and how often; of all of them together.
+        outcomes: how often each, of all of them together.
     """
 
     name: str
@@ -38,13 +35,18 @@ class Kind:
     bytes_up: float
     bytes_down: float
     peak_memory_bytes: int
-    reported: int
-    failures: str
+    outcomes: Counter[str]
 
     @property
     def count(self) -> int:
         """How many devices there are."""
         return len(self.numbers)
+
+    @property
+    def failures(self) -> str:
+        """What became of the rounds in which a device did not report in time."""
+        told = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
+        return ", ".join(text for text in told if not text.endswith(" reported"))
 
 
 def kinds_of(fleet: Fleet) -> list[Kind]:
@@ -76,7 +78,6 @@ def _kind(name: str, devices: dict[int, FleetDevice]) -> Kind:
     outcomes: Counter[str] = Counter()
     for device in own:
         outcomes.update(device.outcomes)
-    failures = [f"{count} {what}" for what, count in sorted(outcomes.items()) if what != _REPORTED]
     known = all(device.energy_joules is not None for device in own)
     return Kind(
         name=name,
@@ -89,6 +90,5 @@ def _kind(name: str, devices: dict[int, FleetDevice]) -> Kind:
         bytes_up=mean(lambda device: device.bytes_up),
         bytes_down=mean(lambda device: device.bytes_down),
         peak_memory_bytes=max(device.peak_memory_bytes for device in own),
-        reported=outcomes[_REPORTED],
-        failures=", ".join(failures),
+        outcomes=outcomes,
     )

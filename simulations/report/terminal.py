@@ -15,6 +15,9 @@ from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
 from simulations.report.fleet import clock_of, kinds_of
 
+_CLIENTS_SHOWN = 60
+"""Of more clients, only the means are."""
+
 
 def print_result(folder: Path, result: RunResult) -> None:
     """Print a run's result: whole splits, then every client, then cost and place."""
@@ -82,25 +85,25 @@ def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
 def fleet_table(fleet: Fleet) -> Table:
     """What the run took of a device of each kind, on the average."""
     table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
-    table.add_column("kind")
-    for column in ("devices", "step s", "computing min", "transfer s", "waiting min", "kJ", "KiB"):
-        table.add_column(column.replace(" ", "\n"), justify="right")
-    table.add_column("peak\nMiB", justify="right")
-    table.add_column("reports", justify="right")
-    table.add_column("failed or late")
+    table.add_column("kind", no_wrap=True)
+    # Short words, so that all columns fit 80 characters.
+    for column in ("", "step\ns", "work\nmin", "link\ns", "wait\nmin", "kJ", "MiB"):
+        table.add_column(column, justify="right")
+    for column in ("in\ntime", "late", "failed"):
+        table.add_column(column, justify="right")
     for kind in kinds_of(fleet):
         table.add_row(
-            kind.name,
+            kind.name.replace(", ", "\n", 1),
             str(kind.count),
             f"{kind.step_seconds:.3g}",
             f"{kind.compute_seconds / 60:.1f}",
             f"{kind.transfer_seconds:.1f}",
             f"{kind.waiting_seconds / 60:.1f}",
             "" if kind.energy_joules is None else f"{kind.energy_joules / 1000:.2f}",
-            f"{(kind.bytes_up + kind.bytes_down) / 1024:.1f}",
-            f"{kind.peak_memory_bytes / 2**20:,.0f}",
-            str(kind.reported),
-            kind.failures,
+            f"{kind.peak_memory_bytes / 2**20:.0f}",
+            str(kind.outcomes["reported"]),
+            str(kind.outcomes["late"]),
+            str(kind.outcomes.total() - kind.outcomes["reported"] - kind.outcomes["late"]),
         )
     return table
 
@@ -140,7 +143,8 @@ def clients_table(columns: Mapping[str, Figures]) -> Table:
         # Short names, so that all columns fit 80 characters.
         heading = name.replace("personalized", "personal").replace(" ", "\n")
         table.add_column(heading, justify="right")
-    for client in sorted({client for figures in columns.values() for client in figures}):
+    everybody = sorted({client for figures in columns.values() for client in figures})
+    for client in everybody if len(everybody) <= _CLIENTS_SHOWN else ():
         own = [figures.get(client) for figures in columns.values()]
         examples = next(str(figures.examples) for figures in own if figures)
         cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in own]

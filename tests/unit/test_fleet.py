@@ -143,11 +143,11 @@ def test_rounds_keep_their_distance() -> None:
     world = FleetWorld([device_of(quantization="nf4")], 0, 12.0, every=HOUR)
     world.ask(0, 1, 1_000, 100, 1)
     world.wait(1e6)
-    assert world.now() < NOON + HOUR
-    assert world.reachable([FIRST_CLIENT_NODE]) == []
-    world.wait(1e6)
-    assert world.now() == NOON + HOUR
-    assert world.reachable([FIRST_CLIENT_NODE]) == [FIRST_CLIENT_NODE]
+    told = world.of_round()
+    assert told["fleet"]["ended"] < NOON + HOUR == world.now()
+    assert FleetWorld([device_of()], 0, 12.0, every=HOUR, rounds=[told]).now() == world.now()
+    world.ask(0, 2, 1_000, 100, 1)
+    assert world.of_round()["fleet"]["begun"] == NOON + HOUR
 
 
 def test_a_fleet_that_is_never_there_is_an_error() -> None:
