@@ -60,12 +60,12 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
             markersize=5,
             label="late",
         )
-        axes.step(
+        axes.plot(
             [told.begun / _HOUR for told in rounds],
             [(told.ended - told.begun) / _MINUTE for told in rounds],
-            where="post",
+            "_",
             color=INK,
-            linewidth=1.2,
+            markersize=7,
             label="the round ends",
         )
         axes.set_ylim(bottom=0)
@@ -78,7 +78,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
         f"rounds{letter}",
         "Rounds and stragglers",
         "A dot is a report, in the colour of its kind of device; a cross came after the round, "
-        "at the upper edge if much later. The line is when a round ended.",
+        "at the upper edge if much later. A stroke is when a round ended.",
         f"Reports by the time they took, in {len(rounds)} rounds: {len(in_time)} in time, "
         f"{len(late)} late; the longest round took {longest:.1f} minutes.",
         draw,
@@ -109,6 +109,14 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
         bad = [found for found in jobs if found[1].outcome != "reported"]
         axes.add_collection(bars(good, [colour[number] for number, _ in good]))
         axes.add_collection(bars(bad, [DOWN] * len(bad)))
+        for found, shade in ((good, MUTED), (bad, DOWN)):
+            axes.plot(
+                [job.begun / _HOUR for _, job in found],
+                [place[number] for number, _ in found],
+                ".",
+                color=shade,
+                markersize=2.5,
+            )
         begin = 0
         for kind in kinds:
             own = [number for number in lines if number in kind.numbers]
@@ -132,7 +140,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
     return drawn(
         f"days{letter}",
         "When devices were at work",
-        "A line is a device, a bar its part in a round, from being asked to its report; rust where "
+        "A line is a device; a dot is when it was asked, a bar reaches to its report. Rust where "
         "it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
         f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
         draw,
