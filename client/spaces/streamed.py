@@ -278,6 +278,7 @@ class Around:
     """Points that are made of parameters: θ ± ε·z, sign by sign, each of every query."""
 
     layout = Layout((), 1, 1.0, 0, "gaussian")
+    clients = 1
 
     def __init__(self, queries: int, count: int = 0) -> None:
         self.queries, self.count = queries, count or 2 * queries
