@@ -17,13 +17,36 @@ from client.forward.grouping import Schedule, points_per_pass
 from client.forward.resident import evenly
 from shared.directions import batch_order
 from shared.errors import SamaraError, TrainingError
-from shared.frames import Report, SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames import (
+    GROUPING_TRACK,
+    Report,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
 from shared.model.client_points import ClientPoints
 from shared.replay import quantize, replay, to_float32
 from shared.tasks.objectives import cross_entropy
 
 if TYPE_CHECKING:
     from client.trainer import Examples, Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """Which numbers are tried: bool [d], None for all; the others are those of a state."""
+
+    start: NDArray[np.int64]
+    moving: NDArray[np.bool_] | None
+
+    def center(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [d], around which a client in a state tries directions."""
+        return state if self.moving is None else np.where(self.moving, state, self.start)
+
+    def along(self, z: NDArray[np.int16]) -> NDArray[np.int16]:
+        """Directions [n, d] without the numbers that stay."""
+        return z if self.moving is None else z * self.moving
 
 
 @dataclass(eq=False)
@@ -44,6 +67,7 @@ def local_steps(
     state: NDArray[np.int64],
     devices: Sequence[int],
     clients: int,
+    moving: NDArray[np.bool_] | None = None,
 ) -> list[Report | SamaraError]:
     """K local steps of every device from a common state, all of them side by side.
 
@@ -53,6 +77,7 @@ def local_steps(
         state: int64 [d], which is left as it is.
         devices: that take the steps.
         clients: among how many the examples are dealt; 0 if one device holds all of them.
+        moving: bool [d], the numbers that are tried; the others stay. None is all.
 
     Returns:
         A report for each device, or why it has none.
@@ -63,7 +88,7 @@ def local_steps(
         everybody.append(_Client(device, data, instruction.seeds(device), state))
     for step in range(instruction.steps):
         going = [client for client in everybody if client.error is None]
-        _step(trainer, instruction, going, step)
+        _step(trainer, instruction, going, step, _Tried(state, moving))
     token = token_of(instruction.encode())
     return [client.error or _report(instruction, token, client) for client in everybody]
 
@@ -82,15 +107,24 @@ def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule)
 
 
 def _step(
-    trainer: "Trainer", instruction: TrainInstruction, clients: list[_Client], step: int
+    trainer: "Trainer",
+    instruction: TrainInstruction,
+    clients: list[_Client],
+    step: int,
+    tried: _Tried,
 ) -> None:
     """One step of every client."""
     estimators = []
     for client in clients:
         order = batch_order(instruction.root, client.device, step, len(client.data.labels))
+        if instruction.track == GROUPING_TRACK:
+            order = label_by_label(order, client.data.labels)
         batch, curvature = order[: instruction.batch], instruction.measures_curvature(step)
-        estimators.append(estimate(client.seeds[step], batch, instruction.epsilon, curvature))
-    found = carried_out_together(estimators, lambda trials: _losses(trainer, clients, trials))
+        seeds, differences = client.seeds[step], instruction.differences
+        estimators.append(estimate(seeds, batch, instruction.epsilon, curvature, differences))
+    found = carried_out_together(
+        estimators, lambda trials: _losses(trainer, clients, trials, tried)
+    )
     for client, result in zip(clients, found, strict=True):
         if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
             client.error = TrainingError(
@@ -106,7 +140,7 @@ def _step(
 
 
 def _losses(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial]
+    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
 ) -> list[NDArray[np.float64]]:
     """The losses that each client's trial asks for; clients with as many rows share passes."""
     losses: dict[int, NDArray[np.float64]] = {}
@@ -118,22 +152,24 @@ def _losses(
         together = [alike] if evenly(prompts, len(alike)) else [[index] for index in alike]
         for some in together:
             own = [clients[index] for index in some]
-            losses |= zip(some, _scored(trainer, own, [trials[i] for i in some]), strict=True)
+            losses |= zip(
+                some, _scored(trainer, own, [trials[i] for i in some], tried), strict=True
+            )
     return [losses[index] for index in range(len(trials))]
 
 
 def _scored(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial]
+    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
 ) -> list[NDArray[np.float64]]:
     """The losses of clients in shared passes, float64 [P] each."""
     layout, first = trainer.layout, trials[0]
-    center = np.stack([to_float32(client.state) for client in clients])
+    center = np.stack([to_float32(tried.center(client.state)) for client in clients])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([trial.seeds for trial in trials])
         z = trainer.backend.directions(seeds, layout.size, layout.distribution)
-        z = z.reshape(len(clients), len(first.seeds), layout.size)
-    points = ClientPoints.at(layout, center, z, first.epsilon, trainer.torch_device)
+        z = tried.along(z).reshape(len(clients), len(first.seeds), layout.size)
+    points = ClientPoints.at(layout, center, z, first.epsilon, trainer.torch_device, first.signs)
     prompts = [
         client.data.prompts[row]
         for client, trial in zip(clients, trials, strict=True)
@@ -171,3 +207,17 @@ def _report(instruction: TrainInstruction, token: bytes, client: _Client) -> Rep
         summed_steps=instruction.steps if pooled else 0,
         curvature=float(np.mean(bends)) if bends else None,
     )
+
+
+def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
+
+    Args:
+        order: int64 [n], places of all examples; those of one label keep it among themselves.
+        labels: int64 [n], of the examples by place.
+    """
+    turns = np.empty(len(order), np.int64)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    return order[np.argsort(turns, kind="stable")]

@@ -199,16 +199,28 @@ class Trainer:
         return self._execution.schedule
 
     def train(
-        self, instruction: TrainInstruction, state: NDArray[np.int64], device: int, clients: int
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        device: int,
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
     ) -> Report:
         """K local steps from a state, which itself is not moved by them.
+
+        Args:
+            instruction: what to do.
+            state: int64 [d], the model that the steps start from.
+            device: which client.
+            clients: of how many.
+            moving: bool [d], the numbers that are tried; the others stay. None is all.
 
         Raises:
             CatchUpError: if the instruction is for another layout.
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
-        (report,) = self.train_together(instruction, state, [device], clients)
+        (report,) = self.train_together(instruction, state, [device], clients, moving)
         if isinstance(report, SamaraError):
             raise report
         return report
@@ -219,6 +231,7 @@ class Trainer:
         state: NDArray[np.int64],
         devices: Sequence[int],
         clients: int,
+        moving: NDArray[np.bool_] | None = None,
     ) -> list[Report | SamaraError]:
         """What `train` gives of several devices that stand at one state and share passes.
 
@@ -229,7 +242,7 @@ class Trainer:
             CatchUpError: if the instruction is for another layout.
         """
         self.check_layout(instruction.layout_hash)
-        return local_steps(self, instruction, state, devices, clients)
+        return local_steps(self, instruction, state, devices, clients, moving)
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""

@@ -109,8 +109,9 @@ def list_keys(run: RunOption) -> None:
 
     table = Table("name", "device", "fingerprint", "created", "revoked")
     for key in Keys(run / KEYS_FOLDER).all():
-        device = str(key.device) if key.device >= 0 else "-"
-        table.add_row(key.name, device, key.fingerprint[:16], key.created, key.revoked or "-")
+        table.add_row(
+            key.name, str(key.device), key.fingerprint[:16], key.created, key.revoked or "-"
+        )
     Console().print(table)
 
 
@@ -207,12 +208,16 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import read_layout, replayed
+    from server.store import LEDGER_FOLDER, read_layout, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
+    for cluster in sorted(run.glob("cluster-*")):
+        verify(cluster)
     layout = read_layout(run)
+    if not (run / LEDGER_FOLDER).exists() and any(run.glob("cluster-*")):
+        return
     steps = replayed(run)
     begin = step = next(steps)
     scalars = 0

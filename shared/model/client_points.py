@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.directions import DIRECTION_BITS
+from shared.directions import BOTH_SIDES, DIRECTION_BITS
 from shared.layout import Layout
 from shared.model.lora_fa import Points
 
@@ -25,14 +25,14 @@ class ClientPoints:
         center: float32 [C, d], the unperturbed adapters.
         directions: int16 [C, q, d], or None for the centers alone.
         epsilon: ε.
-        signs: s, usually +1 and −1.
+        signs: s, +1 and −1, or one of them.
     """
 
     layout: Layout
     center: Tensor
     directions: Tensor | None = None
     epsilon: float = 0.0
-    signs: tuple[int, ...] = (1, -1)
+    signs: tuple[int, ...] = BOTH_SIDES
 
     @classmethod
     def at(
@@ -42,10 +42,11 @@ class ClientPoints:
         directions: NDArray[np.int16] | None = None,
         epsilon: float = 0.0,
         device: torch.device | None = None,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> "ClientPoints":
         """Points from numpy arrays, moved to a device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
-        return cls(layout, torch.from_numpy(center).to(device), z, epsilon)
+        return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
 
     @property
     def clients(self) -> int:
