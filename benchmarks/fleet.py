@@ -110,20 +110,19 @@ def compare(folder: Path, clients: int, turns: int) -> None:
             f"{rates['fleet'] / rates['flower']:.1f} times as many"
         )
         for name, times in seconds.items():
-            print(
-                f"  {name}: seconds of a round {', '.join(f'{t:.2f}' for t in sorted(times))}",
-                flush=True,
-            )
+            told = ", ".join(f"{t:.2f}" for t in sorted(times))
+            print(f"  {name}: seconds of a round {told}", flush=True)
 
 
 def thousand(folder: Path) -> None:
     """1,000 clients, all of them in each of 20 rounds of one step."""
+    (folder / "task.toml").write_text(TASK.replace("{text} {text}", "{text}"), encoding="utf-8")
     own = (
         SETTINGS
         | FLEET
         | {
             "model.path": str(resources.files("shared") / "model" / "embedded"),
-            "task": "messages",
+            "task": str(folder / "task.toml"),
             "data.path": str(write_data(folder, 1000)),
             "data.clients": 1000,
             "rounds": 20,
