@@ -110,11 +110,13 @@ def found(top: Top, seed: int, given: float | None = None) -> tuple[NDArray[np.f
     return top.losses(theta, top.splits[1])[0, 0], returns
 
 
-def top_of(model: str, task: str, data: str, size: int) -> Top:
-    """A model with adapters of about so many elements."""
+def top_of(
+    model: str, task: str, data: str, size: int, train: int = TRAIN, held_out: int = HELD_OUT
+) -> Top:
+    """A model with adapters of about so many elements, and so many examples."""
     family = "causal"
     settings: dict[str, Any] = {"task": task, "threads": 1}
-    settings |= {"model.max-length": LENGTH, "data.test": HELD_OUT, "data.train": TRAIN}
+    settings |= {"model.max-length": LENGTH, "data.test": held_out, "data.train": train}
     if model == EMBEDDED_MODEL:
         width = 768
     else:

@@ -77,12 +77,27 @@ class Top(ABC):
         Returns:
             float64 [R, P, n], of + all directions first, then −; P = 1 at the centres.
         """
-        with torch.inference_mode():
-            steps = None if z is None else torch.from_numpy(z).float() * 2.0**-DIRECTION_BITS
-            scores = self._scores(thetas, torch.from_numpy(rows), steps, epsilon)
-            log_likelihoods = scores.double().log_softmax(-1)
+        log_likelihoods = self.scores(thetas, rows, z, epsilon).double().log_softmax(-1)
         labels = self._labels[rows]
         return -log_likelihoods[..., torch.arange(len(rows)), torch.from_numpy(labels)].numpy()
+
+    def scores(
+        self,
+        thetas: Tensor,
+        rows: NDArray[np.int64],
+        z: NDArray[np.int16] | None = None,
+        epsilon: float = 0.0,
+    ) -> Tensor:
+        """Scores of all labels at the same points, float32 [R, P, n, labels]."""
+        with torch.inference_mode():
+            steps = None if z is None else torch.from_numpy(z).float() * 2.0**-DIRECTION_BITS
+            return self._scores(thetas, torch.from_numpy(rows), steps, epsilon)
+
+    def decides(self, thetas: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which examples every run decides rightly, [R, n]."""
+        decided = self.scores(thetas, rows).argmax(-1)[:, 0].numpy()
+        right: NDArray[np.bool_] = decided == self._labels[rows]
+        return right
 
     def _check(self, bench: Workbench, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
         """Compare some losses with those of the forward engine.

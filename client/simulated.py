@@ -20,19 +20,19 @@ _SESSION = "session"
 
 
 class _ContextMemory:
-    """One run's session; Flower gives every run a context of its own."""
+    """Sessions of one context; the clusters of a run have an id each."""
 
     def __init__(self, context: Context) -> None:
         self._records = context.state.config_records
 
     def session(self, run_id: bytes) -> Session | None:
-        record = self._records.get(_SESSION)
+        record = self._records.get(f"{_SESSION} {run_id.hex()}")
         if record is None:
             return None
         return Session.from_bytes({key: bytes(value) for key, value in record.items()})  # type: ignore[arg-type]
 
     def remember(self, run_id: bytes, session: Session) -> None:
-        self._records[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
+        self._records[f"{_SESSION} {run_id.hex()}"] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
 
 
 def participant(context: Context) -> Participant:

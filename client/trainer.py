@@ -25,6 +25,7 @@ from shared.config import EMBEDDED_DATA, RunConfig
 from shared.directions import batch_order
 from shared.errors import CatchUpError, DataError, TaskError, TrainingError
 from shared.frames import (
+    GROUPING_TRACK,
     Figures,
     Hello,
     Report,
@@ -183,9 +184,21 @@ class Trainer:
         )
 
     def train(
-        self, instruction: TrainInstruction, state: NDArray[np.int64], device: int, clients: int
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        device: int,
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
     ) -> Report:
         """K local steps from a state, which itself is not moved by them.
+
+        Args:
+            instruction: what to do.
+            state: int64 [d], the model that the steps start from.
+            device: which client.
+            clients: of how many.
+            moving: bool [d], the numbers that are tried; the others stay. None is all.
 
         Raises:
             CatchUpError: if the instruction is for another layout.
@@ -195,11 +208,14 @@ class Trainer:
         self.check_layout(instruction.layout_hash)
         data = self.share(device, clients, Split.TRAIN)
         seeds = instruction.seeds(device)
-        estimates = []
+        estimates, start = [], state
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(data.labels))
+            if instruction.track == GROUPING_TRACK:
+                order = label_by_label(order, data.labels)
+            center = state if moving is None else np.where(moving, state, start)
             result = self._estimate(
-                state, seeds[step], data, order[: instruction.batch], instruction, step
+                center, seeds[step], data, order[: instruction.batch], instruction, step, moving
             )
             if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
                 raise TrainingError(
@@ -294,6 +310,7 @@ class Trainer:
         batch: NDArray[np.int64],
         instruction: TrainInstruction,
         step: int,
+        moving: NDArray[np.bool_] | None,
     ) -> Estimate:
         center = to_float32(state)
 
@@ -301,13 +318,15 @@ class Trainer:
             z = None
             if len(trial.seeds):
                 z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
-            points = Points.at(self.layout, center, z, trial.epsilon, self._device)
+                z = z if moving is None else z * moving
+            points = Points.at(self.layout, center, z, trial.epsilon, self._device, trial.signs)
             prompts = [data.prompts[index] for index in trial.batch]
             scores = self.forward.scores(points, prompts, self._execution.schedule)
             return cross_entropy(scores, data.labels[trial.batch])
 
         curvature = instruction.measures_curvature(step)
-        return carried_out(estimate(seeds, batch, instruction.epsilon, curvature), losses_of)
+        estimator = estimate(seeds, batch, instruction.epsilon, curvature, instruction.differences)
+        return carried_out(estimator, losses_of)
 
     def _stepped(
         self,
@@ -320,6 +339,20 @@ class Trainer:
         passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
         groups = [(seeds, one_pass) for one_pass in passes]
         return replay(state, groups, self.layout.distribution, self.backend)
+
+
+def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
+
+    Args:
+        order: int64 [n], places of all examples; those of one label keep it among themselves.
+        labels: int64 [n], of the examples by place.
+    """
+    turns = np.empty(len(order), np.int64)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    return order[np.argsort(turns, kind="stable")]
 
 
 def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:

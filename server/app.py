@@ -13,12 +13,13 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from server.clusters import Clusters
 from server.cohorts import RepeatedCohorts
 from server.journal import journal
 from server.keys import KEYS_VARIABLE, Keys
 from server.post import Post
 from server.roster import Roster
-from server.store import RunStore
+from server.store import RunStore, finish
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -80,6 +81,8 @@ def serve(
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
+    if config.method == "cluster":
+        return _serve_clusters(config, folder, layout, run_id, roster, post, begun)
     header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)
     store = RunStore(folder, layout, header, config.ledger.snapshot_every)
     try:
@@ -89,29 +92,66 @@ def serve(
             log.info("%s holds this very run, finished", folder)
             return folder
         strategy = ScalarStrategy(config, store, roster, cohorts)
-        post.enough = strategy.has_enough
-        done = store.ledger.position.round
-        if done:
-            log.info("continuing %s after round %d", folder, done)
-        else:
-            strategy.evaluate(post, Split.VALIDATION)
-            strategy.evaluate(post, Split.TEST)
-        rounds = min(config.rounds, cohorts.last) if cohorts else config.rounds
-        if done < rounds:
-            strategy.start(
-                post,
-                ArrayRecord(),
-                num_rounds=rounds - done,
-                timeout=config.cohort.timeout,
-            )
-        strategy.evaluate(post, Split.VALIDATION)
-        strategy.evaluate(post, Split.TEST)
-        if config.personal.rounds:
-            strategy.evaluate(post, Split.TEST, PERSONAL_ACTION)
-        store.finish(_result(config, store, roster, time.monotonic() - begun))
+        rounds = config.federated_rounds
+        rounds = min(rounds, cohorts.last) if cohorts else rounds
+        _run(strategy, post, config, store.ledger.position.round, rounds)
+        ledger = store.ledger
+        end = {"final_round": ledger.position.round, "final_digest": ledger.digest.hex()}
+        told = _result(config, run_id, layout, roster, store.events(), time.monotonic() - begun)
+        finish(folder, told | end)
     finally:
         store.close()
     return folder
+
+
+def _serve_clusters(
+    config: RunConfig,
+    folder: Path,
+    layout: Layout,
+    run_id: bytes,
+    roster: Roster,
+    post: Post,
+    begun: float,
+) -> Path:
+    """The same for clients in clusters, which are found first."""
+    strategy = Clusters(config, folder, layout, run_id, roster)
+    try:
+        if (folder / RESULT_FILE).exists():
+            log.info("%s holds this very run, finished", folder)
+            return folder
+        strategy.find(post)
+        _run(strategy, post, config, strategy.round, strategy.rounds)
+        groups = strategy.groups
+        told = _result(config, run_id, layout, roster, strategy.events(), time.monotonic() - begun)
+        told |= {"final_round": strategy.round, "final_digest": strategy.digest.hex()}
+        told |= {"groups": {str(device): own for device, own in sorted(groups.clusters.items())}}
+        told["bytes_up"] += groups.bytes_up
+        told["bytes_down"] += groups.bytes_down
+        finish(folder, told)
+    finally:
+        strategy.close()
+    return folder
+
+
+def _run(
+    strategy: ScalarStrategy | Clusters, post: Post, config: RunConfig, done: int, rounds: int
+) -> None:
+    """Evaluate, train the rounds that are left, evaluate, and have the private rounds taken."""
+    post.enough = strategy.has_enough
+    if done:
+        log.info("continuing after round %d", done)
+    else:
+        strategy.evaluate(post, Split.VALIDATION)
+        strategy.evaluate(post, Split.TEST)
+    if done < rounds:
+        strategy.start(post, ArrayRecord(), num_rounds=rounds - done, timeout=config.cohort.timeout)
+    for split in (Split.VALIDATION, Split.TEST):
+        if rounds:
+            strategy.evaluate(post, split)
+            strategy.return_to_best()
+    for split in (Split.VALIDATION, Split.TEST):
+        if config.private_rounds:
+            strategy.evaluate(post, split, PERSONAL_ACTION)
 
 
 def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patient: bool) -> Layout:
@@ -133,17 +173,23 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patien
         time.sleep(_POLL_SECONDS)
 
 
-def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:
-    events = store.events()
+def _result(
+    config: RunConfig,
+    run_id: bytes,
+    layout: Layout,
+    roster: Roster,
+    events: list[dict[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
         "versions": _versions(),
-        "run_id": store.ledger.header.run_id.hex(),
+        "run_id": run_id.hex(),
         "model_id": roster.model_id.hex(),
-        "layout_hash": store.layout.hash.hex(),
-        "elements": store.layout.size,
+        "layout_hash": layout.hash.hex(),
+        "elements": layout.size,
         "devices": {str(m.device): {**m.facts, "examples": m.examples} for m in members},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
@@ -152,8 +198,6 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
         "bytes_down": sum(event["bytes_down"] for event in events),
         "wall_seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(),
-        "final_round": store.ledger.position.round,
-        "final_digest": store.ledger.digest.hex(),
     }
 
 

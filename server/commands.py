@@ -211,12 +211,16 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import read_layout, replayed
+    from server.store import LEDGER_FOLDER, read_layout, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
+    for cluster in sorted(run.glob("cluster-*")):
+        verify(cluster)
     layout = read_layout(run)
+    if not (run / LEDGER_FOLDER).exists() and any(run.glob("cluster-*")):
+        return
     steps = replayed(run)
     begin = step = next(steps)
     scalars = 0

@@ -49,16 +49,7 @@ class RunStore:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
-        try:
-            make_folder(folder)
-        except OSError as error:
-            raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
-        layout_file = folder / LAYOUT_FILE
-        if not layout_file.exists():
-            with _a_message_for(layout_file):
-                write_durably(layout_file, (layout.to_json() + "\n").encode())
-        elif read_layout(folder).hash != layout.hash:
-            raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+        keep_layout(folder, layout)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
         told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
@@ -85,16 +76,6 @@ class RunStore:
         with _a_message_for(self.folder / METRICS_FILE):
             append_event(self.folder / METRICS_FILE, event)
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the summary.
-
-        Raises:
-            LedgerError: if the disk refuses; there is none then.
-        """
-        text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-        with _a_message_for(self.folder / RESULT_FILE):
-            write_durably(self.folder / RESULT_FILE, text.encode())
-
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
@@ -108,6 +89,35 @@ def _a_message_for(file: Path) -> Iterator[None]:
         raise LedgerError(
             f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
         ) from error
+
+
+def keep_layout(folder: Path, layout: Layout) -> None:
+    """Make the folder of a run, with its layout.
+
+    Raises:
+        LedgerError: if it cannot be written, or holds another layout.
+    """
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
+    layout_file = folder / LAYOUT_FILE
+    if not layout_file.exists():
+        with _a_message_for(layout_file):
+            write_durably(layout_file, (layout.to_json() + "\n").encode())
+    elif read_layout(folder).hash != layout.hash:
+        raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+
+
+def finish(folder: Path, result: dict[str, Any]) -> None:
+    """Write the summary of a run.
+
+    Raises:
+        LedgerError: if the disk refuses; there is none then.
+    """
+    text = json.dumps(result, indent=2, sort_keys=True) + "\n"
+    with _a_message_for(folder / RESULT_FILE):
+        write_durably(folder / RESULT_FILE, text.encode())
 
 
 def read_layout(folder: Path) -> Layout:

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from server.aggregate import aggregate, check_report, observed
 from server.cohorts import RepeatedCohorts
-from server.evaluation import outliers, summed
+from server.evaluation import best_round, outliers, summed
 from server.health import Health
 from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
@@ -83,9 +83,14 @@ class ScalarStrategy(Strategy):
         self._unused = unused_rounds(store.events())
         self._begun = time.monotonic()
         given = None if config.learning_rate == "auto" else config.learning_rate
-        size = StepSize(config.rounds, given, config.epsilon)
-        done = store.ledger.position.round
+        size = StepSize(config.federated_rounds, given, config.epsilon)
+        done = min(store.ledger.position.round, config.federated_rounds)
         self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """Flower's ids of its devices."""
+        return self._roster.members.keys()
 
     def summary(self) -> None:
         """Log what the strategy will do."""
@@ -128,7 +133,8 @@ class ScalarStrategy(Strategy):
             start_digest=self._store.ledger.digest,
             pool_root=round_root(settings.seed, 0, GLOBAL_TRACK) if pooled else 0,
             pool_size=settings.pool_size if pooled else 0,
-            curvature_every=size.curvature_every(settings.queries),
+            curvature_every=size.curvature_every(settings.queries, settings.differences),
+            differences=settings.differences,
         )
         self._late.asked(self._train)
         return self._messages(
@@ -151,9 +157,10 @@ class ScalarStrategy(Strategy):
             if missing := [device for device in chosen if device not in present]:
                 raise SamaraError(f"the recorded run has devices that this one lacks: {missing}")
             return present, chosen
-        awake = [device for device in present if not self._health.rests(device, number)]
+        trains = [device for device in present if device < self._config.first_newcomer]
+        awake = [device for device in trains if not self._health.rests(device, number)]
         if len(awake) < settings.minimum:
-            awake = list(present)
+            awake = trains
         run_seed = self._config.seed
         self._wanted = len(cohort(run_seed, number, awake, share, settings.minimum))
         size = max(settings.minimum, math.ceil(round(settings.oversample * self._wanted, 9)))
@@ -291,7 +298,7 @@ class ScalarStrategy(Strategy):
 
     def _end_if_unused(self, number: int, refused: Mapping[int, str], problem: str) -> None:
         """End a run in which nothing is learned any more."""
-        most = min(self._config.cohort.empty_rounds, self._config.rounds)
+        most = min(self._config.cohort.empty_rounds, self._config.federated_rounds)
         if self._cohorts or self._unused < most:
             return
         reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
@@ -305,7 +312,7 @@ class ScalarStrategy(Strategy):
     ) -> Iterable[Message]:
         """Every so many rounds, a validation by everybody who is there."""
         every, number = self._config.evaluate.every, self._store.ledger.position.round
-        if not every or number % every or number == self._config.rounds:
+        if not every or number % every or number == self._config.federated_rounds:
             self._evaluation = None
             return []
         return self._evaluation_messages(Split.VALIDATION, grid)
@@ -458,6 +465,41 @@ class ScalarStrategy(Strategy):
         ledger.check(delta)
         stands = undone[0].round - 1 if undone else back_to
         return delta, f"the loss rose: back to the state after round {stands}"
+
+    def return_to_best(self) -> None:
+        """After the last round: one that takes back what came after the best on validation.
+
+        Raises:
+            LedgerError: if the round that does so cannot be written.
+        """
+        ledger, last = self._store.ledger, self._config.federated_rounds
+        if not self._config.evaluate.best or ledger.position.round != last:
+            return
+        best = best_round(self._store.events(), self._config.first_newcomer)
+        best = last if best is None else min(best, last)
+        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
+        ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
+        self._tell(
+            {
+                "event": "round",
+                "round": last + 1,
+                "loss": None,
+                "learning_rate": 0.0,
+                "reports": 0,
+                "refused": {},
+                "absent": [],
+                "late": {},
+                "resting": [],
+                "problem": f"round {best} was best on validation: the model is what it was then",
+                "back_to": best,
+                "bytes_up": 0,
+                "bytes_down": 0,
+                "ledger_bytes": ledger_bytes,
+                "digest": ledger.digest.hex(),
+                "seconds": time.monotonic() - self._begun,
+                "clients": {},
+            }
+        )
 
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""

@@ -21,7 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from shared.directions import Differences
 from shared.errors import ConfigError
+from shared.layout import LABEL_BIAS_GROUP
 
 Scalar = bool | int | float | str
 
@@ -29,6 +31,10 @@ EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
+
+
+Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster"]
+"""Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
 
 
 def _number_as_text(value: object) -> object:
@@ -159,6 +165,13 @@ class CohortSettings(Section):
     empty_rounds: int = Field(
         10, ge=1, description="rounds in a row without a usable report that end the run"
     )
+    newcomers: int = Field(
+        0, ge=0, description="the last so many clients never train the global model"
+    )
+    clusters: int = Field(2, ge=2, le=64, description="groups of clients, of method cluster")
+    grouping_rounds: int = Field(
+        4, ge=1, description="rounds of the budget that find these groups, before the first"
+    )
 
 
 class PersonalSettings(Section):
@@ -166,12 +179,24 @@ class PersonalSettings(Section):
 
     rounds: int = Field(5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
     learning_rate: LearningRate = "auto"
+    pull: float = Field(
+        0.0625,
+        gt=0,
+        le=0.5,
+        description="share of the way back to the global model after a private round, of ditto",
+    )
+    part: Text = Field(
+        LABEL_BIAS_GROUP, min_length=1, description="private tensors or groups, of method partial"
+    )
 
 
 class EvaluateSettings(Section):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
+    best: bool = Field(
+        False, description="return to the round that was best on validation before private rounds"
+    )
 
 
 class LedgerSettings(Section):
@@ -185,6 +210,7 @@ class LedgerSettings(Section):
 class RunConfig(Settings):
     """Everything that decides what a run does."""
 
+    method: Method = Field("finetune", description="how global and private rounds make a model")
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(40, ge=1, le=1_000_000)
     steps: int = Field(2, ge=1, le=65_535, description="local steps K of a round")
@@ -198,6 +224,9 @@ class RunConfig(Settings):
         0, ge=0, description="bytes that a pass may take beside the weights; 0 is no limit"
     )
     epsilon: float = Field(0.01, gt=0, le=1)
+    differences: Differences = Field(
+        "central", description="forward takes q + 1 losses a step in place of 2·q"
+    )
     learning_rate: LearningRate = "auto"
     clip: float = Field(0.0, ge=0, description="largest |projected gradient|; 0 is no clipping")
     seed_policy: Literal["shared", "independent", "pool"] = "independent"
@@ -223,6 +252,29 @@ class RunConfig(Settings):
     personal: PersonalSettings = PersonalSettings()
     ledger: LedgerSettings = LedgerSettings()
 
+    @property
+    def federated_rounds(self) -> int:
+        """Rounds that a client trains with others; all the budget of methods without private ones.
+
+        The budget, ``rounds`` + ``personal.rounds``, is the same for every method.
+        """
+        match self.method:
+            case "local":
+                return 0
+            case "global" | "cluster":
+                return self.rounds + self.personal.rounds
+        return self.rounds
+
+    @property
+    def private_rounds(self) -> int:
+        """Rounds that a client trains alone; the rest of the budget."""
+        return self.rounds + self.personal.rounds - self.federated_rounds
+
+    @property
+    def first_newcomer(self) -> int:
+        """The lowest index of those clients that never train the global model."""
+        return self.data.clients - self.cohort.newcomers
+
     def among(self, clients: int) -> Self:
         """The same run with its data dealt among so many clients: Flower says how many there are.
 
@@ -241,6 +293,26 @@ class RunConfig(Settings):
     def _late_reports_have_their_own_directions(self) -> Self:
         if self.cohort.late_rounds and self.seed_policy != "independent":
             raise ValueError('cohort.late-rounds needs seed-policy = "independent"')
+        return self
+
+    @model_validator(mode="after")
+    def _the_method_has_what_it_needs(self) -> Self:
+        if self.method in ("ditto", "mixture", "partial") and not self.personal.rounds:
+            raise ValueError(f"method: {self.method} needs private rounds; set personal.rounds")
+        names = [name.strip() for name in self.personal.part.split(",")]
+        if self.method == "partial" and names == [LABEL_BIAS_GROUP] and not self.adapter.label_bias:
+            raise ValueError(
+                "personal.part: there is no label bias; set adapter.label-bias = true, or name "
+                "other tensors"
+            )
+        if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
+            raise ValueError(
+                "method: cluster needs more rounds than cohort.grouping-rounds, which find groups"
+            )
+        if self.cohort.newcomers >= self.data.clients:
+            raise ValueError(
+                f"cohort.newcomers: of {self.data.clients} clients at least one must train"
+            )
         return self
 
     @model_validator(mode="after")

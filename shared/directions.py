@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 from shared.normal_table import NORMAL_TABLE
 
 Distribution = Literal["gaussian", "rademacher"]
+Differences = Literal["central", "forward"]
+"""How a projected gradient is measured: from L₊ and L₋, or from L₊ and the L₀ that all share."""
+
+BOTH_SIDES = (1, -1)
+"""Signs of the points that are tried along a direction, but for forward differences."""
 
 DIRECTION_BITS = 11
 """A direction's integers are multiples of 2⁻¹¹."""

@@ -5,14 +5,14 @@ The bytes of each frame are described in docs/wire.md; golden files in tests/gol
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import pool_indices, pool_seeds, query_seeds
+from shared.directions import Differences, pool_indices, pool_seeds, query_seeds
 from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, text_bytes, unpack
 
@@ -26,6 +26,8 @@ MAX_DEVICE = 2**32 - 2
 MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
+GROUPING_TRACK = 2**32 - 2
+"""Of an instruction whose scalars say who belongs together; they move no state."""
 
 
 class SeedPolicy(IntEnum):
@@ -86,7 +88,9 @@ class TrainInstruction:
         start_digest: 32 bytes, of the state that the round starts from.
         pool_root: root seed of the pool; 0 without one.
         pool_size: seeds in the pool; 0 without one.
-        curvature_every: steps between those that take the loss at the centre too; 0 is never.
+        curvature_every: steps between those that take the losses at both sides and at the centre;
+            0 is never.
+        differences: what projected gradients are made of in the other steps.
     """
 
     run_id: bytes
@@ -106,10 +110,12 @@ class TrainInstruction:
     pool_root: int = 0
     pool_size: int = 0
     curvature_every: int = 0
+    differences: Differences = "central"
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHIBQdddd32s32s")
     _POOL: ClassVar[struct.Struct] = struct.Struct("<QI")
     _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<H")
+    _FORWARD: ClassVar[bytes] = b"\x01"
 
     def encode(self) -> bytes:
         """The instruction as a frame."""
@@ -131,8 +137,11 @@ class TrainInstruction:
         )
         if self.seed_policy is SeedPolicy.POOL:
             fields += self._POOL.pack(self.pool_root, self.pool_size)
-        if self.curvature_every:
+        forward = self.differences == "forward"
+        if self.curvature_every or forward:
             fields += self._CURVATURE.pack(self.curvature_every)
+        if forward:
+            fields += self._FORWARD
         return pack(Kind.TRAIN, fields)
 
     @classmethod
@@ -149,7 +158,11 @@ class TrainInstruction:
         pool = reader.fields(cls._POOL) if pooled else (0, 0)
         measured = reader.left > 0
         every = reader.fields(cls._CURVATURE) if measured else (0,)
-        instruction = cls(*values, *pool, *every)
+        forward = reader.left > 0
+        if forward and reader.take(1) != cls._FORWARD:
+            raise FrameError("the train instruction asks for differences of an unknown kind")
+        differences: Differences = "forward" if forward else "central"
+        instruction = replace(cls(*values, *pool, *every), differences=differences)
         reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
@@ -159,7 +172,7 @@ class TrainInstruction:
             and 0 <= instruction.clip < np.inf
             and 0 <= instruction.deadline < np.inf
             and pooled <= instruction.pool_size <= MAX_SCALARS
-            and measured <= instruction.curvature_every
+            and (measured and not forward) <= instruction.curvature_every
         ):
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
@@ -218,7 +231,7 @@ class TrainInstruction:
         return -self.learning_rate * gradients / self.queries
 
     def measures_curvature(self, step: int) -> bool:
-        """Whether a step, counted from 0, takes the loss at the centre too."""
+        """Whether a step, counted from 0, takes the losses at both sides and at the centre."""
         return bool(self.curvature_every) and step % self.curvature_every == 0
 
     def measured_directions(self, steps: int) -> int:

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from shared.config import RunConfig
 from shared.errors import SamaraError
 
 SCHEMA_VERSION = 1
@@ -98,6 +99,21 @@ class Device(_Part):
         return self.model_extra or {}
 
 
+class ClientCost(NamedTuple):
+    """What a client spent on training.
+
+    Attributes:
+        steps: with others.
+        private_steps: alone, in the end.
+        bytes_up, bytes_down: of reports, and of instructions with what it had missed.
+    """
+
+    steps: int
+    private_steps: int
+    bytes_up: int
+    bytes_down: int
+
+
 class RunResult(_Part):
     """A finished run; docs/result.md says what the keys mean."""
 
@@ -117,6 +133,20 @@ class RunResult(_Part):
     peak_memory_bytes: Count
     final_round: Count
     final_digest: Hex
+    groups: dict[Count, Count] = {}
+    """Of devices in clusters, counted from 0."""
+
+    def spent(self, client: int) -> ClientCost:
+        """What a client spent on the run's training; bytes of evaluations are not in it."""
+        own = [entry.clients[client] for entry in self.rounds if client in entry.clients]
+        config = RunConfig.of(self.config, f"result of run {self.run_id}")
+        grouping = config.cohort.grouping_rounds if config.method == "cluster" else 0
+        return ClientCost(
+            config.steps * (len(own) + grouping),
+            config.steps * config.private_rounds,
+            sum(entry.bytes_up for entry in own),
+            sum(entry.bytes_down for entry in own),
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -18,6 +18,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.directions import Differences
+
 WARM_UP = 32
 """Directions whose curvature is known before the first move."""
 WARM_UP_SHARE = 0.1
@@ -40,7 +42,7 @@ from points that are ε away, and is a guess much farther out."""
 OUTLIER = 4.0
 """Projected gradients are clipped to so many times their root mean square."""
 CURVATURE_SHARE = 16
-"""A loss L₀ per so many directions."""
+"""A loss L₀ per so many directions, or losses L₋ in one of so many steps."""
 RISE = 3.0
 """Standard errors of the lowest smoothed loss, and of the present one, that are no rise."""
 LEAST_RISE = 0.1
@@ -239,8 +241,12 @@ class StepSize:
 
     @property
     def curvature(self) -> float:
-        """An estimate of tr(H): the size of the mean, but no less than its standard error."""
-        return max(abs(self._curvature.mean), self._curvature.error)
+        """An estimate of tr(H): the mean, but no less than its standard error.
+
+        Of a single measurement, which has none, the size.
+        """
+        mean, error = self._curvature.mean, self._curvature.error
+        return max(mean, error) if error else abs(mean)
 
     @property
     def gain(self) -> float:
@@ -250,21 +256,28 @@ class StepSize:
         fell = self._start.mean - self._loss.mean
         return max(0.0, fell - float(np.hypot(self._start.error, self._loss.error)))
 
-    def curvature_every(self, queries: int) -> int:
-        """Steps between those that take L₀ too: one per 16 directions, about 3 % of the rows.
+    def curvature_every(self, queries: int, differences: Differences = "central") -> int:
+        """Steps between those that take L₊, L₋ and L₀.
 
-        Every step does while warming up; 0 is never.
+        With central differences L₀ is what is added: one per 16 directions, about 3 % of the rows.
+        With forward ones it is L₋ of all queries, in one of 16 steps: about 6 %. Every step does
+        while warming up; 0 is never.
 
         Args:
             queries: q.
+            differences: that steps take anyway.
         """
         if self.given is not None:
             return 0
-        return 1 if self.warming_up else max(1, CURVATURE_SHARE // queries)
+        if self.warming_up:
+            return 1
+        return CURVATURE_SHARE if differences == "forward" else max(1, CURVATURE_SHARE // queries)
 
-    def measures_curvature(self, step: int, queries: int) -> bool:
-        """Whether a step, counted from 0, takes L₀ too."""
-        every = self.curvature_every(queries)
+    def measures_curvature(
+        self, step: int, queries: int, differences: Differences = "central"
+    ) -> bool:
+        """Whether a step, counted from 0, takes L₊, L₋ and L₀."""
+        every = self.curvature_every(queries, differences)
         return bool(every) and step % every == 0
 
     def _risen(self, average: _Average, latest: float) -> bool:

@@ -59,7 +59,7 @@ def simulate(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara[ray]).")
+        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara\\[ray]).")
     ] = Engine.IN_PROCESS,
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
@@ -68,6 +68,9 @@ def simulate(
         list[Path] | None,
         typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
     ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
+    ] = None,
 ) -> None:
     """Run a federation of emulated clients in this process.
 
@@ -75,9 +78,41 @@ def simulate(
     """
     from shared.config import load_scenario
 
+    if sweep is not None:
+        _sweep(load_scenario(_scenario_file(scenario), settings or []), sweep, out)
+        return
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
     config = load_scenario(_scenario_file(scenario), assignments)
     _run(config, engine, cohorts_from, clients or [])
+
+
+def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
+    """Tune methods, and say of every run what it reached on validation."""
+    from rich.console import Console
+
+    from simulations.progress import watched
+    from simulations.sweep import Sweep
+    from simulations.sweep import sweep as run_all
+
+    plan, folder = Sweep.read(file), out or Path("runs/sweep")
+
+    def run(config: "RunConfig") -> Path:
+        with watched(config, brief=True) as on_message:
+            from simulations.simulate import simulate as run_one
+
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+            return run_one(config, on_message)
+
+    console = Console()
+    for trial in run_all(base, plan, run, folder):
+        settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
+        console.print(
+            f"{trial.method}, rung {trial.rung}, trial {trial.number}: "
+            f"{trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
 
 
 def _run(

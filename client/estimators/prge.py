@@ -1,7 +1,9 @@
-"""P-RGE: the projected gradients of q directions from two-sided differences (P-RGE, section 3).
+"""P-RGE: the projected gradients of q directions on one mini-batch (P-RGE, section 3).
 
-For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε on the same mini-batch. The estimator
-only says which rows it wants scored; how they are grouped into passes is the engine's business.
+For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε, or with forward differences
+(L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013): q + 1 losses in place of 2·q, for an error of ε/2
+times the curvature along z_i. The estimator only says which rows it wants scored; how they are
+grouped into passes is the engine's business.
 """
 
 from collections.abc import Callable, Generator
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.directions import BOTH_SIDES, Differences
+
 
 @dataclass(frozen=True, eq=False)
 class Trial:
@@ -17,13 +21,15 @@ class Trial:
 
     Attributes:
         seeds: uint64 [q], of the directions; none asks for the one loss L₀ at the centre.
-        epsilon: ε; the points are +ε of every seed, then −ε of every seed.
+        epsilon: ε.
         batch: int64 [B], which examples.
+        signs: s; the points are s·ε of every seed, for one sign after the other.
     """
 
     seeds: NDArray[np.uint64]
     epsilon: float
     batch: NDArray[np.int64]
+    signs: tuple[int, ...] = BOTH_SIDES
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +38,7 @@ class Estimate:
 
     Attributes:
         gradients: float32 [q], the projected gradients.
-        mean_loss: over all points but the centre.
+        mean_loss: over all points but the centre; at the centre if differences are forward.
         curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions, if it was asked for.
     """
 
@@ -49,6 +55,7 @@ def estimate(
     batch: NDArray[np.int64],
     epsilon: float,
     curvature: bool = False,
+    differences: Differences = "central",
 ) -> Estimator:
     """One step's estimation as a generator: yields trials, is sent their losses.
 
@@ -56,15 +63,20 @@ def estimate(
         seeds: uint64 [q].
         batch: int64 [B].
         epsilon: ε > 0.
-        curvature: try the centre too.
+        curvature: try both sides and the centre.
+        differences: what the projected gradients are made of where curvature is not wanted.
 
     Yields:
-        The trial of all directions; expects losses float64 [2q], + first, then −. Then that of the
-        centre if curvature is wanted; expects float64 [1].
+        The trial of all directions; expects losses float64 [2q], + first, then −, or [q], + alone.
+        Then that of the centre if it is wanted; expects float64 [1].
 
     Returns:
         The q projected gradients.
     """
+    if differences == "forward" and not curvature:
+        plus = yield Trial(seeds, epsilon, batch, signs=(1,))
+        (centre,) = yield Trial(seeds[:0], epsilon, batch)
+        return Estimate(((plus - centre) / epsilon).astype(np.float32), float(centre))
     losses = yield Trial(seeds, epsilon, batch)
     plus, minus = np.split(losses, 2)
     gradients = ((plus - minus) / (2 * epsilon)).astype(np.float32)
@@ -82,7 +94,7 @@ def carried_out(
 
     Args:
         estimator: not yet begun.
-        losses_of: float64 [2q] of a trial of q directions, + first, then −; [1] of the centre.
+        losses_of: float64 [signs · q] of a trial of q directions, sign by sign; [1] of the centre.
 
     Returns:
         What it ends with.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from client.spaces.space import NO_SEEDS, FlatSpace, Run, SequentialSpace, SpaceTensor
 from shared.config import AdapterSettings
+from shared.directions import BOTH_SIDES
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapters, LoRAFALinear, Points, frozen_matrices, inject
 from shared.model.replay_torch import drawn
@@ -40,14 +41,18 @@ class LoRAFASpace(FlatSpace):
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
     def evaluate(
-        self, run: Run, seeds: NDArray[np.uint64] = NO_SEEDS, epsilon: float = 0.0
+        self,
+        run: Run,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine at all points at once; its schedule groups them into passes."""
         layout = self.adapter.layout
         if not len(seeds):
             return run(Points(layout, self._theta))
         z = drawn(self._backend, seeds, self.size, self.distribution, 0, self._device)
-        return run(Points(layout, self._theta, z, epsilon))
+        return run(Points(layout, self._theta, z, epsilon, signs))
 
 
 class LoRASpace(FlatSpace, SequentialSpace):

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.directions import DIRECTION_BITS, MAX_DIRECTION, Distribution
+from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
 from shared.layout import Layout
 from shared.model.lora_fa import Adapter, Adapters, Points
@@ -97,7 +97,11 @@ class Space(ABC):
 
     @abstractmethod
     def evaluate(
-        self, run: Run, seeds: NDArray[np.uint64] = NO_SEEDS, epsilon: float = 0.0
+        self,
+        run: Run,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine at θ ± ε·z of every seed, or at θ itself.
 
@@ -106,9 +110,11 @@ class Space(ABC):
                 it may be evaluated at, once or several times.
             seeds: uint64 [q], of the directions; none means θ itself.
             epsilon: ε.
+            signs: +1 and −1, or in adapters that stand side by side one of them.
 
         Returns:
-            float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed, or [1, …] at θ.
+            float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed, or of one sign
+            [q, …], or [1, …] at θ.
         """
 
     def add(self, first: int, change: Tensor) -> None:
@@ -182,9 +188,15 @@ class SequentialSpace(Space):
         """The model stands at θ."""
 
     def evaluate(
-        self, run: Run, seeds: NDArray[np.uint64] = NO_SEEDS, epsilon: float = 0.0
+        self,
+        run: Run,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine at one point after the other, both of a direction in turn."""
+        if signs != BOTH_SIDES:
+            raise ValueError("a space that stands at one point at a time tries both sides")
         if not len(seeds):
             with self._center() as points:
                 return run(points)

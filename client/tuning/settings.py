@@ -14,6 +14,7 @@ from shared.config import (
     Settings,
     Text,
 )
+from shared.directions import Differences
 from shared.tasks.sampling import LOW_DATA
 
 Method = Literal[
@@ -71,6 +72,9 @@ class TuneSettings(Settings):
     micro_batch: int = Field(8, ge=0, description="examples in one pass; 0 is the whole batch")
     grouping: Literal["sequential", "inner", "outer", "both"] = "both"
     epsilon: float = Field(0.0, ge=0, le=1, description="0 is the space's own")
+    differences: Differences = Field(
+        "central", description="of prge: forward takes q + 1 losses a step in place of 2·q"
+    )
     learning_rate: LearningRate = "auto"
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = "auto"
@@ -111,6 +115,11 @@ class TuneSettings(Settings):
             mistakes.append(
                 "learning-rate-schedule: a learning rate that is found has no schedule; leave it "
                 "out, or set learning-rate to a number"
+            )
+        if self.differences == "forward" and method != "prge":
+            mistakes.append(
+                f"differences: forward ones share a loss among the queries of prge; {method} has "
+                "none to share; leave it out"
             )
         if not zeroth_order:
             for name, value in (("queries", self.queries), ("epsilon", self.epsilon)):

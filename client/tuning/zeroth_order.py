@@ -100,10 +100,11 @@ class ZerothOrder:
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
         seeds = self._trajectory.seeds(queries)
         size = self._step_sizes.size
-        curvature = size.measures_curvature(step, queries)
+        curvature = size.measures_curvature(step, queries, settings.differences)
         estimator: Estimator
         if settings.method == "prge":
-            estimator = prge.estimate(seeds, bench.batch(step), settings.epsilon, curvature)
+            batch, differences = bench.batch(step), settings.differences
+            estimator = prge.estimate(seeds, batch, settings.epsilon, curvature, differences)
         else:
             batches = np.stack([bench.batch(step, query) for query in range(queries)])
             estimator = mezo.estimate(seeds, batches, settings.epsilon, curvature)
@@ -188,7 +189,7 @@ class ZerothOrder:
         def run(points: Adapters) -> NDArray[np.float32]:
             return self._forward.scores(points, prompts, self._schedule)
 
-        scores = self._space.evaluate(run, trial.seeds, trial.epsilon)
+        scores = self._space.evaluate(run, trial.seeds, trial.epsilon, trial.signs)
         return self._bench.objective(scores, train.labels[trial.batch])
 
     def _losses_of_answers(self, trial: Trial) -> NDArray[np.float64]:
@@ -204,7 +205,8 @@ class ZerothOrder:
                 losses[place] = minus_answer_metric(task, [answers], accepted)
             return losses
 
-        return self._space.evaluate(run, trial.seeds, trial.epsilon).astype(np.float64)
+        found = self._space.evaluate(run, trial.seeds, trial.epsilon, trial.signs)
+        return found.astype(np.float64)
 
 
 def _gain(update: Update) -> float:

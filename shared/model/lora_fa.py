@@ -23,7 +23,7 @@ from torch import Tensor as TorchTensor
 from torch import nn
 
 from shared.config import AdapterSettings
-from shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
+from shared.directions import BOTH_SIDES, DIRECTION_BITS, Domain, normals, query_seeds
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.model.loading import BaseModel
@@ -75,14 +75,14 @@ class Points:
         center: float32 [d], the unperturbed adapter.
         directions: int16 [q, d], or None for the single point at the center.
         epsilon: ε.
-        signs: s, usually +1 and −1.
+        signs: s, +1 and −1, or one of them.
     """
 
     layout: Layout
     center: TorchTensor
     directions: TorchTensor | None = None
     epsilon: float = 0.0
-    signs: tuple[int, ...] = (1, -1)
+    signs: tuple[int, ...] = BOTH_SIDES
 
     @classmethod
     def at(
@@ -92,10 +92,11 @@ class Points:
         directions: NDArray[np.int16] | None = None,
         epsilon: float = 0.0,
         device: torch.device | None = None,
+        signs: tuple[int, ...] = BOTH_SIDES,
     ) -> "Points":
         """Points from numpy arrays, moved to a device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
-        return cls(layout, torch.from_numpy(center).to(device), z, epsilon)
+        return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
 
     @property
     def queries(self) -> int:

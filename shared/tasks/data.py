@@ -41,7 +41,8 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
               of the training rows stand in for a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
-              with the same splits; rows labelled −1 or not at all are left out.
+              with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
+              labelled −1 or not at all are left out.
 
             Rows with users are cut inside each user, who has every split from three rows on.
         task: says which fields are read and what is right.
@@ -236,7 +237,9 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
         )
     splits = {}
     for split in SPLITS:
-        rows = _hub_rows(found[split], f"{name}[{split}]", task, problems) if split in found else []
+        # MNLI has two validation splits; the one of the same genres as its training rows counts.
+        called = next((own for own in (split, f"{split}_matched") if own in found), None)
+        rows = _hub_rows(found[called], f"{name}[{called}]", task, problems) if called else []
         if rows:
             splits[split] = rows
     if "train" not in splits and not problems:

@@ -78,7 +78,7 @@ def splits_table(evaluations: Sequence[Evaluation]) -> Table:
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
-        if event.round in (0, last) and len(event.columns) == 1:
+        if event.round in (0, last) and list(event.columns) == [GLOBAL]:
             whole = event.columns[GLOBAL]
             table.add_row(
                 "zero-shot" if event.round == 0 else f"round {last}",

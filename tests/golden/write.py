@@ -226,6 +226,7 @@ def frames() -> dict[str, Any]:
         "train_with_a_pool": pool,
         "report_of_sums": Report(token_of(pool.encode()), 4, 120, 0.6875, sums, summed_steps=2),
         "train_that_measures_curvature": replace(train, curvature_every=2),
+        "train_by_forward_differences": replace(train, differences="forward"),
         "report_with_curvature": Report(token, 4, 120, 0.6875, gradients, curvature=2.5),
         "round_delta_with_a_shrink": RoundDelta(3, 0, token, (), from_the_pool),
     }

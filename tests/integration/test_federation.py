@@ -11,12 +11,14 @@ import pytest
 from federations import Settings, Tampering, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import instruction_with
+from numpy.typing import NDArray
 
 from client.app import app as client_app
 from client.trainer import loaded, trainer_for
 from server.aggregate import aggregate
 from server.app import serve
 from server.store import read_layout, replayed
+from shared.directions import Differences, batch_order, directions
 from shared.errors import DataError, SamaraError, TrainingError
 from shared.frames import (
     Evaluation,
@@ -29,9 +31,11 @@ from shared.frames import (
 )
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
+from shared.model.lora_fa import Points
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from shared.result import read_result
 from shared.round_delta import PoolSeeds, RoundDelta
+from shared.tasks.objectives import cross_entropy
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
@@ -264,6 +268,39 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
         states.append(last.state.astype(np.float64))
     difference = np.linalg.norm(states[0] - states[1]) / np.linalg.norm(states[1])
     assert difference < 1e-3
+
+
+@pytest.mark.parametrize("differences", ["central", "forward"])
+def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
+    differences: Differences, settings: Settings
+) -> None:
+    trainer = trainer_for(config_of(settings))
+    layout, data = trainer.layout, trainer.share(0, 3, Split.TRAIN)
+    asked = instruction_with(
+        steps=1, queries=3, batch=4, epsilon=0.02, differences=differences, layout_hash=layout.hash
+    )
+    report = trainer.train(asked, zero_state(layout.size), 0, 3)
+    batch = batch_order(asked.root, 0, 0, len(data.labels))[:4]
+    z = directions(asked.seeds(0)[0], layout.size, layout.distribution)
+
+    def losses(sign: int) -> NDArray[np.float64]:
+        points = Points.at(layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon)
+        scores = trainer.forward.scores(points.part(slice(1), slice(None)), examples)
+        return cross_entropy(scores, data.labels[batch])
+
+    examples = [data.prompts[row] for row in batch]
+    below, width = (losses(-1), 2) if differences == "central" else (losses(0), 1)
+    expected = (losses(1) - below) / (width * asked.epsilon)
+    np.testing.assert_allclose(report.gradients[0], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("differences", ["central", "forward"])
+def test_a_rate_is_found_by_both_kinds_of_differences(differences: str, settings: Settings) -> None:
+    config = config_of(settings, rounds=8, queries=8, learning_rate="auto", differences=differences)
+    folder = simulate(config)
+    *_, last = replayed(folder)
+    assert np.any(last.state)
+    assert digest(read_layout(folder).hash, last.state).hex() == read_result(folder)["final_digest"]
 
 
 def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(

@@ -164,6 +164,22 @@ def test_a_learning_rate_that_is_found_is_found_again(
     assert tuned(config) == whole
 
 
+def test_forward_differences_go_on_to_the_same_result(settings: Settings, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"learning_rate": "auto", "differences": "forward"}
+    changes |= {"steps": 12, "queries": 8, "validate_every": 6}
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
+    assert (
+        tuned(
+            tuning_of(settings, out=str(tmp_path / "two"), **changes | {"differences": "central"})
+        )
+        != whole
+    )
+    config = tuning_of(settings, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(10))
+    assert tuned(config) == whole
+
+
 def test_a_loss_that_rises_returns_and_the_run_goes_on_the_same(
     settings: Settings,
     tmp_path: Path,

@@ -322,6 +322,12 @@ def test_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(e.user, e.text[:3]) for e in examples} == {("ann", "row"), ("", "row")}
 
 
+def test_hub_data_set_with_matched_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"train": 10, "validation_matched": 4, "validation_mismatched": 3}
+    name = hub_data_set(tmp_path, monkeypatch, **{s: rows_of(n) for s, n in splits.items()})
+    assert sizes(load_examples(name, TASK, 0)) == {"train": 8, "validation": 4, "test": 2}
+
+
 def test_hub_data_set_with_nested_fields_and_unanswered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,17 @@ def test_the_curvature_is_what_may_follow_the_last_field(
             decode(pack(kind, frame[PREFIX_BYTES:-less]))
 
 
+@pytest.mark.parametrize("every", [0, 3])
+def test_the_kind_of_differences_is_what_may_follow_the_curvature(every: int) -> None:
+    asked = instruction_with(differences="forward", curvature_every=every)
+    frame = asked.encode()
+    assert TrainInstruction.decode(frame) == asked
+    assert len(frame) == len(ASKED.encode()) + 3
+    for last in (b"\0", b"\2", b"\1\1"):
+        with pytest.raises(FrameError):
+            TrainInstruction.decode(pack(Kind.TRAIN, frame[PREFIX_BYTES:-1] + last))
+
+
 @pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12])
 def test_a_curvature_out_of_range_is_refused(curvature: float) -> None:
     frame = replace(FRAMES[Kind.REPORT], curvature=curvature).encode()
@@ -324,7 +335,8 @@ def test_token_changes_with_every_field_of_the_instruction() -> None:
         {"round": 2}, {"track": 1}, {"steps": 3}, {"queries": 5}, {"batch": 9},
         {"seed_policy": SeedPolicy.SHARED}, {"root": 1}, {"epsilon": 0.02},
         {"learning_rate": 0.2}, {"clip": 1.0}, {"deadline": 1.0}, {"run_id": bytes(8)},
-        {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {"curvature_every": 1}, {},
+        {"layout_hash": bytes([1] * 32)}, {"start_digest": bytes(32)}, {"curvature_every": 1},
+        {"differences": "forward"}, {"differences": "forward", "curvature_every": 1}, {},
     ]  # fmt: skip
     pool: dict[str, Any] = {"seed_policy": SeedPolicy.POOL}
     changes += [pool, pool | {"pool_root": 1}, pool | {"pool_size": 7}]

@@ -182,6 +182,18 @@ def test_a_thousandfold_rate_recovers() -> None:
 def test_the_centre_costs_about_three_percent_of_the_rows() -> None:
     size = after(StepSize(STEPS), [CALM] * 20)
     assert [size.curvature_every(q) for q in (1, 4, 8, 16, 64)] == [16, 4, 2, 1, 1]
+    assert [size.curvature_every(q, "forward") for q in (1, 64)] == [16, 16]
+
+
+def test_a_curvature_that_is_not_known_to_be_positive_counts_as_its_error() -> None:
+    def measured(*values: float) -> StepSize:
+        return after(StepSize(STEPS), [replace(CALM, curvature=value) for value in values])
+
+    assert measured(-9.0).curvature == measured(9.0).curvature == 9.0
+    assert measured(*[9.0, 8.0] * 10).curvature == pytest.approx(8.5, abs=0.1)
+    for values in ([-9.0, -8.0] * 10, [9.0, -8.0] * 10):
+        size = measured(*values)
+        assert size.curvature == size._curvature.error
 
 
 def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from server.store import (
     METRICS_FILE,
     RESULT_FILE,
     RunStore,
+    finish,
     replayed,
 )
 from shared.errors import LedgerError, SamaraError
@@ -36,7 +37,7 @@ def write_run(folder: Path, rounds: int = 3, every: int = 0) -> Path:
             store.ledger.append(delta)
             store.note({"event": "round", "round": delta.round})
         digest = store.ledger.digest.hex()
-        store.finish({"final_round": rounds, "final_digest": digest})
+        finish(store.folder, {"final_round": rounds, "final_digest": digest})
     return folder
 
 

@@ -43,6 +43,7 @@ def test_what_is_said_is_not_decided() -> None:
         ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
         ({"method": "fo-adam", "queries": 2}, "queries: fo-adam tries no directions"),
+        ({"method": "mezo", "differences": "forward"}, "mezo has none to share; leave it out"),
         ({"method": "zero-shot", "epsilon": 0.1}, "epsilon: zero-shot tries no directions"),
         ({"method": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
         ({"method": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
