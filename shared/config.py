@@ -272,8 +272,11 @@ class RunConfig(Settings):
 
     @property
     def first_newcomer(self) -> int:
-        """The lowest index of those clients that never train the global model."""
-        return self.data.clients - self.cohort.newcomers
+        """The lowest index of those clients that never train the global model.
+
+        Without any it is beyond all indices, which are numbers of 32 bits in a live run.
+        """
+        return self.data.clients - self.cohort.newcomers if self.cohort.newcomers else 2**32
 
     def among(self, clients: int) -> Self:
         """The same run with its data dealt among so many clients: Flower says how many there are.
