@@ -211,7 +211,7 @@ class Clusters(Strategy):
         groups, found = self.groups, self._scalars(new, grid)
         groups.scalars |= found
         if not groups.clusters:
-            training = {d: s for d, s in found.items() if d < self._config.first_newcomer}
+            training = {d: s for d, s in found.items() if d not in self._config.newcomers}
             groups.clusters |= grouped(training, self._config.cohort.clusters)
         for device in sorted(found.keys() - groups.clusters.keys()):
             groups.clusters[device] = nearest(found[device], groups.scalars, groups.clusters)

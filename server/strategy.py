@@ -157,7 +157,7 @@ class ScalarStrategy(Strategy):
             if missing := [device for device in chosen if device not in present]:
                 raise SamaraError(f"the recorded run has devices that this one lacks: {missing}")
             return present, chosen
-        trains = [device for device in present if device < self._config.first_newcomer]
+        trains = [device for device in present if device not in self._config.newcomers]
         awake = [device for device in trains if not self._health.rests(device, number)]
         if len(awake) < settings.minimum:
             awake = trains
@@ -475,7 +475,7 @@ class ScalarStrategy(Strategy):
         ledger, last = self._store.ledger, self._config.federated_rounds
         if not self._config.evaluate.best or ledger.position.round != last:
             return
-        best = best_round(self._store.events(), self._config.first_newcomer)
+        best = best_round(self._store.events(), self._config.newcomers)
         best = last if best is None else min(best, last)
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
         ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
