@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from server.store import LEDGER_FOLDER
+from server.store import ledger_of
 from shared.errors import LedgerError
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
@@ -48,12 +48,11 @@ def read_cohorts(run: Path) -> Cohorts:
     Raises:
         LedgerError: if the ledger cannot be read, or its first rounds were compacted away.
     """
-    cohorts = {
-        record.delta.round: origins(record.delta) for record in read_ledger(run / LEDGER_FOLDER)
-    }
+    ledger = ledger_of(run)
+    cohorts = {record.delta.round: origins(record.delta) for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
-            f"{run / LEDGER_FOLDER}: the rounds before {min(cohorts)} are only in a snapshot; "
+            f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
     return cohorts

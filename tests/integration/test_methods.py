@@ -50,7 +50,7 @@ def small(settings: Settings) -> Settings:
     }
 
 
-@pytest.mark.parametrize("method", ["local", "global", "finetune", "ditto", "mixture", "partial"])
+@pytest.mark.parametrize("method", [*PRIVATE, "global", "cluster"])
 def test_every_method_spends_the_same_number_of_forward_passes(
     method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,13 +65,13 @@ def test_every_method_spends_the_same_number_of_forward_passes(
         return plain(self, instruction, state, device, *rest)
 
     monkeypatch.setattr(Trainer, "train", counted)
-    config = config_of(small, method=method)
+    config = config_of(small, method=method, cohort__grouping_rounds=1)
     simulate(config)
     a_round = 2 * 2 * 2 * 4
     beside = 2 * a_round if method == "finetune" else 0  # the column local-only
     for device in (0, 1):
         assert rows[device, False] + rows[device, True] == 4 * a_round + beside
-    assert rows[2, False] == 0
+    assert rows[2, False] == (a_round if method == "cluster" else 0)  # to find its cluster
     assert rows[2, True] == config.private_rounds * a_round + beside
 
 
@@ -353,6 +353,12 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
     status, printed, errors = run("server", "verify", folder)
     assert (status, errors) == (0, "")
     assert printed.count("every digest reproduced") == 2
+    for command in (("server", "inspect", folder), ("server", "status", "--run", folder)):
+        status, printed, errors = run(*command)
+        assert status == 1
+        assert "name one, such as" in errors
+    status, printed, errors = run("server", "inspect", folder / "cluster-2")
+    assert (status, errors) == (0, "")
     again = simulate(config_of(opposed, out=str(tmp_path / "again")))
     assert read_result(again)["final_digest"] == result.final_digest
 
