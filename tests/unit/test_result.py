@@ -102,5 +102,5 @@ def test_every_key_is_documented(part: type[BaseModel]) -> None:
 
 
 def test_made_up_results_have_the_keys_of_real_ones() -> None:
-    known = set(RunResult.model_fields)
+    known = set(RunResult.model_fields) - {"groups"}  # of runs with clusters only
     assert set(json.loads(json.dumps(result_of()))) == known
