@@ -29,6 +29,7 @@ from shared.replay import Shrink, digest, replay, to_float32
 from shared.result import RunResult, read_result
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export_ledger
+from simulations.comparison.comparison import comparison_of
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
@@ -406,3 +407,25 @@ def test_labels_take_turns_where_clusters_are_sought() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     order = np.array([5, 0, 1, 6, 3, 2, 4])
     assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
+
+
+def test_runs_of_all_methods_are_compared_on_one_page(small: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    from simulations.report.html import page_of
+
+    folders = [
+        simulate(
+            config_of(
+                small | {"cohort.grouping-rounds": 1, "evaluate.best": True},
+                method=method,
+                out=str(tmp_path / method),
+            )
+        )
+        for method in (*PRIVATE, "global", "cluster")
+    ]
+    comparison = comparison_of(folders)
+    shown = [comparison.named(line.arm) for line in comparison.lines]
+    assert shown[-7:] == [*PRIVATE, "global", "cluster"]
+    assert len(comparison.new_lines) == len(comparison.lines)
+    page = page_of(comparison)
+    assert all(f"{method} against" in page for method in PRIVATE)
