@@ -33,6 +33,8 @@ from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
+LIVE_VARIABLE = "SAMARA_LIVE"
+"""Environment variable of a ServerApp whose devices come and go."""
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 600.0
@@ -48,19 +50,25 @@ def main(grid: Grid, context: Context) -> None:
     log.setLevel(logging.INFO)
     try:
         with journal(Path(config.out)) if config.out else nullcontext():
-            folder = serve(config, grid)
+            folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     finally:
         log.removeHandler(console)
 
 
-def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None) -> Path:
+def serve(
+    config: RunConfig,
+    grid: Grid,
+    cohorts: RepeatedCohorts | None = None,
+    patient: bool = False,
+) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
     Args:
         config: of the run.
         grid: Flower's.
-        cohorts: of a recorded run, to be repeated.
+        cohorts: of a recorded run, to be repeated as far as it went.
+        patient: wait on when no device that is there can take part; another may come.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -69,7 +77,7 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
     post = Post(grid, patience=max(1, config.cohort.late_rounds))
-    layout = _layout_of_the_devices(post, config, roster)
+    layout = _layout_of_the_devices(post, config, roster, patient)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
@@ -84,10 +92,12 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
             log.info("%s holds this very run, finished", folder)
             return folder
         strategy = ScalarStrategy(config, store, roster, cohorts)
-        _run(strategy, post, config, store.ledger.position.round, config.federated_rounds)
+        rounds = config.federated_rounds
+        rounds = min(rounds, cohorts.last) if cohorts else rounds
+        _run(strategy, post, config, store.ledger.position.round, rounds)
         ledger = store.ledger
         end = {"final_round": ledger.position.round, "final_digest": ledger.digest.hex()}
-        told = _result(config, run_id, layout, roster, store.events, time.monotonic() - begun)
+        told = _result(config, run_id, layout, roster, store.events(), time.monotonic() - begun)
         finish(folder, told | end)
     finally:
         store.close()
@@ -112,7 +122,7 @@ def _serve_clusters(
         strategy.find(post)
         _run(strategy, post, config, strategy.round, strategy.rounds)
         groups = strategy.groups
-        told = _result(config, run_id, layout, roster, strategy.events, time.monotonic() - begun)
+        told = _result(config, run_id, layout, roster, strategy.events(), time.monotonic() - begun)
         told |= {"final_round": strategy.round, "final_digest": strategy.digest.hex()}
         told |= {"groups": {str(device): own for device, own in sorted(groups.clusters.items())}}
         told["bytes_up"] += groups.bytes_up
@@ -145,7 +155,7 @@ def _run(
             strategy.evaluate(post, split, PERSONAL_ACTION)
 
 
-def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Layout:
+def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patient: bool) -> Layout:
     """Wait for as many nodes as the run begins with, and for one that can take part."""
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
@@ -156,7 +166,7 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
             roster.greet(post, config.cohort.timeout)
             if roster.layout is not None:
                 return roster.layout
-            if roster.reasons:
+            if roster.reasons and not patient:
                 raise SamaraError("no device can take part: " + "; ".join(roster.reasons))
         if time.monotonic() > told + _TELL_SECONDS:
             log.info("waiting for %d devices, %d are there", wanted, there)

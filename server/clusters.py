@@ -194,10 +194,9 @@ class Clusters(Strategy):
         """Of all states: SHA-256 of theirs, 32 bytes."""
         return hashlib.sha256(b"".join(store.ledger.digest for store in self._stores)).digest()
 
-    @property
     def events(self) -> list[dict[str, Any]]:
         """The clusters' rounds and evaluations, put together."""
-        return put_together([store.events for store in self._stores])
+        return put_together([store.events() for store in self._stores])
 
     def find(self, grid: Grid) -> None:
         """Ask devices that are in no cluster for scalars along common directions, and place them.
@@ -212,7 +211,7 @@ class Clusters(Strategy):
         groups, found = self.groups, self._scalars(new, grid)
         groups.scalars |= found
         if not groups.clusters:
-            training = {d: s for d, s in found.items() if d < self._config.first_newcomer}
+            training = {d: s for d, s in found.items() if d not in self._config.newcomers}
             groups.clusters |= grouped(training, self._config.cohort.clusters)
         for device in sorted(found.keys() - groups.clusters.keys()):
             groups.clusters[device] = nearest(found[device], groups.scalars, groups.clusters)
@@ -334,7 +333,7 @@ class Clusters(Strategy):
 
     def _note(self) -> None:
         """Append what the clusters told last to the metrics of the run, for whoever watches."""
-        events = self.events
+        events = self.events()
         if not events:
             return
         try:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message
 
-from server.store import ledger_of
+from server.store import METRICS_FILE, ledger_of
 from shared.errors import LedgerError
+from shared.events import Tail
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
+from shared.step_record import STEP_SIZE_FILE
 
 Cohorts = Mapping[int, Mapping[int, int]]
 """By round, its contributors; for each the round whose instruction it answered, which is an
@@ -25,6 +28,11 @@ class RepeatedCohorts:
     def __init__(self, cohorts: Cohorts) -> None:
         self._cohorts = cohorts
         self._held: dict[tuple[int, int], Message] = {}
+
+    @property
+    def last(self) -> int:
+        """The last round of the recorded run."""
+        return max(self._cohorts, default=0)
 
     def asked(self, number: int) -> list[int]:
         """The devices whose answer to a round's instruction was used, then or later; ascending."""
@@ -43,10 +51,14 @@ class RepeatedCohorts:
 
 
 def read_cohorts(run: Path) -> Cohorts:
-    """The cohort history in the ledger of a run, finished or not.
+    """The cohort history of a run, finished or not.
+
+    Whose reports are in a round is in the ledger. A round that takes earlier ones back, or changes
+    nothing, has no contributors there; whose reports it was decided by is in the metrics.
 
     Raises:
-        LedgerError: if the ledger cannot be read, or its first rounds were compacted away.
+        LedgerError: if the ledger cannot be read, its first rounds were compacted away, or it is
+            not known whose reports a round was decided by.
     """
     ledger = ledger_of(run)
     cohorts = {record.delta.round: origins(record.delta) for record in read_ledger(ledger)}
@@ -55,7 +67,23 @@ def read_cohorts(run: Path) -> Cohorts:
             f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
+    rounds = [e for e in Tail(run / METRICS_FILE).new() if e.get("event") == "round"]
+    heard = {event["round"]: _heard(event) for event in rounds}
+    seen = {event["step"]: len(event) > 1 for event in Tail(run / STEP_SIZE_FILE).new()}
+    for number in [number for number, contributors in cohorts.items() if not contributors]:
+        if seen.get(number) and number not in heard:
+            raise LedgerError(
+                f"{run / METRICS_FILE}: lacks round {number}, which no report is in and some "
+                "decided; the cohorts of this run cannot be repeated"
+            )
+        cohorts[number] = heard.get(number, {})
     return cohorts
+
+
+def _heard(event: Mapping[str, Any]) -> dict[int, int]:
+    """By device whose report of a round was sound, the round that it answered."""
+    late = event.get("late", {})
+    return {int(text): late.get(text, event["round"]) for text in event["clients"]}
 
 
 def origins(delta: RoundDelta) -> dict[int, int]:

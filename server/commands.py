@@ -109,8 +109,9 @@ def list_keys(run: RunOption) -> None:
 
     table = Table("name", "device", "fingerprint", "created", "revoked")
     for key in Keys(run / KEYS_FOLDER).all():
-        device = str(key.device) if key.device >= 0 else "-"
-        table.add_row(key.name, device, key.fingerprint[:16], key.created, key.revoked or "-")
+        table.add_row(
+            key.name, str(key.device), key.fingerprint[:16], key.created, key.revoked or "-"
+        )
     Console().print(table)
 
 

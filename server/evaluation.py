@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -50,12 +50,12 @@ def summed(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
     return {name: _figures(parts) for name, parts in columns.items() if parts}
 
 
-def best_round(events: Iterable[Mapping[str, Any]], first_newcomer: int) -> int | None:
+def best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
     """The round after which the global model was best on validation; the later of equals.
 
     Args:
         events: of a run.
-        first_newcomer: clients from this index on do not count.
+        newcomers: clients that do not count.
 
     Returns:
         None if nobody validated it.
@@ -66,7 +66,7 @@ def best_round(events: Iterable[Mapping[str, Any]], first_newcomer: int) -> int 
             continue
         if list(event["columns"]) == [GLOBAL]:
             clients = event["columns"][GLOBAL]["clients"]
-            own = [c["accuracy"] for device, c in clients.items() if int(device) < first_newcomer]
+            own = [c["accuracy"] for device, c in clients.items() if int(device) not in newcomers]
             if own:
                 means[event["round"]] = sum(own) / len(own)
     return max(means, key=lambda number: (means[number], number)) if means else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from server.app import LIVE_VARIABLE
 from server.keys import KEYS_VARIABLE
 from server.superlink import DOOR_PATH
 from shared.config import RunConfig
@@ -140,6 +141,16 @@ class Flower:
             self._process.wait()
             self._process = None
 
+    def forget(self) -> None:
+        """End everything and forget nodes, runs and messages, none of which a run needs.
+
+        Flower notes until what time of day it takes a node, a message or a task for alive; when
+        the clock is set, that is wrong by as much, and a node's key may be refused for so long.
+        """
+        self.stop()
+        for file in self.folder.glob(f"{self._database.name}*"):
+            file.unlink()
+
     def begin(self, config: RunConfig, bundle: bytes) -> int:
         """Stop the runs that are there, start this one; returns Flower's number of it.
 
@@ -260,9 +271,11 @@ class Flower:
                     [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
                 ),
                 "FLWR_HOME": str(self.folder),
+                LIVE_VARIABLE: "1",
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_LOG_LEVEL": "WARNING",
             }
             | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from server.keys import Keys
@@ -25,6 +26,12 @@ _POLL_SECONDS = 0.5
 _GREETING_SECONDS = 300.0
 _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
+_LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Flower's own answers to messages that did not arrive; they say nothing about the device."""
 
 
 @dataclass
@@ -136,6 +143,9 @@ class Roster:
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
+            if reply.has_error() and reply.error.code in _LOST:
+                log.warning("lost: a hello of a node; asking again")
+                continue
             try:
                 hellos.append((_hello(reply), node))
             except SamaraError as error:
@@ -168,7 +178,7 @@ class Roster:
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
         if self._keys:
-            self._keys.bind(public_key, hello.device)
+            self._keys.check(public_key, hello.device)
         self.members[node] = Member(
             node, hello.device, hello.examples, hello.round, facts, public_key
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, ledger_of
-from server.watch import Tail
 from shared.errors import SamaraError
+from shared.events import Tail
 from shared.ledger.reading import read_ledger
 
 
@@ -69,10 +69,9 @@ def status_of(run: Path) -> RunStatus:
         if event.get("event") == "round":
             _count(devices, event)
     for key in Keys(run / KEYS_FOLDER).all():
-        if key.device >= 0:
-            device = devices.setdefault(key.device, DeviceStatus())
-            device.name = key.name
-            device.state = "revoked" if key.revoked else device.state
+        device = devices.setdefault(key.device, DeviceStatus())
+        device.name = key.name
+        device.state = "revoked" if key.revoked else device.state
     return RunStatus(
         last.delta.round if last else 0,
         last.end_digest.hex() if last else "",

@@ -32,7 +32,6 @@ class RunStore:
         folder: OUT.
         layout: of the adapter.
         ledger: of the global track, with its state.
-        events: what happened so far, one dictionary per round and per evaluation.
     """
 
     def __init__(
@@ -51,9 +50,8 @@ class RunStore:
         """
         self.folder, self.layout = folder, layout
         keep_layout(folder, layout)
-        self.events = read_events(folder / METRICS_FILE)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
-        told = [event.get("round", 0) for event in self.events if event.get("event") == "round"]
+        told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
             self.ledger.close()
             raise LedgerError(
@@ -62,13 +60,19 @@ class RunStore:
                 f"or delete the later lines of {METRICS_FILE}"
             )
 
+    def events(self) -> list[dict[str, Any]]:
+        """What happened so far, one dictionary per round and per evaluation, read off the disk.
+
+        A long run, or one that many strangers disturb, has more of them than memory should hold.
+        """
+        return read_events(self.folder / METRICS_FILE)
+
     def note(self, event: dict[str, Any]) -> None:
         """Append an event to the metrics.
 
         Raises:
             LedgerError: if the disk refuses; what was written of it is cut off at the next opening.
         """
-        self.events.append(event)
         with _a_message_for(self.folder / METRICS_FILE):
             append_event(self.folder / METRICS_FILE, event)
 

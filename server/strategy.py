@@ -79,6 +79,8 @@ class ScalarStrategy(Strategy):
         self._train: TrainInstruction | None = None
         self._evaluation: EvaluateInstruction | None = None
         self._sent: dict[int, int] = {}
+        self._told: dict[int, str] = {}
+        self._unused = unused_rounds(store.events())
         self._begun = time.monotonic()
         given = None if config.learning_rate == "auto" else config.learning_rate
         size = StepSize(config.federated_rounds, given, config.epsilon)
@@ -155,7 +157,7 @@ class ScalarStrategy(Strategy):
             if missing := [device for device in chosen if device not in present]:
                 raise SamaraError(f"the recorded run has devices that this one lacks: {missing}")
             return present, chosen
-        trains = [device for device in present if device < self._config.first_newcomer]
+        trains = [device for device in present if device not in self._config.newcomers]
         awake = [device for device in trains if not self._health.rests(device, number)]
         if len(awake) < settings.minimum:
             awake = trains
@@ -192,7 +194,7 @@ class ScalarStrategy(Strategy):
             except ReportError as error:
                 del reports[report.device]
                 refused[report.device] = str(error)
-                log.warning("round %d: %s", instruction.round, error)
+                self._tell_refusal(report.device, str(error))
         late_reports = self._late_reports(came_late, instruction.round, reports, refused, received)
         folded = reports | {report.device: report for _, report in late_reports}
         absent = self._judge(instruction.round, folded.keys(), refused)
@@ -204,7 +206,6 @@ class ScalarStrategy(Strategy):
         size = self._step_sizes.note(seen)
         if size.back_to is not None:
             delta, problem = self._return(instruction, size.back_to)
-            late_reports = []
         ledger_bytes = self._store.ledger.append(delta)
         self._late.folded(delta)
         self._compact()
@@ -238,7 +239,9 @@ class ScalarStrategy(Strategy):
                 },
             }
         )
-        self._end_if_empty(refused)
+        used = bool(delta.contributors) or size.back_to is not None
+        self._unused = 0 if used else self._unused + 1
+        self._end_if_unused(instruction.round, refused, problem)
         return None, MetricRecord({"loss": loss or 0.0, "reports": len(delta.contributors)})
 
     def _by_device(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
@@ -269,7 +272,7 @@ class ScalarStrategy(Strategy):
                     raise ReportError(f"it comes late and device {member.device} has a newer one")
                 accepted[member.device] = asked, report
             except SamaraError as error:
-                log.warning("round %d, device %d: %s", number, member.device, error)
+                self._tell_refusal(member.device, str(error))
                 if member.device not in reports:
                     refused[member.device] = str(error)
         return [accepted[device] for device in sorted(accepted)]
@@ -287,17 +290,20 @@ class ScalarStrategy(Strategy):
                 log.warning("device %d keeps failing and rests for %d rounds", device, rounds)
         return absent
 
-    def _end_if_empty(self, refused: Mapping[int, str]) -> None:
+    def _tell_refusal(self, device: int, reason: str) -> None:
+        """Log why something of a device is refused, once until it changes."""
+        if self._told.get(device) != reason:
+            log.warning("device %d: %s", device, reason)
+        self._told[device] = reason
+
+    def _end_if_unused(self, number: int, refused: Mapping[int, str], problem: str) -> None:
         """End a run in which nothing is learned any more."""
         most = min(self._config.cohort.empty_rounds, self._config.federated_rounds)
-        last = [e for e in self._store.events if e["event"] == "round"][-most:]
-        used = any(event["reports"] or event.get("back_to") is not None for event in last)
-        if self._cohorts or len(last) < most or used:
+        if self._cohorts or self._unused < most:
             return
         reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
-        problem = last[-1]["problem"]
         raise TrainingError(
-            f"round {last[-1]['round']}: no report could be used in {most} rounds in a row. "
+            f"round {number}: no report could be used in {most} rounds in a row. "
             f"{reasons or problem or 'Nobody answered.'}"
         )
 
@@ -418,7 +424,7 @@ class ScalarStrategy(Strategy):
                 answers[member.device], member.round = answer, position
             except SamaraError as error:
                 refused[member.device] = str(error)
-                log.warning("device %d: %s", member.device, error)
+                self._tell_refusal(member.device, str(error))
         return answers, refused, received
 
     def _frame_of(self, reply: Message, member: Member) -> bytes:
@@ -440,7 +446,7 @@ class ScalarStrategy(Strategy):
         """The round's delta, or an empty one and why: a round always leaves a record."""
         settings = self._config.cohort
         nothing = aggregate(instruction, [], settings.weight_cap)
-        if (count := len(reports) + len(late)) < settings.minimum and not self._cohorts:
+        if (count := len(reports) + len(late)) < settings.minimum:
             return nothing, f"{count} reports, fewer than cohort.minimum"
         try:
             delta = aggregate(instruction, reports, settings.weight_cap, late)
@@ -469,7 +475,7 @@ class ScalarStrategy(Strategy):
         ledger, last = self._store.ledger, self._config.federated_rounds
         if not self._config.evaluate.best or ledger.position.round != last:
             return
-        best = best_round(self._store.events, self._config.first_newcomer)
+        best = best_round(self._store.events(), self._config.newcomers)
         best = last if best is None else min(best, last)
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
         ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
@@ -522,6 +528,16 @@ def describe(event: dict[str, Any]) -> str:
         f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
     )
     return f"round {event['round']}: {event['split']} accuracy: {figures}"
+
+
+def unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
+    """How many of the last rounds in a row used no report; one that takes rounds back used some."""
+    unused = 0
+    for event in events:
+        if event["event"] == "round":
+            used = event["reports"] or event.get("back_to") is not None
+            unused = 0 if used else unused + 1
+    return unused
 
 
 def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:

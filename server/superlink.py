@@ -77,7 +77,8 @@ class Door:
 
 
 def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
-    serve(Door(app), **settings)
+    # a line for every request of every device would fill the disk
+    serve(Door(app), **settings | {"access_log": False})
 
 
 def main() -> None:

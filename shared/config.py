@@ -272,9 +272,9 @@ class RunConfig(Settings):
         return self.rounds + self.personal.rounds - self.federated_rounds
 
     @property
-    def first_newcomer(self) -> int:
-        """The lowest index of those clients that never train the global model."""
-        return self.data.clients - self.cohort.newcomers
+    def newcomers(self) -> range:
+        """The clients that never train the global model; a device with data of its own is none."""
+        return range(self.data.clients - self.cohort.newcomers, self.data.clients)
 
     def among(self, clients: int) -> Self:
         """The same run with its data dealt among so many clients: Flower says how many there are.

@@ -136,6 +136,11 @@ class RunResult(_Part):
     groups: dict[Count, Count] = {}
     """Of devices in clusters, counted from 0."""
 
+    @property
+    def newcomers(self) -> range:
+        """The clients that never trained the global model."""
+        return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
+
     def spent(self, client: int) -> ClientCost:
         """What a client spent on the run's training; bytes of evaluations are not in it."""
         own = [entry.clients[client] for entry in self.rounds if client in entry.clients]

@@ -1,6 +1,7 @@
 """The commands that run federations, or tune one model, on this machine."""
 
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,10 +59,14 @@ def simulate(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara[ray]).")
+        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara\\[ray]).")
     ] = Engine.IN_PROCESS,
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
+    ] = None,
+    clients: Annotated[
+        list[Path] | None,
+        typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
     ] = None,
     sweep: Annotated[
         Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
@@ -77,7 +82,8 @@ def simulate(
         _sweep(load_scenario(_scenario_file(scenario), settings or []), sweep, out)
         return
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    _run(load_scenario(_scenario_file(scenario), assignments), engine, cohorts_from)
+    config = load_scenario(_scenario_file(scenario), assignments)
+    _run(config, engine, cohorts_from, clients or [])
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
@@ -109,7 +115,12 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
     console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
 
 
-def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) -> None:
+def _run(
+    config: "RunConfig",
+    engine: Engine,
+    cohorts_from: Path | None = None,
+    homes: Sequence[Path] = (),
+) -> None:
     from shared.result import RunResult
     from simulations.curves import write_curves
     from simulations.progress import watched
@@ -119,7 +130,7 @@ def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) 
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = run(config, on_message, engine.value, cohorts_from)
+        folder = run(config, on_message, engine.value, cohorts_from, homes)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
 

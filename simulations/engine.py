@@ -5,7 +5,7 @@ objects are Flower's own, so the same ServerApp and ClientApp run under Flower's
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ class InProcessGrid(Grid):
         on_message: called with the message type and partition after each message was answered.
         pool: answers so many messages side by side, each client's in their order; without it
             they are answered one after the other.
+        nodes: what each node's config has beside its partition.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class InProcessGrid(Grid):
         run_config: UserConfig,
         on_message: Callable[[str, int], None] = lambda message_type, partition: None,
         pool: Executor | None = None,
+        nodes: Sequence[UserConfig] = (),
     ) -> None:
         self._client_app, self._on_message = client_app, on_message
         self._map = pool.map if pool else map
@@ -51,7 +53,8 @@ class InProcessGrid(Grid):
             _FIRST_CLIENT_NODE + partition: Context(
                 run_id=RUN_ID,
                 node_id=_FIRST_CLIENT_NODE + partition,
-                node_config={"partition-id": partition, "num-partitions": clients},
+                node_config={"partition-id": partition, "num-partitions": clients}
+                | dict(nodes[partition] if nodes else {}),
                 state=RecordDict(),
                 run_config=run_config,
             )

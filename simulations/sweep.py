@@ -156,12 +156,10 @@ def validated(result: RunResult) -> tuple[float, float]:
     Raises:
         SamaraError: if nobody validated.
     """
-    config = result.config
-    first_newcomer = int(config["data.clients"]) - int(config["cohort.newcomers"])
     for evaluation in reversed(result.evaluations):
         if evaluation.split == "validation" and evaluation.columns:
             (column,) = evaluation.columns.values()
-            own = [its for client, its in column.clients.items() if client < first_newcomer]
+            own = [its for client, its in column.clients.items() if client not in result.newcomers]
             if own:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))
                 return accuracy, float(np.mean([figures.loss for figures in own]))

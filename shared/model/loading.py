@@ -197,7 +197,7 @@ def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
     if path == EMBEDDED_MODEL:
-        return _embedded()
+        return embedded_folder()
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -215,7 +215,7 @@ def _resolve(path: str) -> Path:
         ) from error
 
 
-def _embedded() -> Path:
+def embedded_folder() -> Path:
     """Where the installed Samara keeps its model.
 
     Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the

@@ -44,12 +44,6 @@ class Run:
         except SamaraError as error:
             raise SamaraError(f"{self.folder}: {error}") from error
 
-    @property
-    def first_newcomer(self) -> int:
-        """Clients from this number on never trained the global model."""
-        config = self.result.config
-        return int(config["data.clients"]) - int(config.get("cohort.newcomers", 0))
-
     @cached_property
     def fingerprints(self) -> dict[int, Any]:
         """Of every client's examples, by split."""
@@ -219,9 +213,9 @@ def field_of(folders: Sequence[Path]) -> Field:
         group.append(run)
     everyone = [set(figures) for run in runs for figures in run.columns.values()]
     complete = sorted(set.intersection(*everyone))
-    first_new = min(run.first_newcomer for run in runs)
-    clients = [client for client in complete if client < first_new]
-    newcomers = [client for client in complete if client >= first_new]
+    new = {client for run in runs for client in run.result.newcomers}
+    clients = [client for client in complete if client not in new]
+    newcomers = [client for client in complete if client in new]
     if not clients:
         raise SamaraError("no client has figures under every column of every run")
     variants = tuple(

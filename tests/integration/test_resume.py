@@ -102,9 +102,15 @@ def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(
 
 
 def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
-    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """It returns, lowers the rate that was given by hand, and says so; nobody contributed."""
+    """It returns, lowers the rate that was given by hand, and says so; nobody contributed.
+
+    All that can be repeated, as whose reports decided it is in the metrics.
+    """
 
     def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
         loss = 9.0 if instruction.round == 6 else 0.7
@@ -125,6 +131,14 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     rates = [event["learning_rate"] for event in read_result(folder)["rounds"]]
     assert rates[:6] == [0.1] * 6
     assert rates[6] == pytest.approx(0.01)
+    changes = {"learning_rate": 0.1, "rounds": 7, "out": str(tmp_path / "again")}
+    again = simulate(config_of(settings, **changes), cohorts_from=folder)
+    assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if '"round": 6,' not in line))
+    with pytest.raises(LedgerError, match="lacks round 6"):
+        simulate(config_of(settings, **changes), cohorts_from=folder)
 
 
 def with_small_records(settings: Settings, **changes: Any) -> RunConfig:

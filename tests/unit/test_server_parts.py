@@ -16,12 +16,13 @@ from server.certificates import given_certificates, own_certificates
 from server.health import Health
 from server.keys import Keys
 from server.superlink import DOOR_PATH, Door, is_open_to
-from server.watch import Tail
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.events import Tail
+from shared.identity import device_of
 
 
-def test_a_key_is_made_bound_and_revoked(tmp_path: Path) -> None:
+def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "keys")
     secret = keys.create("kitchen")
     keys.create("garage")
@@ -29,19 +30,20 @@ def test_a_key_is_made_bound_and_revoked(tmp_path: Path) -> None:
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     garage, kitchen = (key.public_key.encode() for key in keys.all())
     assert keys.refusal(kitchen) == ""
-    keys.bind(kitchen, 7)
-    keys.bind(kitchen, 7)
-    with pytest.raises(SamaraError, match="its key kitchen is device 7, not 8"):
-        keys.bind(kitchen, 8)
-    with pytest.raises(SamaraError, match="device 7 has the key kitchen, not garage"):
-        keys.bind(garage, 7)
+    device = device_of(kitchen)
+    assert [key.device for key in keys.all()] == [device_of(garage), device]
+    keys.check(kitchen, device)
+    with pytest.raises(SamaraError, match=f"its key is that of device {device}, not 8"):
+        keys.check(kitchen, 8)
+    with pytest.raises(SamaraError, match=f"not {device}"):
+        keys.check(garage, device)
     before = keys.stamp()
     keys.revoke("kitchen")
     assert keys.stamp() != before
     assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
-        keys.bind(kitchen, 7)
-    keys.bind(garage, 7)
+        keys.check(kitchen, device)
+    keys.check(garage, device_of(garage))
     assert "is not registered here" in keys.refusal(b"another")
 
 
