@@ -33,6 +33,8 @@ from simulations.comparison.tables import csv_of, printed
 from simulations.simulate import simulate
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+INTERCEPT = 3.0
+"""How large a client's own feature is: the penalty is to weigh on words more than on base rates."""
 
 
 def words_figures(config: RunConfig) -> dict[int, Confusion]:
@@ -55,7 +57,7 @@ def words_figures(config: RunConfig) -> dict[int, Confusion]:
         ones = np.ones(len(part))
         own = csr_matrix((ones, (np.arange(len(part)), clients)), (len(part), data.clients))
         texts = [example.text for _, example in part]
-        return csr_matrix(hstack([own * 3.0, words.transform(texts)]))
+        return csr_matrix(hstack([own * INTERCEPT, words.transform(texts)]))
 
     def labels(part: list[tuple[int, Example]]) -> NDArray[np.int64]:
         return np.array([example.label for _, example in part])
