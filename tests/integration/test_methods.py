@@ -409,9 +409,7 @@ def test_labels_take_turns_where_clusters_are_sought() -> None:
     assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
 
 
-def test_runs_of_different_methods_are_compared_on_one_page(
-    small: Settings, tmp_path: Path
-) -> None:
+def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="needs the extra samara[report]")
     from simulations.report.html import page_of
 
