@@ -22,7 +22,7 @@ from server.clusters import cluster_folder
 from server.store import read_layout, replayed
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
+from shared.errors import ConfigError, LedgerError, SamaraError
 from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, replay, to_float32
@@ -430,3 +430,14 @@ def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path)
     assert len(comparison.new_lines) == len(comparison.lines)
     page = page_of(comparison)
     assert all(f"{method} against" in page for method in methods)
+
+
+def test_a_pulled_model_that_diverges_begins_anew(small: Settings) -> None:
+    config = config_of(small, method="ditto", personal__rounds=6, personal__learning_rate=30.0)
+    folder = simulate(config)
+    records = list(read_ledger(folder / "clients" / "0" / "personal.ledger"))
+    begun_anew = [record for record in records if record.delta.entries == NOTHING]
+    assert begun_anew
+    assert len(records) == 6
+    with pytest.raises(LedgerError, match="export the PEFT form instead"):
+        export_ledger(folder, 0, folder / "file")
