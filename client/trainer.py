@@ -116,7 +116,10 @@ class Trainer:
         if self._stream is not None:
             self._stream.release()  # this trainer rests, and the other needs room
         other = copy.copy(self)
-        other._config, other._cache = config, None
+        if _trunk(config) != _trunk(self._config):
+            other._cache = None
+        other._config = config
+        other.backend = backend_for(self.torch_device, config.threads)
         other.__dict__.pop("_execution", None)
         other._set_up()
         return other
@@ -341,10 +344,34 @@ def _letters(example: Example) -> int:
     return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))
 
 
+def _weights_and_examples(config: RunConfig) -> tuple[object, ...]:
+    """What they depend on."""
+    return config.model, config.task, config.data
+
+
+def _trunk(config: RunConfig) -> tuple[object, ...]:
+    """What the cached outputs of the layers below the adapters depend on."""
+    adapted = config.adapter.layers, config.adapter.projections
+    return *adapted, config.trunk_cache, config.trunk_cache_folder
+
+
 _of_thread = threading.local()
 _loading = threading.Lock()
-loaded = lru_cache(maxsize=2)(Trainer)
-"""Loads weights and examples once per process."""
+
+
+@lru_cache(maxsize=2)
+def loaded(config: RunConfig) -> Trainer:
+    """The trainer of a configuration; weights and examples are loaded once for many of them."""
+    global _last
+    if _last and _weights_and_examples(_last._config) == _weights_and_examples(config):
+        torch.set_num_threads(config.threads or cores())
+        _last = _last.under(config)
+    else:
+        _last = Trainer(config)
+    return _last
+
+
+_last: Trainer | None = None
 
 
 def trainer_for(config: RunConfig) -> Trainer:

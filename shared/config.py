@@ -202,6 +202,7 @@ class EvaluateSettings(Section):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
+    test: bool = Field(True, description="also on test examples; a sweep leaves them alone")
     best: bool = Field(
         False, description="return to the round that was best on validation before private rounds"
     )

@@ -6,7 +6,7 @@ rows, P points × m sequences, at once. The last one runs only where its output 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Body:
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
             stack.enter_context(self._widening(ids.shape, points, trunk))
-            stack.enter_context(self._first_block_once(points, ids))
+            stack.enter_context(self._alike_once(points, ids))
             if supervised is not None:
                 stack.enter_context(self._last_block_at(supervised, points, ids))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -114,16 +114,13 @@ class Body:
             self._base.body(input_ids=ids, attention_mask=mask)
         return cache.put(sequence, found[0][0].clone()).to(network.device, network.dtype)
 
-    @contextmanager
-    def _first_block_once(self, points: int, ids: Tensor) -> Iterator[None]:
+    def _alike_once(self, points: int, ids: Tensor) -> AbstractContextManager[None]:
         """The first adapted block does once what is the same for all points."""
         if points == 1 or not self._alike:
-            yield
-            return
-        shape = points * len(ids), ids.shape[1]
+            return nullcontext()
         first = self._blocks[self._first_block]
-        with once_for_all_points(first, self._alike, points, shape):
-            yield
+        shape = points * len(ids), ids.shape[1]
+        return once_for_all_points(first, self._alike, points, shape)
 
     @contextmanager
     def _last_block_at(

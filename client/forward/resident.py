@@ -76,13 +76,12 @@ class ResidentForward:
         size = schedule.micro_batch or own
         shape = points.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        together = [
-            [index for order in by_length for index in order[start : start + size]]
-            for start in range(0, own, size)
-        ]
         passes = [
             Share(places, some, chosen, [prompts[index] for index in chosen])
-            for chosen in together
+            for chosen in (
+                [index for order in by_length for index in order[start : start + size]]
+                for start in range(0, own, size)
+            )
             for places, some in grouped(points, schedule.grouping)
         ]
         for share, found in zip(passes, self._carried_out(passes), strict=True):

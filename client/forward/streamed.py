@@ -72,7 +72,7 @@ class StreamedBody(Body):
                 hidden = hidden.repeat(points, 1, 1)
             with ExitStack() as stack:
                 if index == self._first_block:
-                    stack.enter_context(self._first_block_once(points, ids))
+                    stack.enter_context(self._alike_once(points, ids))
                 if supervised is not None and index == last:
                     stack.enter_context(self._last_block_at(supervised, points, ids))
                 hidden = self._through(index, hidden, calls[index][1])
