@@ -5,7 +5,9 @@
 A random float32 checkpoint is written into a temporary folder (4.4 GB). Then a process of its own,
 which the kernel ends at the limit, loads it streamed and takes P-RGE steps, in turn with the same
 step without reading and with reading without a step: so all three see the same machine. Once every
-cold measurement begins with none of the file's pages in memory, once all of them are there.
+cold measurement begins with none of the file's pages in memory, once all of them are there. Beside
+the seconds on the clock stand those that all threads of the process spent on processors: where other
+work leaves too few of them, reading and computing cannot go on at once.
 """
 
 import argparse
@@ -76,21 +78,24 @@ def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str
 
     step()
     seconds: dict[str, list[float]] = {"compute": [], "read": [], "step": []}
+    processor: dict[str, list[float]] = {name: [] for name in seconds}
     work: dict[str, Callable[[], None]] = {"compute": compute, "read": read, "step": step}
     for turn in range(arguments.turns):
         for name, run in work.items():
             stream.settle()
             if cold:
                 drop_pages(folder)
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             run()
             seconds[name].append(time.perf_counter() - begun)
+            processor[name].append(time.process_time() - used)
             print(
                 json.dumps({"step": turn, "what": name, "seconds": seconds[name][-1]}), flush=True
             )
     return {
         "block_bytes": store.bytes,
         "seconds": seconds,
+        "processor_seconds": processor,
         "peak_resident_bytes": peak_memory_bytes(),
         "projected_gradients": gradients[: arguments.queries],
     }
@@ -118,7 +123,11 @@ def summary(figures: dict[str, Any]) -> dict[str, float]:
     turns = zip(*(figures["seconds"][name] for name in ("compute", "read", "step")), strict=True)
     ratio = statistics.median(step / max(compute, read) for compute, read, step in turns)
     rate = figures["block_bytes"] / medians["read"]
-    return medians | {"step / max(compute, read)": ratio, "MB/s": rate / 1e6}
+    processor = {
+        f"{name}, processor": statistics.median(times)
+        for name, times in figures["processor_seconds"].items()
+    }
+    return medians | processor | {"step / max(compute, read)": ratio, "MB/s": rate / 1e6}
 
 
 def main() -> None:
