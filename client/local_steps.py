@@ -27,6 +27,7 @@ from shared.frames import (
 )
 from shared.model.client_points import ClientPoints
 from shared.replay import quantize, replay, to_float32
+from shared.step_size import REACH
 from shared.tasks.objectives import cross_entropy
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class _Client:
     data: "Examples"
     seeds: NDArray[np.uint64]
     state: NDArray[np.int64]
+    energy: float = 0.0
+    losses: list[float] = field(default_factory=list)
     estimates: list[Estimate] = field(default_factory=list)
     error: SamaraError | None = None
 
@@ -133,6 +136,8 @@ def _step(
             )
             continue
         client.estimates.append(result)
+        if client.energy <= (REACH * instruction.epsilon) ** 2:
+            client.losses.append(result.mean_loss)
         try:
             client.state = _moved(trainer, instruction, client, step)
         except SamaraError as error:
@@ -188,9 +193,9 @@ def _moved(
 ) -> NDArray[np.int64]:
     """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
     clipped = instruction.clipped(client.estimates[-1].gradients)
-    groups = [
-        (client.seeds[step], one_pass) for one_pass in quantize(instruction.coefficients(clipped))
-    ]
+    coefficients = instruction.coefficients(clipped)
+    client.energy += float(coefficients @ coefficients)
+    groups = [(client.seeds[step], one_pass) for one_pass in quantize(coefficients)]
     return replay(client.state, groups, trainer.layout.distribution, trainer.backend)
 
 
@@ -202,7 +207,7 @@ def _report(instruction: TrainInstruction, token: bytes, client: _Client) -> Rep
         token,
         client.device,
         len(client.data.labels),
-        float(np.mean([result.mean_loss for result in client.estimates])),
+        float(np.mean(client.losses)),
         instruction.sums(gradients) if pooled else gradients,
         summed_steps=instruction.steps if pooled else 0,
         curvature=float(np.mean(bends)) if bends else None,

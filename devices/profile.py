@@ -63,6 +63,12 @@ class Memory(Part):
     on_chip_bytes: int = Field(0, ge=0, description="of fast memory that holds activations")
 
 
+class Storage(Part):
+    """Where models lie."""
+
+    bandwidth: float = Field(gt=0, description="bytes/s that are read one after the other")
+
+
 class Compute(Part):
     """The processor that does the forward passes."""
 
@@ -130,6 +136,7 @@ class DeviceProfile(Sourced):
     """A device."""
 
     memory: Memory
+    storage: Storage | None = Field(None, description="left out where nobody knows")
     compute: Compute
     timing: Timing
     power: dict[str, PowerMode] = Field(description="modes by name; empty where nobody knows")
@@ -147,6 +154,20 @@ class DeviceProfile(Sourced):
     def usable_bytes(self) -> int:
         """What is left for one process, its runtime included."""
         return max(0, self.memory.bytes - self.memory.system_bytes)
+
+    @property
+    def reading(self) -> float:
+        """Bytes/s that are read from storage.
+
+        Raises:
+            ConfigError: if the profile does not say.
+        """
+        if self.storage is None:
+            raise ConfigError(
+                f"{self.name}: the profile does not say how fast blocks can be read; add "
+                "storage.bandwidth with its source, or leave --stream out"
+            )
+        return self.storage.bandwidth
 
     @property
     def watts(self) -> float | None:

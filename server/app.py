@@ -141,18 +141,19 @@ def _run(
 ) -> None:
     """Evaluate, train the rounds that are left, evaluate, and have the private rounds taken."""
     post.enough = strategy.has_enough
+    splits = [Split.VALIDATION, Split.TEST] if config.evaluate.test else [Split.VALIDATION]
     if done:
         log.info("continuing after round %d", done)
     else:
-        strategy.evaluate(post, Split.VALIDATION)
-        strategy.evaluate(post, Split.TEST)
+        for split in splits:
+            strategy.evaluate(post, split)
     if done < rounds:
         strategy.start(post, ArrayRecord(), num_rounds=rounds - done, timeout=config.cohort.timeout)
-    for split in (Split.VALIDATION, Split.TEST):
+    for split in splits:
         if rounds:
             strategy.evaluate(post, split)
             strategy.return_to_best()
-    for split in (Split.VALIDATION, Split.TEST):
+    for split in splits:
         if config.private_rounds:
             strategy.evaluate(post, split, PERSONAL_ACTION)
 

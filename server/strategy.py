@@ -25,6 +25,7 @@ from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
+from server.superlink import most_answer_bytes
 from server.world import RealWorld, World
 from shared.config import RunConfig
 from shared.directions import round_root
@@ -48,7 +49,6 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-_MAX_ANSWER_BYTES = 2**20
 _MAX_REASON = 500
 
 Answer = TypeVar("Answer", Report, Evaluation)
@@ -207,42 +207,37 @@ class ScalarStrategy(Strategy):
         if reports:
             seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
             seen = replace(seen, learning_rate=0.0) if problem else seen
-        size = self._step_sizes.note(seen)
+        size = self._step_sizes.note(seen, reports.keys())
         if size.back_to is not None:
             delta, problem = self._return(instruction, size.back_to)
         ledger_bytes = self._store.ledger.append(delta)
         self._late.folded(delta)
         self._compact()
         loss = _mean_loss(folded.values(), self._config.cohort.weight_cap)
-        self._tell(
-            {
-                "event": "round",
-                "round": instruction.round,
-                "loss": loss,
-                "learning_rate": instruction.learning_rate,
-                "reports": len(delta.contributors),
-                "refused": {str(device): why for device, why in sorted(refused.items())},
-                "absent": absent,
-                "late": {str(report.device): asked.round for asked, report in late_reports},
-                "resting": self._health.resting(instruction.round + 1),
-                "problem": problem,
-                "back_to": size.back_to,
-                "bytes_up": sum(received.values()),
-                "bytes_down": sum(self._sent.values()),
-                "ledger_bytes": ledger_bytes,
-                "digest": self._store.ledger.digest.hex(),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {
-                    str(device): {
-                        "loss": report.mean_loss,
-                        "examples": report.examples,
-                        "bytes_up": received[device],
-                        "bytes_down": self._sent.get(device, 0),
-                    }
-                    for device, report in sorted(folded.items())
-                },
-                **self._world.of_round(),
-            }
+        self._tell_round(
+            instruction.round,
+            loss=loss,
+            learning_rate=instruction.learning_rate,
+            reports=len(delta.contributors),
+            refused={str(device): why for device, why in sorted(refused.items())},
+            absent=absent,
+            late={str(report.device): asked.round for asked, report in late_reports},
+            resting=self._health.resting(instruction.round + 1),
+            problem=problem,
+            back_to=size.back_to,
+            bytes_up=sum(received.values()),
+            bytes_down=sum(self._sent.values()),
+            ledger_bytes=ledger_bytes,
+            clients={
+                str(device): {
+                    "loss": report.mean_loss,
+                    "examples": report.examples,
+                    "bytes_up": received[device],
+                    "bytes_down": self._sent.get(device, 0),
+                }
+                for device, report in sorted(folded.items())
+            },
+            **self._world.of_round(),
         )
         used = bool(delta.contributors) or size.back_to is not None
         self._unused = 0 if used else self._unused + 1
@@ -437,7 +432,7 @@ class ScalarStrategy(Strategy):
         if reason := self._roster.refusal(member):
             raise ReportError(reason)
         frame = frame_of(reply)
-        most = _MAX_ANSWER_BYTES + 12 * self._config.steps * self._config.queries
+        most = most_answer_bytes(self._config)
         if len(frame) > most:
             raise ReportError(f"its answer of {len(frame)} bytes is longer than {most}")
         return frame
@@ -484,27 +479,30 @@ class ScalarStrategy(Strategy):
         best = last if best is None else min(best, last)
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
         ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
-        self._tell(
-            {
-                "event": "round",
-                "round": last + 1,
-                "loss": None,
-                "learning_rate": 0.0,
-                "reports": 0,
-                "refused": {},
-                "absent": [],
-                "late": {},
-                "resting": [],
-                "problem": f"round {best} was best on validation: the model is what it was then",
-                "back_to": best,
-                "bytes_up": 0,
-                "bytes_down": 0,
-                "ledger_bytes": ledger_bytes,
-                "digest": ledger.digest.hex(),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {},
-            }
-        )
+        problem = f"round {best} was best on validation: the model is what it was then"
+        self._tell_round(last + 1, problem=problem, back_to=best, ledger_bytes=ledger_bytes)
+
+    def _tell_round(self, number: int, **told: Any) -> None:
+        """Tell of a round; what is not said of it is nothing."""
+        nothing = {
+            "event": "round",
+            "round": number,
+            "loss": None,
+            "learning_rate": 0.0,
+            "reports": 0,
+            "refused": {},
+            "absent": [],
+            "late": {},
+            "resting": [],
+            "problem": "",
+            "back_to": None,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "digest": self._store.ledger.digest.hex(),
+            "seconds": time.monotonic() - self._begun,
+            "clients": {},
+        }
+        self._tell(nothing | told)
 
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""

@@ -116,6 +116,12 @@ class ModelSettings(Section):
         "none", description="of the weights in the blocks (extra: samara[quantized])"
     )
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
+    stream: Literal["off", "auto", "host", "disk"] = Field(
+        "off", description="where blocks wait that are not on the device; auto is where they fit"
+    )
+    stream_folder: Text = Field(
+        "", description="for blocks that are made; empty is ~/.cache/samara/blocks"
+    )
 
 
 class AdapterSettings(Section):
@@ -196,6 +202,7 @@ class EvaluateSettings(Section):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
+    test: bool = Field(True, description="also on test examples; a sweep leaves them alone")
     best: bool = Field(
         False, description="return to the round that was best on validation before private rounds"
     )
@@ -385,6 +392,11 @@ class RunConfig(Settings):
             raise ValueError(
                 "personal.part: there is no label bias; set adapter.label-bias = true, or name "
                 "other tensors"
+            )
+        if self.method == "cluster" and self.fleet.devices:
+            raise ValueError(
+                "method: emulated devices share one state, which clusters do not; leave "
+                "fleet.devices out, or choose another method"
             )
         if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
             raise ValueError(

@@ -261,7 +261,7 @@ def _loss(comparison: Comparison) -> Figure:
             [[_or_nan(entry.loss) for entry in run.result.rounds] for run in variant.runs], axis=0
         )
         for variant in comparison.field.variants
-        if len({len(run.result.rounds) for run in variant.runs}) == 1
+        if len({len(run.result.rounds) for run in variant.runs}) == 1 and variant.first.rounds
     }
 
     def draw(axes: Axes) -> None:
