@@ -141,8 +141,8 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
     return drawn(
         f"days{letter}",
         "When devices were at work",
-        "A line is a device; a dot is when it was asked, a bar reaches to its report. A cross where "
-        "it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
+        "A line is a device; a dot is when it was asked, a bar reaches to its report. A cross is "
+        "where it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
         f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
         draw,
         1.6 + 0.075 * len(lines),
