@@ -1,7 +1,9 @@
 """Every method with the settings that a sweep chose for it, several seeds each, as one comparison.
 
-    samara simulate SCENARIO --sweep SWEEP.toml --out FOLDER/sweep
-    python benchmarks/methods_table.py --sweep FOLDER/sweep --out FOLDER/table --seeds 0 1 2
+    samara simulate benchmarks/methods/messages.toml --sweep benchmarks/methods/sweep.toml \\
+        --set data.clients=20 --set cohort.newcomers=0 --out FOLDER/sweep
+    python -m benchmarks.methods_table --sweep FOLDER/sweep --out FOLDER/table --seeds 0 1 2 \\
+        --set data.clients=44 --set cohort.newcomers=4
 
 What has ended is in FOLDER/table/METHOD-SEED, and the same command goes on from there; --seconds
 ends it between two runs. --words adds the reader's base rate with a bag of words: a logistic
@@ -33,6 +35,8 @@ from simulations.comparison.tables import csv_of, printed
 from simulations.simulate import simulate
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+INTERCEPT = 3.0
+"""How large a client's own feature is: the penalty is to weigh on words more than on base rates."""
 
 
 def words_figures(config: RunConfig) -> dict[int, Confusion]:
@@ -55,7 +59,7 @@ def words_figures(config: RunConfig) -> dict[int, Confusion]:
         ones = np.ones(len(part))
         own = csr_matrix((ones, (np.arange(len(part)), clients)), (len(part), data.clients))
         texts = [example.text for _, example in part]
-        return csr_matrix(hstack([own * 3.0, words.transform(texts)]))
+        return csr_matrix(hstack([own * INTERCEPT, words.transform(texts)]))
 
     def labels(part: list[tuple[int, Example]]) -> NDArray[np.int64]:
         return np.array([example.label for _, example in part])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from server.store import LEDGER_FOLDER
+from server.store import ledger_of
 from shared.errors import LedgerError
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
@@ -58,12 +58,11 @@ def read_cohorts(run: Path) -> Cohorts:
         LedgerError: if the ledger cannot be read, its first rounds were compacted away, or it is
             not known whose reports a round was decided by.
     """
-    cohorts = {
-        record.delta.round: origins(record.delta) for record in read_ledger(run / LEDGER_FOLDER)
-    }
+    ledger = ledger_of(run)
+    cohorts = {record.delta.round: origins(record.delta) for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
-            f"{run / LEDGER_FOLDER}: the rounds before {min(cohorts)} are only in a snapshot; "
+            f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
     heard = read_devices(run / STEP_SIZE_FILE)

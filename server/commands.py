@@ -175,10 +175,10 @@ def inspect(run: Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.store import LEDGER_FOLDER, read_layout
+    from server.store import ledger_of, read_layout
     from shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
 
-    layout, ledger = read_layout(run), run / LEDGER_FOLDER
+    layout, ledger = read_layout(run), ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
     for column in ("round", "devices", "examples", "scalars", "shift", "bytes", "end digest"):
@@ -211,16 +211,16 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import LEDGER_FOLDER, read_layout, replayed
+    from server.store import cluster_folders, read_layout, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
-    for cluster in sorted(run.glob("cluster-*")):
-        verify(cluster)
-    layout = read_layout(run)
-    if not (run / LEDGER_FOLDER).exists() and any(run.glob("cluster-*")):
+    if clusters := cluster_folders(run):
+        for cluster in clusters:
+            verify(cluster)
         return
+    layout = read_layout(run)
     steps = replayed(run)
     begin = step = next(steps)
     scalars = 0

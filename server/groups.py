@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 
 Scalars = Mapping[int, NDArray[np.float64]]
 """By device, float64 [n] along the same n directions."""
@@ -38,6 +37,9 @@ def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
     groups = min(groups, len(devices))
     if groups < 2:
         return dict.fromkeys(devices, 0)
+    # Imported here because it takes seconds.
+    from sklearn.cluster import KMeans
+
     rows = _normalized(np.stack([scalars[device] for device in devices]))
     left, sizes, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     places = (left * sizes)[:, : groups - 1]

@@ -7,9 +7,9 @@ are fetched along with those of later ones.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -17,9 +17,10 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid, http_grid
 
+from server.world import RealWorld, World
+
 log = logging.getLogger("samara.server")
 
-_POLL_SECONDS = 1.0
 _PULL_SECONDS = 10.0
 """For the parts of a reply that was announced. Flower waits 180 s for whoever stops in the middle
 of sending one, and everybody with it."""
@@ -32,6 +33,7 @@ class Post(Grid):
         grid: delivers the messages.
         patience: in how many later exchanges a reply to a train message is still fetched.
         enough: whether these replies suffice to end the exchange.
+        world: whose time it is; the real one by default.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class Post(Grid):
         grid: Grid,
         patience: int,
         enough: Callable[[Sequence[Message]], bool] = lambda replies: False,
+        world: World | None = None,
     ) -> None:
         self.enough = enough
         if isinstance(grid, HttpGrid):
             http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
+        self.world: World = world or RealWorld()
         self._grid, self._patience = grid, patience
         self._awaited: list[set[str]] = []
 
@@ -96,7 +100,7 @@ class Post(Grid):
         trains = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
         awaited = {i for i in self._grid.push_messages(messages) if i} if messages else set()
         late = set().union(*self._awaited) if trains else set()
-        end = None if timeout is None else time.monotonic() + timeout
+        end = inf if timeout is None else self.world.now() + timeout
         replies: list[Message] = []
         while awaited or late:
             for reply in self._grid.pull_messages(awaited | late):
@@ -107,10 +111,10 @@ class Post(Grid):
                 late.discard(answered)
             if not awaited or (trains and self.enough(replies)):
                 break
-            left = _POLL_SECONDS if end is None else end - time.monotonic()
+            left = end - self.world.now()
             if left <= 0:
                 break
-            time.sleep(min(_POLL_SECONDS, left))
+            self.world.wait(left)
         if trains:
             earlier = [asked & late for asked in self._awaited]
             self._awaited = [*earlier, awaited][-self._patience :]

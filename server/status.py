@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from server.keys import KEYS_FOLDER, Keys
-from server.store import LEDGER_FOLDER, METRICS_FILE
+from server.store import METRICS_FILE, ledger_of
 from shared.errors import SamaraError
 from shared.events import Tail
 from shared.ledger.reading import read_ledger
@@ -58,9 +58,10 @@ def status_of(run: Path) -> RunStatus:
     Raises:
         SamaraError: if the folder holds no run.
     """
-    if not (run / LEDGER_FOLDER).is_dir():
+    ledger = ledger_of(run)
+    if not ledger.is_dir():
         raise SamaraError(f"{run}: there is no ledger; has a device introduced itself yet?")
-    records = deque(read_ledger(run / LEDGER_FOLDER), maxlen=1)
+    records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None
     events = list(Tail(run / METRICS_FILE).new())
     devices: dict[int, DeviceStatus] = {}

@@ -135,10 +135,26 @@ def read_layout(folder: Path) -> Layout:
         raise SamaraError(f"{file}: {error}") from error
 
 
+def cluster_folders(run: Path) -> list[Path]:
+    """Where the clusters of a run lie; none if it is one federation."""
+    return sorted(run.glob("cluster-*"), key=lambda path: (len(path.name), path.name))
+
+
+def ledger_of(run: Path) -> Path:
+    """The ledger of a run.
+
+    Raises:
+        SamaraError: if every cluster has its own.
+    """
+    if clusters := cluster_folders(run):
+        raise SamaraError(f"{run}: every cluster has a ledger; name one, such as {clusters[0]}")
+    return run / LEDGER_FOLDER
+
+
 def replayed(folder: Path) -> Iterator[Step]:
     """Replay a run's ledger, proving every digest on the way; see `proven`.
 
     Raises:
         SamaraError: at the first thing that is damaged, naming file and round.
     """
-    return proven(folder / LEDGER_FOLDER, read_layout(folder))
+    return proven(ledger_of(folder), read_layout(folder))

@@ -26,6 +26,7 @@ from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
 from server.superlink import most_answer_bytes
+from server.world import RealWorld, World
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
@@ -62,6 +63,7 @@ class ScalarStrategy(Strategy):
         store: RunStore,
         roster: Roster,
         cohorts: RepeatedCohorts | None = None,
+        world: World | None = None,
     ) -> None:
         """Prepare for the rounds after the ledger's last.
 
@@ -70,7 +72,9 @@ class ScalarStrategy(Strategy):
             store: its folder.
             roster: its devices.
             cohorts: of a recorded run, to be asked instead of drawn ones.
+            world: what it happens in; the real one by default.
         """
+        self._world: World = world or RealWorld()
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = Health(config.cohort.patience), cohorts
         self._late = LateReports(config.cohort.late_rounds)
@@ -143,7 +147,7 @@ class ScalarStrategy(Strategy):
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
         """Whether a round need not wait for more replies."""
-        if self._train is None:
+        if self._train is None or len(replies) < self._wanted:
             return False
         token = token_of(self._train.encode())
         return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)
@@ -210,34 +214,30 @@ class ScalarStrategy(Strategy):
         self._late.folded(delta)
         self._compact()
         loss = _mean_loss(folded.values(), self._config.cohort.weight_cap)
-        self._tell(
-            {
-                "event": "round",
-                "round": instruction.round,
-                "loss": loss,
-                "learning_rate": instruction.learning_rate,
-                "reports": len(delta.contributors),
-                "refused": {str(device): why for device, why in sorted(refused.items())},
-                "absent": absent,
-                "late": {str(report.device): asked.round for asked, report in late_reports},
-                "resting": self._health.resting(instruction.round + 1),
-                "problem": problem,
-                "back_to": size.back_to,
-                "bytes_up": sum(received.values()),
-                "bytes_down": sum(self._sent.values()),
-                "ledger_bytes": ledger_bytes,
-                "digest": self._store.ledger.digest.hex(),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {
-                    str(device): {
-                        "loss": report.mean_loss,
-                        "examples": report.examples,
-                        "bytes_up": received[device],
-                        "bytes_down": self._sent.get(device, 0),
-                    }
-                    for device, report in sorted(folded.items())
-                },
-            }
+        self._tell_round(
+            instruction.round,
+            loss=loss,
+            learning_rate=instruction.learning_rate,
+            reports=len(delta.contributors),
+            refused={str(device): why for device, why in sorted(refused.items())},
+            absent=absent,
+            late={str(report.device): asked.round for asked, report in late_reports},
+            resting=self._health.resting(instruction.round + 1),
+            problem=problem,
+            back_to=size.back_to,
+            bytes_up=sum(received.values()),
+            bytes_down=sum(self._sent.values()),
+            ledger_bytes=ledger_bytes,
+            clients={
+                str(device): {
+                    "loss": report.mean_loss,
+                    "examples": report.examples,
+                    "bytes_up": received[device],
+                    "bytes_down": self._sent.get(device, 0),
+                }
+                for device, report in sorted(folded.items())
+            },
+            **self._world.of_round(),
         )
         used = bool(delta.contributors) or size.back_to is not None
         self._unused = 0 if used else self._unused + 1
@@ -479,27 +479,30 @@ class ScalarStrategy(Strategy):
         best = last if best is None else min(best, last)
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
         ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
-        self._tell(
-            {
-                "event": "round",
-                "round": last + 1,
-                "loss": None,
-                "learning_rate": 0.0,
-                "reports": 0,
-                "refused": {},
-                "absent": [],
-                "late": {},
-                "resting": [],
-                "problem": f"round {best} was best on validation: the model is what it was then",
-                "back_to": best,
-                "bytes_up": 0,
-                "bytes_down": 0,
-                "ledger_bytes": ledger_bytes,
-                "digest": ledger.digest.hex(),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {},
-            }
-        )
+        problem = f"round {best} was best on validation: the model is what it was then"
+        self._tell_round(last + 1, problem=problem, back_to=best, ledger_bytes=ledger_bytes)
+
+    def _tell_round(self, number: int, **told: Any) -> None:
+        """Tell of a round; what is not said of it is nothing."""
+        nothing = {
+            "event": "round",
+            "round": number,
+            "loss": None,
+            "learning_rate": 0.0,
+            "reports": 0,
+            "refused": {},
+            "absent": [],
+            "late": {},
+            "resting": [],
+            "problem": "",
+            "back_to": None,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "digest": self._store.ledger.digest.hex(),
+            "seconds": time.monotonic() - self._begun,
+            "clients": {},
+        }
+        self._tell(nothing | told)
 
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""

@@ -169,7 +169,7 @@ def validated(result: RunResult) -> tuple[float, float]:
 def _configured(
     base: RunConfig, method: Method, choices: Choices, share: float, out: Path
 ) -> RunConfig:
-    """The run of a trial on a share of the budget of rounds."""
+    """The run of a trial on a share of the budget of rounds, or without a folder the chosen one."""
     given: dict[str, Any] = dict(choices)
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))
     part = float(given.pop(SHARE, base.personal.rounds / (base.rounds + base.personal.rounds)))
@@ -178,6 +178,7 @@ def _configured(
     private = min(budget - 1, max(1, round(part * budget)))
     given |= {"rounds": budget - private, "personal.rounds": private}
     given |= {"method": method, "out": str(out.resolve()) if out.name else ""}
+    given |= {"evaluate.test": not out.name}
     return RunConfig.of(base.flat() | given, "sweep")
 
 

@@ -15,20 +15,22 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 from test_command import Run, run
 
+from client.local_steps import label_by_label
 from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
-from client.trainer import Trainer, label_by_label, loaded, trainer_for
+from client.trainer import Trainer, loaded, trainer_for
 from server.app import serve
 from server.clusters import cluster_folder
 from server.store import read_layout, replayed
 from server.strategy import ScalarStrategy
 from shared.config import RunConfig
-from shared.errors import ConfigError, SamaraError
+from shared.errors import ConfigError, LedgerError, SamaraError
 from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, replay, to_float32
 from shared.result import RunResult, read_result
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export_ledger
+from simulations.comparison.comparison import comparison_of
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
@@ -50,7 +52,7 @@ def small(settings: Settings) -> Settings:
     }
 
 
-@pytest.mark.parametrize("method", ["local", "global", "finetune", "ditto", "mixture", "partial"])
+@pytest.mark.parametrize("method", [*PRIVATE, "global", "cluster"])
 def test_every_method_spends_the_same_number_of_forward_passes(
     method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,13 +67,13 @@ def test_every_method_spends_the_same_number_of_forward_passes(
         return plain(self, instruction, state, device, *rest)
 
     monkeypatch.setattr(Trainer, "train", counted)
-    config = config_of(small, method=method)
+    config = config_of(small, method=method, cohort__grouping_rounds=1)
     simulate(config)
     a_round = 2 * 2 * 2 * 4
     beside = 2 * a_round if method == "finetune" else 0  # the column local-only
     for device in (0, 1):
         assert rows[device, False] + rows[device, True] == 4 * a_round + beside
-    assert rows[2, False] == 0
+    assert rows[2, False] == (a_round if method == "cluster" else 0)  # to find its cluster
     assert rows[2, True] == config.private_rounds * a_round + beside
 
 
@@ -353,6 +355,12 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
     status, printed, errors = run("server", "verify", folder)
     assert (status, errors) == (0, "")
     assert printed.count("every digest reproduced") == 2
+    for command in (("server", "inspect", folder), ("server", "status", "--run", folder)):
+        status, printed, errors = run(*command)
+        assert status == 1
+        assert "name one, such as" in errors
+    status, printed, errors = run("server", "inspect", folder / "cluster-2")
+    assert (status, errors) == (0, "")
     again = simulate(config_of(opposed, out=str(tmp_path / "again")))
     assert read_result(again)["final_digest"] == result.final_digest
 
@@ -400,3 +408,37 @@ def test_labels_take_turns_where_clusters_are_sought() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     order = np.array([5, 0, 1, 6, 3, 2, 4])
     assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
+
+
+def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    from simulations.report.html import page_of
+
+    methods = ["local", "ditto", "global", "cluster"]
+    folders = [
+        simulate(
+            config_of(
+                small | {"cohort.grouping-rounds": 1, "evaluate.best": True},
+                method=method,
+                out=str(tmp_path / method),
+            )
+        )
+        for method in methods
+    ]
+    comparison = comparison_of(folders)
+    shown = [comparison.named(line.arm) for line in comparison.lines]
+    assert shown[-4:] == methods
+    assert len(comparison.new_lines) == len(comparison.lines)
+    page = page_of(comparison)
+    assert all(f"{method} against" in page for method in methods)
+
+
+def test_a_pulled_model_that_diverges_begins_anew(small: Settings) -> None:
+    config = config_of(small, method="ditto", personal__rounds=6, personal__learning_rate=30.0)
+    folder = simulate(config)
+    records = list(read_ledger(folder / "clients" / "0" / "personal.ledger"))
+    begun_anew = [record for record in records if record.delta.entries == NOTHING]
+    assert begun_anew
+    assert len(records) == 6
+    with pytest.raises(LedgerError, match="export the PEFT form instead"):
+        export_ledger(folder, 0, folder / "file")
