@@ -4,6 +4,7 @@ import copy
 import json
 import platform
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -14,32 +15,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial, carried_out, estimate
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
 from client.forward.memory import keep_freed_memory
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import TrunkCache
+from client.local_steps import local_steps
 from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
 from shared.config import EMBEDDED_DATA, RunConfig
-from shared.directions import batch_order
-from shared.errors import CatchUpError, DataError, TaskError, TrainingError
+from shared.errors import CatchUpError, DataError, SamaraError, TaskError
 from shared.frames import (
-    GROUPING_TRACK,
     Figures,
     Hello,
     Report,
-    SeedPolicy,
     Split,
     TrainInstruction,
-    token_of,
 )
 from shared.machine import cores
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
-from shared.replay import quantize, replay, to_float32
+from shared.replay import to_float32
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
@@ -73,6 +70,8 @@ class Trainer:
         layout: of the adapter.
         model_id: of the base model, 32 bytes.
         forward: the engine that scores rows.
+        first_block: the lowest one that is adapted.
+        torch_device: that the model is on.
         backend: what makes directions and replays, on the model's device where that is faster.
     """
 
@@ -96,8 +95,8 @@ class Trainer:
         )
         keep_freed_memory()
         self.model_id = self._base.model_id
-        self._device = torch.device(model.device)
-        self.backend = backend_for(self._device, config.threads)
+        self.torch_device = torch.device(model.device)
+        self.backend = backend_for(self.torch_device, config.threads)
         self._shares: dict[int, list[list[Example]]] = {}
         self._splits: dict[tuple[int, int, Split], Examples] = {}
         self._preparing = threading.RLock()
@@ -120,7 +119,7 @@ class Trainer:
         if _trunk(config) != _trunk(self._config):
             other._cache = None
         other._config = config
-        other.backend = backend_for(self._device, config.threads)
+        other.backend = backend_for(self.torch_device, config.threads)
         other.__dict__.pop("_execution", None)
         other._set_up()
         return other
@@ -133,7 +132,7 @@ class Trainer:
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout = adapter.layout
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
-        first = adapter.first_block
+        self.first_block = first = adapter.first_block
         self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
         self.forward = ResidentForward(adapter, self._scorer, Body(base, first, self._cache))
 
@@ -162,8 +161,8 @@ class Trainer:
         """How a client of this trainer introduces itself."""
         facts: dict[str, Any] = {
             "clients": clients,
-            "grouping": self._execution.schedule.grouping,
-            "micro_batch": self._execution.schedule.micro_batch,
+            "grouping": self.schedule.grouping,
+            "micro_batch": self.schedule.micro_batch,
             "threads": self._execution.threads,
             "quantization": self._config.model.quantization,
             "dtype": self._config.model.dtype,
@@ -171,20 +170,36 @@ class Trainer:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": version("transformers"),
-            "device": str(self._device),
+            "device": str(self.torch_device),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "replay": self.backend.name,
         }
-        examples = len(self.share(device, clients, Split.TRAIN).labels)
+        held = self._held(device, clients)
+        examples = sum(example.split == "train" for example in held)
         if clients:  # a hash of a person's own few examples could be recognised: it stays here
             facts["fingerprints"] = {
-                name: fingerprint(e for e in self._held(device, clients) if e.split == name)
+                name: fingerprint(e for e in held if e.split == name)
                 for name in ("train", "validation", "test")
             }
         layout = self.layout.to_json()
         return Hello(
             device, examples, round_number, self.model_id, layout, json.dumps(facts, sort_keys=True)
         )
+
+    @property
+    def folder(self) -> Path:
+        """Of the base model's files."""
+        return self._base.folder
+
+    @property
+    def adapted_blocks(self) -> int:
+        """How many blocks there are from the lowest adapted one on."""
+        return len(self._base.blocks) - self.first_block
+
+    @property
+    def schedule(self) -> Schedule:
+        """How a step runs, decided at the first need."""
+        return self._execution.schedule
 
     def train(
         self,
@@ -208,44 +223,36 @@ class Trainer:
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
+        (report,) = self.train_together(instruction, state, [device], clients, moving)
+        if isinstance(report, SamaraError):
+            raise report
+        return report
+
+    def train_together(
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        devices: Sequence[int],
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
+    ) -> list[Report | SamaraError]:
+        """What `train` gives of several devices that stand at one state and share passes.
+
+        Returns:
+            For each device its report, or the error that it ended with.
+
+        Raises:
+            CatchUpError: if the instruction is for another layout.
+        """
         self.check_layout(instruction.layout_hash)
-        data = self.share(device, clients, Split.TRAIN)
-        seeds = instruction.seeds(device)
-        estimates, start = [], state
-        for step in range(instruction.steps):
-            order = batch_order(instruction.root, device, step, len(data.labels))
-            if instruction.track == GROUPING_TRACK:
-                order = label_by_label(order, data.labels)
-            center = state if moving is None else np.where(moving, state, start)
-            result = self._estimate(
-                center, seeds[step], data, order[: instruction.batch], instruction, step, moving
-            )
-            if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
-                raise TrainingError(
-                    f"the loss is not finite at step {step + 1} of round {instruction.round}; "
-                    "lower learning-rate or epsilon, or check the model's weights"
-                )
-            estimates.append(result)
-            state = self._stepped(state, seeds[step], result.gradients, instruction)
-        gradients = np.stack([result.gradients for result in estimates])
-        bends = [result.curvature for result in estimates if result.curvature is not None]
-        pooled = instruction.seed_policy is SeedPolicy.POOL
-        return Report(
-            token_of(instruction.encode()),
-            device,
-            len(data.labels),
-            float(np.mean([result.mean_loss for result in estimates])),
-            instruction.sums(gradients) if pooled else gradients,
-            summed_steps=instruction.steps if pooled else 0,
-            curvature=float(np.mean(bends)) if bends else None,
-        )
+        return local_steps(self, instruction, state, devices, clients, moving)
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
-        points = Points.at(self.layout, to_float32(state), device=self._device)
+        points = Points.at(self.layout, to_float32(state), device=self.torch_device)
         size = EVALUATION_MICRO_BATCH
         if self._config.memory_budget:
-            size = evaluation_batch(self._execution.schedule, self._config, size)
+            size = evaluation_batch(self.schedule, self._config, size)
         scores = self.forward.scores(points, data.prompts, Schedule("both", size))
         return scores.reshape(scores.shape[1:])
 
@@ -304,58 +311,6 @@ class Trainer:
             execution = kept(run_folder(config, run_id), run_id, decide)
         torch.set_num_threads(execution.threads)
         return execution
-
-    def _estimate(
-        self,
-        state: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        data: Examples,
-        batch: NDArray[np.int64],
-        instruction: TrainInstruction,
-        step: int,
-        moving: NDArray[np.bool_] | None,
-    ) -> Estimate:
-        center = to_float32(state)
-
-        def losses_of(trial: Trial) -> NDArray[np.float64]:
-            z = None
-            if len(trial.seeds):
-                z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
-                z = z if moving is None else z * moving
-            points = Points.at(self.layout, center, z, trial.epsilon, self._device, trial.signs)
-            prompts = [data.prompts[index] for index in trial.batch]
-            scores = self.forward.scores(points, prompts, self._execution.schedule)
-            return cross_entropy(scores, data.labels[trial.batch])
-
-        curvature = instruction.measures_curvature(step)
-        estimator = estimate(seeds, batch, instruction.epsilon, curvature, instruction.differences)
-        return carried_out(estimator, losses_of)
-
-    def _stepped(
-        self,
-        state: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        gradients: NDArray[np.float32],
-        instruction: TrainInstruction,
-    ) -> NDArray[np.int64]:
-        """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
-        passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
-        groups = [(seeds, one_pass) for one_pass in passes]
-        return replay(state, groups, self.layout.distribution, self.backend)
-
-
-def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
-
-    Args:
-        order: int64 [n], places of all examples; those of one label keep it among themselves.
-        labels: int64 [n], of the examples by place.
-    """
-    turns = np.empty(len(order), np.int64)
-    for label in np.unique(labels):
-        own = labels[order] == label
-        turns[own] = np.arange(own.sum())
-    return order[np.argsort(turns, kind="stable")]
 
 
 def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:

@@ -12,16 +12,15 @@ from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Section, explain
+from shared.config import Hours, Section, check_hours, explain
 from shared.errors import ConfigError
 from shared.files import write_durably
 
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
-Hours = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Part(Section):
@@ -197,12 +196,7 @@ class LinkProfile(Sourced):
 
     @model_validator(mode="after")
     def _hours_are_hours(self) -> Self:
-        for begin, end in self.available:
-            if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
-                raise ValueError(
-                    f"available: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day "
-                    "later"
-                )
+        check_hours("available", self.available)
         return self
 
     @cached_property

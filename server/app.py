@@ -21,6 +21,7 @@ from server.post import Post
 from server.roster import Roster
 from server.store import RunStore, finish
 from server.strategy import ScalarStrategy
+from server.world import World
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
@@ -61,6 +62,7 @@ def serve(
     grid: Grid,
     cohorts: RepeatedCohorts | None = None,
     patient: bool = False,
+    world: World | None = None,
 ) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
@@ -69,6 +71,7 @@ def serve(
         grid: Flower's.
         cohorts: of a recorded run, to be repeated as far as it went.
         patient: wait on when no device that is there can take part; another may come.
+        world: what it happens in; the real one by default.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -76,7 +79,7 @@ def serve(
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    post = Post(grid, patience=max(1, config.cohort.late_rounds))
+    post = Post(grid, patience=max(1, config.cohort.late_rounds), world=world)
     layout = _layout_of_the_devices(post, config, roster, patient)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
@@ -91,14 +94,14 @@ def serve(
         if (folder / RESULT_FILE).exists():
             log.info("%s holds this very run, finished", folder)
             return folder
-        strategy = ScalarStrategy(config, store, roster, cohorts)
+        strategy = ScalarStrategy(config, store, roster, cohorts, post.world)
         rounds = config.federated_rounds
         rounds = min(rounds, cohorts.last) if cohorts else rounds
         _run(strategy, post, config, store.ledger.position.round, rounds)
         ledger = store.ledger
         end = {"final_round": ledger.position.round, "final_digest": ledger.digest.hex()}
         told = _result(config, run_id, layout, roster, store.events(), time.monotonic() - begun)
-        finish(folder, told | end)
+        finish(folder, told | end | post.world.of_run(told["rounds"]))
     finally:
         store.close()
     return folder

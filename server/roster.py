@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from server.keys import Keys
 from server.post import Post
+from server.world import RealWorld
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.frames import Hello, Refusal
@@ -198,16 +199,17 @@ def awaited(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, Member]:
     """Greet who is new, and wait for as many devices as a round needs, but not beyond its time.
 
     Returns:
-        The members that are there, by device index.
+        The members that can be asked now, by device index.
     """
     wanted = min(config.cohort.minimum, config.data.clients)
-    end = time.monotonic() + config.cohort.timeout
+    world = grid.world if isinstance(grid, Post) else RealWorld()
+    end = world.now() + config.cohort.timeout
     while True:
         roster.greet(grid, config.cohort.timeout)
-        present = roster.present(_nodes(grid))
-        if len(present) >= wanted or time.monotonic() > end:
+        present = roster.present(world.reachable(_nodes(grid)))
+        if len(present) >= wanted or world.now() >= end:
             return present
-        time.sleep(_POLL_SECONDS)
+        world.wait(end - world.now())
 
 
 def _nodes(grid: Grid) -> dict[int, bytes]:

@@ -25,6 +25,7 @@ from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
+from server.world import RealWorld, World
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
@@ -62,6 +63,7 @@ class ScalarStrategy(Strategy):
         store: RunStore,
         roster: Roster,
         cohorts: RepeatedCohorts | None = None,
+        world: World | None = None,
     ) -> None:
         """Prepare for the rounds after the ledger's last.
 
@@ -70,7 +72,9 @@ class ScalarStrategy(Strategy):
             store: its folder.
             roster: its devices.
             cohorts: of a recorded run, to be asked instead of drawn ones.
+            world: what it happens in; the real one by default.
         """
+        self._world: World = world or RealWorld()
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = Health(config.cohort.patience), cohorts
         self._late = LateReports(config.cohort.late_rounds)
@@ -143,7 +147,7 @@ class ScalarStrategy(Strategy):
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
         """Whether a round need not wait for more replies."""
-        if self._train is None:
+        if self._train is None or len(replies) < self._wanted:
             return False
         token = token_of(self._train.encode())
         return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)
@@ -233,6 +237,7 @@ class ScalarStrategy(Strategy):
                 }
                 for device, report in sorted(folded.items())
             },
+            **self._world.of_round(),
         )
         used = bool(delta.contributors) or size.back_to is not None
         self._unused = 0 if used else self._unused + 1

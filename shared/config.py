@@ -4,6 +4,7 @@ Keys are dotted and lower-case (``adapter.rank``, ``learning-rate``). All mistak
 once. A test holds the keys of ``[tool.flwr.app.config]`` in pyproject.toml to these fields.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -17,6 +18,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    field_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -208,6 +210,84 @@ class LedgerSettings(Section):
     )
 
 
+Hours = Annotated[tuple[float, float], Field(strict=False)]
+"""From and to; to may be past midnight."""
+Windows = Annotated[tuple[Hours, ...], Field(strict=False)]
+
+
+def check_hours(name: str, windows: Iterable[Hours]) -> None:
+    """Refuse what are no hours of a day.
+
+    Raises:
+        ValueError: naming the setting and the window.
+    """
+    for begin, end in windows:
+        if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
+            raise ValueError(
+                f"{name}: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day later"
+            )
+
+
+class DeviceGroup(Section):
+    """Emulated devices of one kind."""
+
+    device: Text = Field(min_length=1, description="a device profile: its name, or a file")
+    share: float = Field(gt=0, description="of the clients, relative to the other groups")
+    link: Text = Field("ethernet", min_length=1, description="a link profile: its name, or a file")
+    quantization: Literal["fp32", "fp16", "int8", "nf4"] = Field(
+        "fp32", description="of the weights; int8 and nf4 are really computed with"
+    )
+    power: Text = Field("", description="power mode of the device; empty is its profile's")
+    available: Windows = Field((), description="hours of the day; empty is the link's")
+    dropout: float = Field(0.0, ge=0, le=1, description="chance to fail silently in a round")
+    slow: float = Field(0.0, ge=0, le=1, description="chance to be slow in a round")
+    slowdown: float = Field(3.0, ge=1, description="how much longer a step then takes")
+    battery: float = Field(0.0, ge=0, description="Wh; 0 is on mains")
+    charging: Windows = Field((), description="hours of the day at a charger")
+    charger: float = Field(10.0, ge=0, description="watts")
+    use: float = Field(0.5, ge=0, description="watts that its owner takes on the average")
+    reserve: float = Field(0.3, ge=0, lt=1, description="share of the battery left to the owner")
+
+    @model_validator(mode="after")
+    def _hours_are_hours(self) -> Self:
+        check_hours("available", self.available)
+        check_hours("charging", self.charging)
+        return self
+
+
+def _tables(value: object) -> object:
+    """``--set`` and Flower's run config know no tables: there they are JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value else []
+    except ValueError as error:
+        raise PydanticCustomError(
+            "tables", "Input should be tables, or a JSON list of objects: {why}", {"why": error}
+        ) from error
+
+
+class FleetSettings(Section):
+    """Emulated devices in place of clients that are as fast as this machine."""
+
+    devices: Annotated[tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(_tables)] = (
+        Field((), description="groups, each a table; none is no emulation")
+    )
+    begins: float = Field(12.0, ge=0, lt=24, description="hour of the day when the run begins")
+    every: float = Field(
+        0.0, ge=0, description="virtual seconds between the beginnings of rounds, at least"
+    )
+    timed_as: Text = Field(
+        "", description="model whose times and memory the devices have; empty is the run's own"
+    )
+    rows: int = Field(512, ge=0, description="rows of several clients that share a pass; 0 is none")
+
+    @field_serializer("devices")
+    def _as_text(self, devices: tuple[DeviceGroup, ...]) -> str:
+        tables = [group.model_dump(by_alias=True, exclude_unset=True) for group in devices]
+        return json.dumps(tables) if tables else ""
+
+
 class RunConfig(Settings):
     """Everything that decides what a run does."""
 
@@ -252,6 +332,7 @@ class RunConfig(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     personal: PersonalSettings = PersonalSettings()
     ledger: LedgerSettings = LedgerSettings()
+    fleet: FleetSettings = FleetSettings()
 
     @property
     def federated_rounds(self) -> int:
@@ -305,6 +386,11 @@ class RunConfig(Settings):
             raise ValueError(
                 "personal.part: there is no label bias; set adapter.label-bias = true, or name "
                 "other tensors"
+            )
+        if self.method == "cluster" and self.fleet.devices:
+            raise ValueError(
+                "method: emulated devices share one state, which clusters do not; leave "
+                "fleet.devices out, or choose another method"
             )
         if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
             raise ValueError(

@@ -67,6 +67,64 @@ class ClientRound(_Part):
     bytes_down: Count
 
 
+Outcome = Literal[
+    "reported", "late", "dropped out", "out of memory", "out of battery", "out of reach"
+]
+
+
+class FleetJob(_Part):
+    """An emulated device's part in a round; times are virtual seconds."""
+
+    outcome: Outcome
+    begun: Seconds
+    ended: Seconds
+    compute: Seconds
+    transfer: Seconds
+    waiting: Seconds
+    joules: Seconds | None
+    bytes_up: Count
+    bytes_down: Count
+    peak_bytes: Count
+    slow: bool
+    charge: Seconds
+
+
+class FleetRound(_Part):
+    """A round on the virtual clock."""
+
+    begun: Seconds
+    ended: Seconds
+    devices: dict[Count, FleetJob]
+
+
+class FleetDevice(_Part):
+    """What a run took of an emulated device."""
+
+    device: str
+    power_mode: str
+    link: str
+    quantization: str
+    step_seconds: Seconds
+    fits: bool
+    outcomes: dict[Outcome, Count]
+    slow: Count
+    compute_seconds: Seconds
+    transfer_seconds: Seconds
+    waiting_seconds: Seconds
+    energy_joules: Seconds | None
+    bytes_up: Count
+    bytes_down: Count
+    peak_memory_bytes: Count
+
+
+class Fleet(_Part):
+    """A run on the virtual clock."""
+
+    begun: Seconds
+    ended: Seconds
+    devices: dict[Count, FleetDevice]
+
+
 class Round(_Part):
     """A round of training."""
 
@@ -81,6 +139,7 @@ class Round(_Part):
     digest: Hex
     seconds: Seconds
     clients: dict[Count, ClientRound]
+    fleet: FleetRound | None = None
 
 
 class Device(_Part):
@@ -135,6 +194,7 @@ class RunResult(_Part):
     final_digest: Hex
     groups: dict[Count, Count] = {}
     """Of devices in clusters, counted from 0."""
+    fleet: Fleet | None = None
 
     @property
     def newcomers(self) -> range:

@@ -54,6 +54,12 @@ def simulate(
         raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     if homes:
         return _repeated(config, on_message, cohorts, homes)
+    if config.fleet.devices:
+        if engine == "flower" or cohorts:
+            raise ConfigError("fleet.devices: emulated devices need the in-process engine alone")
+        from simulations.fleet.run import simulate_fleet
+
+        return simulate_fleet(config, on_message)
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from client.forward.alike import once_for_all_points, parts_without_adapters
 from client.forward.supervised import local_modules, only_at
 from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
 from shared.errors import ModelError
@@ -35,6 +36,7 @@ class Body:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
+        self._alike = parts_without_adapters(self._blocks[first_block])
         with torch.inference_mode():
             self._note_what_blocks_return()
             self._local = [] if base.family == "encoder" else self._local_modules()
@@ -71,6 +73,10 @@ class Body:
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
             stack.enter_context(self._widening(ids.shape, points, trunk))
+            if points > 1 and self._alike:
+                shape = points * len(ids), ids.shape[1]
+                first = self._blocks[self._first_block]
+                stack.enter_context(once_for_all_points(first, self._alike, points, shape))
             if supervised is not None:
                 stack.enter_context(self._last_block_at(supervised, points, ids))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state

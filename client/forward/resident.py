@@ -34,22 +34,32 @@ class ResidentForward:
         """Scores of every prompt at every point.
 
         Args:
-            points: P adapters.
-            prompts: n examples.
+            points: P adapters of each of C clients.
+            prompts: n examples, C · n of them, client by client.
             schedule: how they are grouped into passes. Examples of like length go together, so
                 that little is padding.
 
         Returns:
-            float32 [P, n, width of the rows]; −∞ where a row has fewer scores than others.
+            float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
+
+        Raises:
+            ValueError: if the clients' examples cannot share a pass; see `evenly`.
         """
-        by_length = sorted(
-            range(len(prompts)), key=lambda index: max(map(len, prompts[index].sequences))
-        )
-        size = schedule.micro_batch or len(prompts)
+        own = len(prompts) // points.clients
+        if points.clients > 1 and not evenly(prompts, points.clients):
+            raise ValueError(f"rows of {points.clients} clients that are not alike in number")
+        by_length = [
+            sorted(
+                range(client * own, (client + 1) * own),
+                key=lambda index: max(map(len, prompts[index].sequences)),
+            )
+            for client in range(points.clients)
+        ]
+        size = schedule.micro_batch or own
         shape = points.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        for start in range(0, len(prompts), size):
-            chosen = by_length[start : start + size]
+        for start in range(0, own, size):
+            chosen = [index for order in by_length for index in order[start : start + size]]
             together = [prompts[index] for index in chosen]
             for places, some in grouped(points, schedule.grouping):
                 found = self._pass(some, together)
@@ -105,8 +115,8 @@ class ResidentForward:
         """Scores of some prompts at some points, in one pass; gradients flow where they are wanted.
 
         Args:
-            points: P adapters.
-            prompts: n examples.
+            points: P adapters of each of C clients.
+            prompts: n examples in all, as many of each client, client by client.
 
         Returns:
             float32 [P, n, width of these rows] on the model's device.
@@ -118,10 +128,23 @@ class ResidentForward:
             hidden = self._body(sequences, points.count, supervised if all(supervised) else None)
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
-            scores = scores + points.tensor(LABEL_BIAS)[:, None, :, 0]
+            bias = points.tensor(LABEL_BIAS).view(points.count, points.clients, 1, -1)
+            by_client = scores.view(points.count, points.clients, -1, scores.shape[-1])
+            scores = (by_client + bias).view_as(scores)
         return scores
 
     @torch.inference_mode()
     def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         result: NDArray[np.float32] = self.one_pass(points, prompts).float().cpu().numpy()
         return result
+
+
+def evenly(prompts: Sequence[Prompt], clients: int) -> bool:
+    """Whether so many clients' examples can share passes: all examples have as many rows.
+
+    Args:
+        prompts: client by client.
+        clients: C.
+    """
+    alike = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
+    return len(prompts) % clients == 0 and len(alike) == 1
