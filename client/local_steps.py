@@ -34,6 +34,22 @@ if TYPE_CHECKING:
     from client.trainer import Examples, Trainer
 
 
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """Which numbers are tried: bool [d], None for all; the others are those of a state."""
+
+    start: NDArray[np.int64]
+    moving: NDArray[np.bool_] | None
+
+    def center(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [d], around which a client in a state tries directions."""
+        return state if self.moving is None else np.where(self.moving, state, self.start)
+
+    def along(self, z: NDArray[np.int16]) -> NDArray[np.int16]:
+        """Directions [n, d] without the numbers that stay."""
+        return z if self.moving is None else z * self.moving
+
+
 @dataclass(eq=False)
 class _Client:
     """A client on its way through the steps of a round."""
@@ -41,18 +57,11 @@ class _Client:
     device: int
     data: "Examples"
     seeds: NDArray[np.uint64]
-    start: NDArray[np.int64]
     state: NDArray[np.int64]
-    moving: NDArray[np.bool_] | None
     energy: float = 0.0
     losses: list[float] = field(default_factory=list)
     estimates: list[Estimate] = field(default_factory=list)
     error: SamaraError | None = None
-
-    @property
-    def model(self) -> NDArray[np.int64]:
-        """Where it stands: what is not tried stays where it was."""
-        return self.state if self.moving is None else np.where(self.moving, self.state, self.start)
 
 
 def local_steps(
@@ -79,10 +88,10 @@ def local_steps(
     everybody = []
     for device in devices:
         data = trainer.share(device, clients, Split.TRAIN)
-        everybody.append(_Client(device, data, instruction.seeds(device), state, state, moving))
+        everybody.append(_Client(device, data, instruction.seeds(device), state))
     for step in range(instruction.steps):
         going = [client for client in everybody if client.error is None]
-        _step(trainer, instruction, going, step)
+        _step(trainer, instruction, going, step, _Tried(state, moving))
     token = token_of(instruction.encode())
     return [client.error or _report(instruction, token, client) for client in everybody]
 
@@ -100,22 +109,12 @@ def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule)
     return max(1, rows // own)
 
 
-def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
-
-    Args:
-        order: int64 [n], places of all examples; those of one label keep it among themselves.
-        labels: int64 [n], of the examples by place.
-    """
-    turns = np.empty(len(order), np.int64)
-    for label in np.unique(labels):
-        own = labels[order] == label
-        turns[own] = np.arange(own.sum())
-    return order[np.argsort(turns, kind="stable")]
-
-
 def _step(
-    trainer: "Trainer", instruction: TrainInstruction, clients: list[_Client], step: int
+    trainer: "Trainer",
+    instruction: TrainInstruction,
+    clients: list[_Client],
+    step: int,
+    tried: _Tried,
 ) -> None:
     """One step of every client."""
     estimators = []
@@ -123,16 +122,12 @@ def _step(
         order = batch_order(instruction.root, client.device, step, len(client.data.labels))
         if instruction.track == GROUPING_TRACK:
             order = label_by_label(order, client.data.labels)
-        estimators.append(
-            estimate(
-                client.seeds[step],
-                order[: instruction.batch],
-                instruction.epsilon,
-                instruction.measures_curvature(step),
-                instruction.differences,
-            )
-        )
-    found = carried_out_together(estimators, lambda trials: _losses(trainer, clients, trials))
+        batch, curvature = order[: instruction.batch], instruction.measures_curvature(step)
+        seeds, differences = client.seeds[step], instruction.differences
+        estimators.append(estimate(seeds, batch, instruction.epsilon, curvature, differences))
+    found = carried_out_together(
+        estimators, lambda trials: _losses(trainer, clients, trials, tried)
+    )
     for client, result in zip(clients, found, strict=True):
         if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
             client.error = TrainingError(
@@ -150,7 +145,7 @@ def _step(
 
 
 def _losses(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial]
+    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
 ) -> list[NDArray[np.float64]]:
     """The losses that each client's trial asks for; clients with as many rows share passes."""
     losses: dict[int, NDArray[np.float64]] = {}
@@ -162,23 +157,23 @@ def _losses(
         together = [alike] if evenly(prompts, len(alike)) else [[index] for index in alike]
         for some in together:
             own = [clients[index] for index in some]
-            losses |= zip(some, _scored(trainer, own, [trials[i] for i in some]), strict=True)
+            losses |= zip(
+                some, _scored(trainer, own, [trials[i] for i in some], tried), strict=True
+            )
     return [losses[index] for index in range(len(trials))]
 
 
 def _scored(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial]
+    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
 ) -> list[NDArray[np.float64]]:
     """The losses of clients in shared passes, float64 [P] each."""
     layout, first = trainer.layout, trials[0]
-    center = np.stack([to_float32(client.model) for client in clients])
+    center = np.stack([to_float32(tried.center(client.state)) for client in clients])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([trial.seeds for trial in trials])
         z = trainer.backend.directions(seeds, layout.size, layout.distribution)
-        z = z.reshape(len(clients), len(first.seeds), layout.size)
-        moving = clients[0].moving
-        z = z if moving is None else z * moving
+        z = tried.along(z).reshape(len(clients), len(first.seeds), layout.size)
     points = ClientPoints.at(layout, center, z, first.epsilon, trainer.torch_device, first.signs)
     prompts = [
         client.data.prompts[row]
@@ -197,7 +192,8 @@ def _moved(
     trainer: "Trainer", instruction: TrainInstruction, client: _Client, step: int
 ) -> NDArray[np.int64]:
     """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
-    coefficients = instruction.coefficients(instruction.clipped(client.estimates[-1].gradients))
+    clipped = instruction.clipped(client.estimates[-1].gradients)
+    coefficients = instruction.coefficients(clipped)
     client.energy += float(coefficients @ coefficients)
     groups = [(client.seeds[step], one_pass) for one_pass in quantize(coefficients)]
     return replay(client.state, groups, trainer.layout.distribution, trainer.backend)
@@ -216,3 +212,17 @@ def _report(instruction: TrainInstruction, token: bytes, client: _Client) -> Rep
         summed_steps=instruction.steps if pooled else 0,
         curvature=float(np.mean(bends)) if bends else None,
     )
+
+
+def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
+
+    Args:
+        order: int64 [n], places of all examples; those of one label keep it among themselves.
+        labels: int64 [n], of the examples by place.
+    """
+    turns = np.empty(len(order), np.int64)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    return order[np.argsort(turns, kind="stable")]

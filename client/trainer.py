@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
 from client.forward.memory import keep_freed_memory
-from client.forward.resident import ResidentForward
+from client.forward.streamed import forward_over
 from client.forward.trunk_cache import TrunkCache
 from client.local_steps import local_steps
 from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
+from client.streaming.loading import load
 from shared.config import EMBEDDED_DATA, RunConfig
 from shared.errors import CatchUpError, DataError, SamaraError, TaskError
 from shared.frames import (
@@ -32,7 +33,6 @@ from shared.frames import (
     TrainInstruction,
 )
 from shared.machine import cores
-from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
@@ -90,11 +90,9 @@ class Trainer:
             None if generated else load_examples(data.path, task, data.seed, data.limit)
         )
         model = config.model
-        self._base = load_base_model(
-            model.path, model.family, model.device, model.quantization, model.dtype
-        )
+        self._loaded = load(model)
         keep_freed_memory()
-        self.model_id = self._base.model_id
+        self.model_id = self._loaded.base.model_id
         self.torch_device = torch.device(model.device)
         self.backend = backend_for(self.torch_device, config.threads)
         self._shares: dict[int, list[list[Example]]] = {}
@@ -126,7 +124,8 @@ class Trainer:
 
     def _set_up(self) -> None:
         """Put adapters, scorer and body into modules of this trainer's own."""
-        config, base = self._config, self._base.twin()
+        config, base = self._config, self._loaded.base.twin()
+        self._stream = self._loaded.streamed(base)
         with torch.inference_mode():
             self._scorer = scorer_for(base, self._task, config.model.max_length, Body(base, 0))
         adapter = inject(base, config.adapter, self._scorer.labels)
@@ -134,7 +133,8 @@ class Trainer:
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         self.first_block = first = adapter.first_block
         self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
-        self.forward = ResidentForward(adapter, self._scorer, Body(base, first, self._cache))
+        streamed = self._stream is not None
+        self.forward = forward_over(base, adapter, self._scorer, streamed, self._cache)
 
     def share(self, device: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
@@ -189,12 +189,12 @@ class Trainer:
     @property
     def folder(self) -> Path:
         """Of the base model's files."""
-        return self._base.folder
+        return self._loaded.base.folder
 
     @property
     def adapted_blocks(self) -> int:
         """How many blocks there are from the lowest adapted one on."""
-        return len(self._base.blocks) - self.first_block
+        return len(self._loaded.base.blocks) - self.first_block
 
     @property
     def schedule(self) -> Schedule:

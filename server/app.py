@@ -61,8 +61,8 @@ def serve(
     config: RunConfig,
     grid: Grid,
     cohorts: RepeatedCohorts | None = None,
-    patient: bool = False,
     world: World | None = None,
+    patient: bool = False,
 ) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
@@ -70,8 +70,8 @@ def serve(
         config: of the run.
         grid: Flower's.
         cohorts: of a recorded run, to be repeated as far as it went.
-        patient: wait on when no device that is there can take part; another may come.
         world: what it happens in; the real one by default.
+        patient: wait on when no device that is there can take part; another may come.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.

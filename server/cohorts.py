@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Message
 
-from server.store import METRICS_FILE, ledger_of
+from server.store import ledger_of
 from shared.errors import LedgerError
-from shared.events import Tail
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
-from shared.step_record import STEP_SIZE_FILE
+from shared.step_record import STEP_SIZE_FILE, read_devices
 
 Cohorts = Mapping[int, Mapping[int, int]]
 """By round, its contributors; for each the round whose instruction it answered, which is an
@@ -54,7 +52,7 @@ def read_cohorts(run: Path) -> Cohorts:
     """The cohort history of a run, finished or not.
 
     Whose reports are in a round is in the ledger. A round that takes earlier ones back, or changes
-    nothing, has no contributors there; whose reports it was decided by is in the metrics.
+    nothing, has no contributors there; whose reports decided that is beside the step size.
 
     Raises:
         LedgerError: if the ledger cannot be read, its first rounds were compacted away, or it is
@@ -67,23 +65,16 @@ def read_cohorts(run: Path) -> Cohorts:
             f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
-    rounds = [e for e in Tail(run / METRICS_FILE).new() if e.get("event") == "round"]
-    heard = {event["round"]: _heard(event) for event in rounds}
-    seen = {event["step"]: len(event) > 1 for event in Tail(run / STEP_SIZE_FILE).new()}
+    heard = read_devices(run / STEP_SIZE_FILE)
     for number in [number for number, contributors in cohorts.items() if not contributors]:
-        if seen.get(number) and number not in heard:
+        devices = heard.get(number, [])
+        if devices is None:
             raise LedgerError(
-                f"{run / METRICS_FILE}: lacks round {number}, which no report is in and some "
-                "decided; the cohorts of this run cannot be repeated"
+                f"{run / STEP_SIZE_FILE}: does not say whose reports decided round {number}, which "
+                "is made of none; an older Samara served this run, and it cannot be repeated"
             )
-        cohorts[number] = heard.get(number, {})
+        cohorts[number] = dict.fromkeys(devices, number)
     return cohorts
-
-
-def _heard(event: Mapping[str, Any]) -> dict[int, int]:
-    """By device whose report of a round was sound, the round that it answered."""
-    late = event.get("late", {})
-    return {int(text): late.get(text, event["round"]) for text in event["clients"]}
 
 
 def origins(delta: RoundDelta) -> dict[int, int]:

@@ -50,6 +50,7 @@ def up(
     from server.certificates import CERTIFICATES_FOLDER, given_certificates, own_certificates
     from server.flower import Flower
     from server.keys import KEYS_FOLDER, Keys
+    from server.superlink import most_answer_bytes
     from server.up import FLOWER_FOLDER
     from server.up import up as serve
     from server.watch import Watch
@@ -64,7 +65,9 @@ def up(
     else:
         tls = own_certificates(run / CERTIFICATES_FOLDER, names or [])
     device_keys = Keys(run / KEYS_FOLDER) if tls else None
-    flower = Flower(run / FLOWER_FOLDER, host, port, tls, run / KEYS_FOLDER if tls else None)
+    most_bytes = 2 * most_answer_bytes(config)  # a frame, and what Flower puts around it
+    keys_folder = run / KEYS_FOLDER if tls else None
+    flower = Flower(run / FLOWER_FOLDER, host, port, tls, most_bytes, keys_folder)
     with Watch(run, console) as watch:
         if tls:
             watch.say(f"devices verify this server with {tls.authority}")

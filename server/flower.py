@@ -14,7 +14,7 @@ import psutil
 
 from server.app import LIVE_VARIABLE
 from server.keys import KEYS_VARIABLE
-from server.superlink import DOOR_PATH
+from server.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -58,7 +58,13 @@ class Flower:
     """A SuperLink in a process of its own, with its database and logs in a folder."""
 
     def __init__(
-        self, folder: Path, host: str, port: int, tls: Tls | None, keys: Path | None = None
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        tls: Tls | None,
+        most_bytes: int,
+        keys: Path | None = None,
     ) -> None:
         """Prepare.
 
@@ -67,10 +73,11 @@ class Flower:
             host: address to listen on.
             port: of everything.
             tls: how it proves itself; None is plain text.
+            most_bytes: of a request of a device.
             keys: folder of the device keys; None lets anybody join.
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
-        self._keys = keys
+        self._keys, self._most_bytes = keys, most_bytes
         self._database = folder / "superlink.db"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -272,6 +279,7 @@ class Flower:
                 ),
                 "FLWR_HOME": str(self.folder),
                 LIVE_VARIABLE: "1",
+                MOST_BYTES_VARIABLE: str(self._most_bytes),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",

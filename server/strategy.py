@@ -25,6 +25,7 @@ from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
+from server.superlink import most_answer_bytes
 from server.world import RealWorld, World
 from shared.config import RunConfig
 from shared.directions import round_root
@@ -48,7 +49,6 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-_MAX_ANSWER_BYTES = 2**20
 _MAX_REASON = 500
 
 Answer = TypeVar("Answer", Report, Evaluation)
@@ -207,7 +207,7 @@ class ScalarStrategy(Strategy):
         if reports:
             seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
             seen = replace(seen, learning_rate=0.0) if problem else seen
-        size = self._step_sizes.note(seen)
+        size = self._step_sizes.note(seen, reports.keys())
         if size.back_to is not None:
             delta, problem = self._return(instruction, size.back_to)
         ledger_bytes = self._store.ledger.append(delta)
@@ -432,7 +432,7 @@ class ScalarStrategy(Strategy):
         if reason := self._roster.refusal(member):
             raise ReportError(reason)
         frame = frame_of(reply)
-        most = _MAX_ANSWER_BYTES + 12 * self._config.steps * self._config.queries
+        most = most_answer_bytes(self._config)
         if len(frame) > most:
             raise ReportError(f"its answer of {len(frame)} bytes is longer than {most}")
         return frame

@@ -116,6 +116,12 @@ class ModelSettings(Section):
         "none", description="of the weights in the blocks (extra: samara[quantized])"
     )
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
+    stream: Literal["off", "auto", "host", "disk"] = Field(
+        "off", description="where blocks wait that are not on the device; auto is where they fit"
+    )
+    stream_folder: Text = Field(
+        "", description="for blocks that are made; empty is ~/.cache/samara/blocks"
+    )
 
 
 class AdapterSettings(Section):

@@ -192,9 +192,9 @@ class RunResult(_Part):
     peak_memory_bytes: Count
     final_round: Count
     final_digest: Hex
+    fleet: Fleet | None = None
     groups: dict[Count, Count] = {}
     """Of devices in clusters, counted from 0."""
-    fleet: Fleet | None = None
 
     @property
     def newcomers(self) -> range:

@@ -204,6 +204,9 @@ def tune(
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
+    stream: Annotated[
+        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: key=value. Repeatable.")
     ] = None,
@@ -236,6 +239,7 @@ def tune(
         "epsilon": epsilon,
         "validate-every": validate_every,
         "seed": seed,
+        "model.stream": stream,
         "out": str(out.resolve()) if out else None,
     }
     given = {key: value for key, value in options.items() if value is not None}

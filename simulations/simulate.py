@@ -50,16 +50,18 @@ def simulate(
     cohorts = RepeatedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
     if cohorts and engine == "flower":
         raise ConfigError("--cohorts-from repeats a run in the in-process engine only")
+    if config.fleet.devices:
+        if engine == "flower" or cohorts:
+            raise ConfigError("fleet.devices: emulated devices need the in-process engine alone")
+        if config.method == "cluster":
+            raise ConfigError("fleet.devices: method cluster is not emulated; choose another")
+        from simulations.fleet.run import simulate_fleet
+
+        return simulate_fleet(config, on_message)
     if homes and not cohorts:
         raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     if homes:
         return _repeated(config, on_message, cohorts, homes)
-    if config.fleet.devices:
-        if engine == "flower" or cohorts:
-            raise ConfigError("fleet.devices: emulated devices need the in-process engine alone")
-        from simulations.fleet.run import simulate_fleet
-
-        return simulate_fleet(config, on_message)
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})

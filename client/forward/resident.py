@@ -1,6 +1,7 @@
 """The resident forward engine: the whole model is in memory, and rows go through it in passes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +14,24 @@ from shared.errors import TaskError
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Adapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
-_ONE_PASS = Schedule()
+ONE_PASS = Schedule()
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one pass has to score.
+
+    Attributes:
+        places: which of all points.
+        points: these.
+        chosen: which of all prompts.
+        prompts: these.
+    """
+
+    places: NDArray[np.int64]
+    points: Adapters
+    chosen: Sequence[int]
+    prompts: Sequence[Prompt]
 
 
 class ResidentForward:
@@ -29,7 +47,7 @@ class ResidentForward:
         self._adapter, self._scorer, self._body = adapter, scorer, body
 
     def scores(
-        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = _ONE_PASS
+        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
     ) -> NDArray[np.float32]:
         """Scores of every prompt at every point.
 
@@ -58,12 +76,16 @@ class ResidentForward:
         size = schedule.micro_batch or own
         shape = points.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        for start in range(0, own, size):
-            chosen = [index for order in by_length for index in order[start : start + size]]
-            together = [prompts[index] for index in chosen]
-            for places, some in grouped(points, schedule.grouping):
-                found = self._pass(some, together)
-                scores[places[:, None], chosen, : found.shape[2]] = found
+        passes = [
+            Share(places, some, chosen, [prompts[index] for index in chosen])
+            for chosen in (
+                [index for order in by_length for index in order[start : start + size]]
+                for start in range(0, own, size)
+            )
+            for places, some in grouped(points, schedule.grouping)
+        ]
+        for share, found in zip(passes, self._carried_out(passes), strict=True):
+            scores[share.places[:, None], share.chosen, : found.shape[2]] = found
         return scores
 
     def answers(
@@ -122,10 +144,14 @@ class ResidentForward:
             float32 [P, n, width of these rows] on the model's device.
         """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
         supervised = [places for prompt in prompts for places in prompt.supervised]
         with self._adapter.at(points):
             hidden = self._body(sequences, points.count, supervised if all(supervised) else None)
+        return self._scored(hidden, points, prompts)
+
+    def _scored(self, hidden: Tensor, points: Adapters, prompts: Sequence[Prompt]) -> Tensor:
+        """Scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
+        lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
             bias = points.tensor(LABEL_BIAS).view(points.count, points.clients, 1, -1)
@@ -133,10 +159,12 @@ class ResidentForward:
             scores = (by_client + bias).view_as(scores)
         return scores
 
-    @torch.inference_mode()
-    def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = self.one_pass(points, prompts).float().cpu().numpy()
-        return result
+    def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
+        """What each pass gives, float32 [its points, its prompts, width]."""
+        for share in passes:
+            with torch.inference_mode():
+                scores = self.one_pass(share.points, share.prompts)
+            yield scores.float().cpu().numpy()
 
 
 def evenly(prompts: Sequence[Prompt], clients: int) -> bool:

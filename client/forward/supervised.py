@@ -108,14 +108,15 @@ def _nan_around(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a module runs another forward."""
+    """Inside, a module does something else when it is called."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        del module.forward
-        if before is not None:
+        if before is None:
+            del module.forward
+        else:
             module.forward = before
 
 

@@ -23,6 +23,9 @@ def up(
     data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     device: Annotated[str, typer.Option(help="cpu, cuda, or a name of device list.")] = "cpu",
+    stream: Annotated[
+        str, typer.Option(help="auto, host, disk, off: where blocks wait that do not fit.")
+    ] = "auto",
     key: Annotated[Path | None, typer.Option(help="From `samara server keys create`.")] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
@@ -62,7 +65,7 @@ def up(
             "--key FILE is missing; the server's `samara server keys create` makes it"
         )
     processor, profile = torch_device(device)
-    own = own_settings(model, data, task, processor, settings or [])
+    own = own_settings(model, data, task, processor, [f"model.stream={stream}", *(settings or [])])
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,

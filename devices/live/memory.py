@@ -2,6 +2,7 @@
 
 import psutil
 
+from client.streaming.loading import tier_of
 from devices.footprint import Footprint, footprint
 from devices.jetson import telemetry
 from devices.profile import DeviceProfile, shipped_devices
@@ -63,6 +64,7 @@ def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
         quantization=_stored(config),
         top=int(layers.removeprefix("top:")) if layers.startswith("top:") else 0,
         rank=config.adapter.rank,
+        stream="disk" if tier_of(model) == "disk" else "off",
     )
     return footprint(shape, profile, work)
 

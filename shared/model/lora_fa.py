@@ -179,6 +179,19 @@ class LoRAFALinear(nn.Module):
         return added.view(rows, length, -1)
 
 
+@dataclass(eq=False)
+class Pass:
+    """A pass that may rest while others go on.
+
+    Attributes:
+        points: that it is evaluated at.
+        first_input: of its first adapted layer, if it has come that far.
+    """
+
+    points: Adapters
+    first_input: weakref.ref[TorchTensor] | None = None
+
+
 class Adapter:
     """LoRA-FA on chosen layers of a base model; without points the base speaks unchanged.
 
@@ -197,10 +210,17 @@ class Adapter:
     @contextmanager
     def at(self, points: Adapters) -> Iterator[None]:
         """Evaluate the one pass inside the block at these points."""
-        self.points = points
+        with self.within(Pass(points)):
+            yield
+
+    @contextmanager
+    def within(self, one: Pass) -> Iterator[None]:
+        """Go on with a pass, which rests again at the end."""
+        self.points, self._first_input = one.points, one.first_input
         try:
             yield
         finally:
+            one.first_input = self._first_input
             self.points = self._first_input = None
 
     def alike_for_all_points(self, x: TorchTensor) -> bool:

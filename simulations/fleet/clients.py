@@ -105,12 +105,12 @@ class Clients:
     ) -> dict[int, bytes]:
         """The reports, or refusals, of groups of clients; groups go side by side."""
         token = token_of(instruction.encode())
+        parts = composition(self._config, self._trainer(0).layout)
+        model = parts.model(session.state)
 
         def trained(numbers: Sequence[int]) -> list[bytes]:
             trainer, clients = self._trainer(numbers[0]), len(self._devices)
             try:
-                parts = composition(self._config, trainer.layout)
-                model = parts.model(session.state)
                 found = trainer.train_together(instruction, model, numbers, clients, parts.shared)
             except SamaraError as error:
                 found = [error] * len(numbers)
@@ -148,14 +148,14 @@ class Clients:
         instruction, trainer = EvaluateInstruction.decode(frame), self._trainer(numbers[0])
         session, token = self._session, token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
+        state = composition(self._config, trainer.layout).model(session.state)
         own = [trainer.share(number, len(self._devices), instruction.split) for number in numbers]
         everything = Examples(tuple(p for data in own for p in data.prompts), own[0].labels)
-        model = composition(self._config, trainer.layout).model(session.state)
-        scores = trainer.scores(model, everything) if everything.prompts else None
+        scores = trainer.scores(state, everything) if everything.prompts else None
         frames, begin = [], 0
         for number, data in zip(numbers, own, strict=True):
             end = begin + len(data.labels)
-            mine = trainer.scores(model, data) if scores is None else scores[begin:end]
+            mine = trainer.scores(state, data) if scores is None else scores[begin:end]
             columns = (figures("global", mine, data.labels),)
             frames.append(Evaluation(token, number, columns).encode())
             begin = end

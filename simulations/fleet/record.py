@@ -38,7 +38,7 @@ def of_devices(devices: Sequence[Device], rounds: Sequence[Mapping[str, Any]]) -
         devices: of the fleet.
         rounds: events of all rounds.
     """
-    told = [event["fleet"] for event in rounds]
+    told = [event["fleet"] for event in rounds if "fleet" in event]
     return {
         "begun": told[0]["begun"] if told else 0.0,
         "ended": told[-1]["ended"] if told else 0.0,

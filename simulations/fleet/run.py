@@ -36,7 +36,7 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
         kind: _trainer(of_client, kind, first, folder)
         for kind in sorted({group.quantization for group in config.fleet.devices})
     }
-    rounds = [event for event in read_events(folder / METRICS_FILE) if event["event"] == "round"]
+    rounds = [event for event in read_events(folder / METRICS_FILE) if "fleet" in event]
     fleet = config.fleet
     world = FleetWorld(devices, config.seed, fleet.begins, fleet.every, rounds)
     with ThreadPoolExecutor(threads) as pool:

@@ -110,5 +110,5 @@ def test_every_key_is_documented(part: type[BaseModel]) -> None:
 
 
 def test_made_up_results_have_the_keys_of_real_ones() -> None:
-    known = set(RunResult.model_fields) - {"groups", "fleet"}  # of clusters and fleets alone
+    known = set(RunResult.model_fields) - {"groups", "fleet"}  # of clusters, of fleets alone
     assert set(json.loads(json.dumps(result_of()))) == known

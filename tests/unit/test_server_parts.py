@@ -136,7 +136,7 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     async def send(message: Any) -> None:
         sent.append(message.get("status", 0))
 
-    door = Door(flower)
+    door = Door(flower, 100)
     for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
         scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
         asyncio.run(door(scope, None, send))
@@ -146,6 +146,30 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     assert len(told) == 2
     assert "10.0.0.7 was turned away: its key is not registered" in told[0]
     assert "/v1/control/start-run, which is for this machine only" in told[1]
+
+
+def test_a_body_that_is_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            heard.append(len((await receive())["body"]))
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(40), "more_body": True}
+
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    scope = {"type": "http", "client": ("10.0.0.7", 1), "path": "/v1/fleet/push-object"}
+    asyncio.run(Door(flower, 100)(scope, receive, send))
+    assert (heard, sent) == ([40, 40], [403, 0])
+    assert "10.0.0.7 sent more than 100 bytes at once" in caplog.text
+    asyncio.run(Door(flower, 120)(scope, receive, send))
+    assert sent == [403, 0, 200]
 
 
 def test_rests_double_and_end_with_a_success() -> None:
