@@ -1,7 +1,7 @@
 """Client-steps per second: cohort batching against one client per Ray actor; and a large fleet.
 
-    python benchmarks/fleet.py [--clients 64]    # both engines, 1 and 20 local steps a message
-    python benchmarks/fleet.py --thousand        # 1,000 clients x 20 rounds
+    python -m benchmarks.fleet [--clients 64]    # both engines, 1 and 20 local steps a message
+    python -m benchmarks.fleet --thousand        # 1,000 clients x 20 rounds
 
 Both engines train the same federation: the embedded model, q = 4, B = 4, sequences of 32 tokens,
 every client in every round. They run by turns; seconds are of a round, without the first, which

@@ -49,6 +49,7 @@ class Clients:
         self._devices, self._first, self._config = devices, trainers, config
         self._pool, self._of_thread = pool, threading.local()
         self._session: Session | None = None
+        self._caught_up = b""
 
     def session(self, run_id: bytes) -> Session | None:
         """The session that all clients share; a `client.participant.Memory`."""
@@ -63,7 +64,7 @@ class Clients:
         return self._participant(number).hello()
 
     def catch_up(self, number: int, message: Message) -> tuple[bytes, int, bytes]:
-        """Take a message in for a client.
+        """Take a message in for a client; the first of an instruction brings all where it begins.
 
         Returns:
             The frame in it, the bytes that came with it, and a refusal or nothing.
@@ -72,7 +73,11 @@ class Clients:
             frame, catch_up = unpacked(message)
         except SamaraError as error:
             return b"", 0, Refusal(token_of(b""), number, 0, str(error)).encode()
-        return frame, len(catch_up), self._participant(number).catch_up(frame, catch_up)
+        refusal = b""
+        if frame != self._caught_up:
+            refusal = self._participant(number).catch_up(frame, catch_up)
+            self._caught_up = b"" if refusal else frame
+        return frame, len(catch_up), refusal
 
     def standing(self, instruction: TrainInstruction) -> Session:
         """The session where an instruction begins, which is kept with it until all reports are in.
