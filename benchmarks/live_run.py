@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +66,6 @@ class LiveRun:
         self.server: subprocess.Popen[bytes] | None = None
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.devices: dict[str, int] = {}
-        self._undo = ExitStack()
         keys = Keys(self.run / KEYS_FOLDER)
         known = {key.name for key in keys.all()}
         for name in self.names:
