@@ -122,11 +122,11 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replayed(folder)}
     sixth = read_result(folder)["rounds"][5]
-    assert sixth["problem"] == "the loss rose: back to the state after round 3"
+    assert sixth["problem"] == "the loss rose: back to the state after round 4"
     assert sixth["problem"] in caplog.text
-    assert sixth["back_to"] == 3
-    np.testing.assert_array_equal(steps[6].state, steps[3].state)
-    assert (steps[5].state != steps[3].state).any()
+    assert sixth["back_to"] == 4
+    np.testing.assert_array_equal(steps[6].state, steps[4].state)
+    assert (steps[5].state != steps[4].state).any()
     assert steps[6].record is not None
     assert not steps[6].record.delta.contributors
     rates = [event["learning_rate"] for event in read_result(folder)["rounds"]]
