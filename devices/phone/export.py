@@ -1,6 +1,7 @@
 """`samara phone export`: a model with its adapter as a program for phones."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from devices.phone.lowering import lowered
-from devices.phone.manifest import Check, Delegate, Form, Manifest, PhoneQuantization
+from devices.phone.manifest import Check, Delegate, Manifest, PhoneQuantization
 from devices.phone.program import Replay, Scores, Step
+from devices.phone.quantization import by_batched_products, with_4_bit_weights
 from shared.config import AdapterSettings
 from shared.directions import prefix_tokens, query_seeds
 from shared.errors import ConfigError, DeviceError
@@ -19,6 +21,7 @@ from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import inject
 from shared.model.scorers import CausalScorer
 from shared.replay import digest, zero_state
+from shared.replay_numpy import NumpyBackend
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 
@@ -86,8 +89,6 @@ def prepared(
         raise ConfigError("adapter.label-bias: a phone's program has none; set it to false")
     scores = Scores(base, injected, [word[0] for word in tokens])
     if quantization == "int8":
-        from devices.phone.quantization import by_batched_products
-
         by_batched_products(base)
     return Exportable(base, injected.layout, scores, task.words)
 
@@ -117,8 +118,6 @@ def export(
         )
     check = _check(ready, shapes)
     if quantization == "8da4w":
-        from devices.phone.quantization import with_4_bit_weights
-
         with_4_bit_weights(ready.base)
     step = Step(ready.scores, ready.layout)
     inputs = step_inputs(zero_state(ready.layout.size), check)
@@ -128,22 +127,7 @@ def export(
         torch.zeros(REPLAY_SEEDS, dtype=torch.int64),
     )
     methods = {"forward": (step, inputs), "replay": (Replay(ready.layout), replay_inputs)}
-    return written(ready, shapes, quantization, delegate, "functional", check, lowered(methods, delegate), out)
-
-
-def written(
-    ready: Exportable,
-    shapes: Shapes,
-    quantization: PhoneQuantization,
-    delegate: Delegate,
-    form: Form,
-    check: Check,
-    program: bytes,
-    out: Path,
-) -> Manifest:
-    """Put a program and its manifest on the disk."""
-    import hashlib
-
+    program = lowered(methods, delegate)
     manifest = Manifest(
         program_sha256=hashlib.sha256(program).hexdigest(),
         model_id=ready.base.model_id.hex(),
@@ -157,7 +141,7 @@ def written(
         word_tokens=ready.scores.words.tolist(),
         quantization=quantization,
         delegate=delegate,
-        form=form,
+        form="functional",
         check=check,
     )
     try:
@@ -186,8 +170,6 @@ def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, .
 
 def _check(ready: Exportable, shapes: Shapes) -> Check:
     """Random tokens under random directions, and what the eager modules make of them."""
-    from shared.replay_numpy import NumpyBackend
-
     vocabulary = int(ready.base.network.config.vocab_size)
     ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
     rows = np.arange(shapes.batch)
@@ -209,4 +191,4 @@ def _check(ready: Exportable, shapes: Shapes) -> Check:
     with torch.inference_mode():
         step = Step(ready.scores, ready.layout)
         _, losses, _ = step(*step_inputs(zero_state(ready.layout.size), check))
-    return Check(**(check.__dict__ | {"losses": losses.tolist()}))
+    return replace(check, losses=losses.tolist())

@@ -22,7 +22,8 @@ from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
 from client.own import of_device
 from client.remote import RemoteTrainer, address_of
-from client.resident import FolderMemory, Resident, decode_session, encode_session
+from client.memory import FolderMemory, decode_session, encode_session
+from client.resident import Resident
 from client.service import served
 from client.session import Session
 from devices.live.settings import ClientSettings, own_settings

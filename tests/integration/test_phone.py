@@ -1,0 +1,258 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import delta_of, history_of, instruction_with
+from phones import exported, rows_of
+
+from client.memory import FolderMemory
+from client.session import Session
+from client.trainer import Trainer, figures
+from devices.phone import quantization as phone_quantization
+from devices.phone.manifest import Manifest, manifest_file
+from devices.phone.randomness import directions as directions_in_graph
+from devices.phone.randomness import normal_table
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.rows import read_rows
+from devices.phone.reference_client.runtime import Program, ProgramBackend, load
+from devices.phone.reference_client.trainer import PhoneTrainer
+from shared.config import RunConfig
+from shared.directions import directions
+from shared.errors import DataError, DeviceError
+from shared.frames import EvaluateInstruction, Evaluation, Report, SeedPolicy, Split
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader
+from shared.replay import zero_state
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "directions.json"
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_directions_in_the_graph_are_those_of_the_golden_file(distribution: Any) -> None:
+    cases = [c for c in json.loads(GOLDEN.read_text()) if c["distribution"] == distribution]
+    seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
+    z = directions_in_graph(
+        torch.from_numpy(seeds.view(np.int64)), 9000, distribution, normal_table()
+    )
+    np.testing.assert_array_equal(z[:, :64].numpy(), [case["head"] for case in cases])
+    np.testing.assert_array_equal(z.numpy(), directions(seeds, 9000, distribution))
+
+
+def test_without_the_extra_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "executorch", None)
+    monkeypatch.setitem(sys.modules, "executorch.extension.pybindings.portable_lib", None)
+    with pytest.raises(DeviceError, match=r"pip install 'samara\[phone\]'"):
+        load(tmp_path / "model.pte")
+
+
+@pytest.fixture(scope="module")
+def made(
+    model_folder: Callable[[str], Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Settings of a run, and programs of its model, made once each."""
+    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to run programs")
+    folder = tmp_path_factory.mktemp("programs")
+    settings = {
+        "model.path": str(model_folder("causal")),
+        "data.path": str(data_file),
+        "data.clients": 3,
+        "data.partition": "iid",
+        "task": "sst2",
+        "adapter.layers": "top:2",
+        "adapter.rank": 4,
+        "threads": 1,
+        "out": str(folder / "run"),
+    }
+    done: dict[tuple[str, str], Path] = {}
+
+    def make(delegate: Any = "portable", quantization: Any = "none") -> tuple[dict[str, Any], Path]:
+        key = delegate, quantization
+        if key not in done:
+            out = folder / f"{delegate}-{quantization}.pte"
+            done[key] = exported(settings, out, delegate, quantization)
+        return settings, done[key]
+
+    return make
+
+
+@pytest.fixture
+def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer]]:
+    """An eager trainer and a phone with the same model and the same examples."""
+
+    def make(delegate: str = "portable", quantization: str = "none") -> Any:
+        settings, file = made(delegate, quantization)
+        more = {"model.quantization": "int8"} if quantization == "int8" else {}
+        trainer = Trainer(RunConfig.of(settings | more, "test"))
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(rows_of(trainer, 0, 3, Split))
+        program = Program(file)
+        program.check()
+        return trainer, PhoneTrainer(program, read_rows(rows, program.manifest))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("delegate", "quantization"),
+    [("portable", "none"), ("xnnpack", "none"), ("xnnpack", "int8")],
+)
+def test_a_phone_reports_what_an_eager_client_does(
+    pair: Any, delegate: str, quantization: str
+) -> None:
+    trainer, phone = pair(delegate, quantization)
+    assert phone.layout.hash == trainer.layout.hash
+    state = zero_state(trainer.layout.size)
+    # neither queries nor rows are multiples of the program's
+    instruction = instruction_with(
+        steps=3, queries=5, batch=3, layout_hash=trainer.layout.hash, curvature_every=2
+    )
+    expected = trainer.train(instruction, state, 0, 3)
+    found = phone.train(instruction, state, 0)
+    assert found.token == expected.token
+    assert found.examples == expected.examples
+    assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
+    np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
+    test = trainer.share(0, 3, Split.TEST)
+    whole = figures("global", trainer.scores(state, test), test.labels)
+    column = phone.figures("global", state, Split.TEST)
+    np.testing.assert_array_equal(column.counts, whole.counts)
+    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+
+
+def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: Any) -> None:
+    trainer, phone = pair()
+    state = zero_state(trainer.layout.size)
+    for changes in ({"differences": "forward"}, {"seed_policy": SeedPolicy.POOL}):
+        instruction = instruction_with(layout_hash=trainer.layout.hash, **changes)
+        expected = trainer.train(instruction, state, 0, 3)
+        found = phone.train(instruction, state, 0)
+        assert found.summed_steps == expected.summed_steps
+        np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str) -> None:
+    _, file = made(delegate)
+    program = Program(file)
+    layout = program.layout
+    history = history_of([delta_of(1), delta_of(2), delta_of(3)], layout)
+    header = LedgerHeader(0, history.header.run_id, layout.hash)
+    session = Session.begin(header, layout).caught_up(
+        CatchUp(tail=history.tail(0)),
+        header,
+        layout,
+        3,
+        history.digests[3],
+        ProgramBackend(program),
+    )
+    np.testing.assert_array_equal(session.state, history.states[3])
+
+
+def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
+    _, file = made("xnnpack")
+    program = Program(file)
+    rng = np.random.default_rng(0)
+    state = rng.integers(-(2**60), 2**60, program.layout.size)
+    seeds = rng.integers(2**64, size=2, dtype=np.uint64)
+    coefficients = rng.integers(-(2**41), 2**41, size=2)
+    check = program.manifest.check
+    batch = np.array(check.ids), np.array(check.positions), np.array(check.labels)
+    _, _, after = program.step(state, *batch, (seeds, coefficients), seeds, 0.01)
+    expected = state.copy()
+    for seed, coefficient in zip(seeds, coefficients, strict=True):
+        z = directions(np.array([seed]), program.layout.size, "gaussian")[0]
+        expected += coefficient * z.astype(np.int64)
+    np.testing.assert_array_equal(after, expected)
+
+
+def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path) -> None:
+    _, trainer = pair()
+    layout = trainer.layout
+    phone = Phone(trainer, 7, FolderMemory(tmp_path))
+    history = history_of([delta_of(1)], layout)
+    instruction = instruction_with(
+        round=2, layout_hash=layout.hash, start_digest=history.digests[1]
+    ).encode()
+    refusal = phone.train(instruction, CatchUp())
+    assert b"send the rounds after 0" in refusal
+    frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
+    assert Report.decode(frame).device == 7
+    again = Phone(trainer, 7, FolderMemory(tmp_path))
+    assert again.train(instruction, CatchUp()) == frame
+    asked = EvaluateInstruction(
+        history.header.run_id, 1, 0, Split.TEST, layout.hash, history.digests[1]
+    )
+    answer = Evaluation.decode(again.evaluate(asked.encode(), CatchUp()))
+    assert answer.columns[0].counts.sum() > 0
+    other = instruction_with(layout_hash=bytes(32)).encode()
+    assert b"export it with" in again.train(other, CatchUp())
+
+
+def test_a_scale_that_is_dropped_is_found(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, file = made("xnnpack", "int8")
+    Program(file).check()
+
+    def without_scale(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        weight = layer.codes.to(layer.dtype) / 127
+        return torch.bmm(x.reshape(1, -1, layer.in_features), weight.t()[None]).view(
+            *x.shape[:-1], layer.out_features
+        )
+
+    expected = Manifest.read(file).check.losses
+    monkeypatch.setattr(phone_quantization, "_batched", without_scale)
+    broken = exported(settings, tmp_path / "broken.pte", "xnnpack", "int8")
+    text = json.loads(manifest_file(broken).read_text())
+    text["check"]["losses"] = expected
+    manifest_file(broken).write_text(json.dumps(text))
+    with pytest.raises(DeviceError, match="differ by up to"):
+        Program(broken).check()
+
+
+def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path) -> None:
+    _, file = made()
+    copy = tmp_path / "model.pte"
+    copy.write_bytes(file.read_bytes()[:-1] + b"?")
+    manifest_file(copy).write_bytes(manifest_file(file).read_bytes())
+    with pytest.raises(DeviceError, match="not the program that"):
+        Program(copy)
+    manifest_file(copy).write_text("{}")
+    with pytest.raises(DeviceError, match="not a manifest"):
+        Program(copy)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 1"),
+        ('{"ids": [], "label": 0, "split": "train"}', "0 ids"),
+        ('{"ids": [1], "label": 2, "split": "train"}', "label 2"),
+        ('{"ids": [-1], "label": 0, "split": "train"}', "token ids"),
+        ('{"ids": [1], "label": 0, "split": "other"}', "OTHER"),
+        ('{"ids": [1], "label": 0, "split": "test"}', "no training example"),
+    ],
+)
+def test_bad_rows_are_named(made: Any, tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=problem):
+        read_rows(file, Manifest.read(made()[1]))
+
+
+def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
+    program = Program(made()[1])
+    seeds = np.arange(40, dtype=np.uint64)
+    coefficients = np.full(40, 2**41 + 1, np.int64)
+    found = program.replay(zero_state(program.layout.size), seeds, coefficients)
+    expected = zero_state(program.layout.size)
+    for z in directions(seeds, program.layout.size, "gaussian"):
+        expected += (2**41 + 1) * z.astype(np.int64)
+    np.testing.assert_array_equal(found, expected)
