@@ -16,11 +16,11 @@ from typing import Any
 
 import grpc
 
-from devices.phone.signing import normalized, of_answer, of_proof, verified
 from shared.errors import DeviceError, FrameError
 from shared.identity import device_of
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
+from shared.signing import normalized, of_answer, of_proof, verified
 from shared.wire import MAX_FRAME_BYTES, kind_of
 
 log = logging.getLogger("samara.gateway")
@@ -58,7 +58,7 @@ class Signed:
     Attributes:
         public_key: PEM.
         frame: a hello, report, evaluation or refusal.
-        signature: over `devices.phone.signing.of_answer`.
+        signature: over `shared.signing.of_answer`.
     """
 
     public_key: bytes

@@ -12,12 +12,12 @@ from devices.live.keys import make_key
 from devices.phone import gateway as gateway_module
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
 from devices.phone.reference_client.attachment import Door, answered, attach
-from devices.phone.signing import PhoneKey, of_answer, of_proof, verified
 from shared.errors import DeviceError
 from shared.frames import Refusal, token_of
 from shared.identity import device_of
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, ToPhone, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import PhoneKey, of_answer, of_proof, verified
 
 SECONDS = 20.0
 NOT_A_PROOF = FromPhone(done=Done(number=1))
@@ -281,8 +281,10 @@ def test_who_attaches_too_often_must_wait(
     monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
     with grpc.insecure_channel(served.door.address) as channel:
         for _ in range(2):
-            _opened(channel, keys[0]).cancel()
-        served.until(lambda gateway: not gateway.attached)
+            stream = _opened(channel, keys[0])
+            served.until(lambda gateway: bool(gateway.attached))
+            stream.cancel()
+            served.until(lambda gateway: not gateway.attached)
         with pytest.raises(grpc.RpcError, match="too often"):
             list(_opened(channel, keys[0]))
 

@@ -20,9 +20,9 @@ from live import QUIET
 
 from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
+from client.memory import FolderMemory, decode_session, encode_session
 from client.own import of_device
 from client.remote import RemoteTrainer, address_of
-from client.memory import FolderMemory, decode_session, encode_session
 from client.resident import Resident
 from client.service import served
 from client.session import Session

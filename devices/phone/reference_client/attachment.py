@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 
 from devices.phone.reference_client.phone import Phone
-from devices.phone.signing import PhoneKey, of_answer, of_proof
 from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Task, ToPhone, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import PhoneKey, of_answer, of_proof
 from shared.wire import MAX_FRAME_BYTES
 
 log = logging.getLogger("samara.phone")

@@ -1,0 +1,75 @@
+"""The gateway as a ClientApp: a message is passed on to phones, and their answers go back in one.
+
+Frames pass unread. Beside each answer are the phone's key and signature, so that the server need
+not believe the gateway who said what.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from devices.phone.gateway import Gateway, Signed
+from shared.errors import CatchUpError
+from shared.proto.trainer_pb2 import Work
+from shared.wire import DEVICES, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+
+HELLO_SECONDS = 20.0
+MARGIN_SECONDS = 5.0
+"""Before a message's end: its answer must still reach the server."""
+
+
+def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
+    """The app of a gateway.
+
+    Args:
+        gateway: holds the phones.
+        loop: that it runs on, in another thread.
+    """
+    app = ClientApp()
+
+    def ask(work: int, message: Message, seconds: float) -> Message:
+        record = message.content.config_records.get(RECORD, ConfigRecord())
+        parts = [record.get(name, b"") for name in ("frame", "snapshot", "tail")]
+        devices = record.get(DEVICES)
+        if not all(isinstance(part, bytes) for part in parts):
+            raise CatchUpError("the message holds no frame; the server is not a Samara server")
+        frame, snapshot, tail = parts
+        chosen = [int(device) for device in devices] if isinstance(devices, list) else None
+        question = gateway.ask(work, frame, seconds, chosen, snapshot, tail)  # type: ignore[arg-type]
+        answers = asyncio.run_coroutine_threadsafe(question, loop).result()
+        return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        """Every phone that is there introduces itself."""
+        return ask(Work.HELLO, message, HELLO_SECONDS)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """The phones that are named catch up, train and report."""
+        return ask(Work.TRAIN, message, _left(message))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        """The phones that are named catch up and evaluate the global model."""
+        return ask(Work.EVALUATE, message, _left(message))
+
+    return app
+
+
+def _record(answers: Mapping[int, Signed]) -> ConfigRecord:
+    signed = [answers[device] for device in sorted(answers)]
+    return ConfigRecord(
+        {
+            FRAMES: [answer.frame for answer in signed],
+            PUBLIC_KEYS: [answer.public_key for answer in signed],
+            SIGNATURES: [answer.signature for answer in signed],
+        }
+    )
+
+
+def _left(message: Message) -> float:
+    """Seconds that phones may take."""
+    return max(1.0, float(message.metadata.ttl) - MARGIN_SECONDS)
