@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.superlink.grid import HttpGrid
+
+from server.phones import Phones
 
 log = logging.getLogger("samara.server")
 
@@ -65,8 +66,8 @@ class Post(Grid):
 
     def nodes(self) -> dict[int, bytes]:
         """The nodes that are there, with their public keys (PEM), empty where they have none."""
-        if isinstance(self._grid, HttpGrid):
-            return {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        if isinstance(self._grid, Phones):
+            return self._grid.nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from devices.phone.gateway import Gateway, Signed
 from shared.errors import CatchUpError
 from shared.proto.trainer_pb2 import Work
-from shared.wire import DEVICES, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import DEVICES, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 
 HELLO_SECONDS = 20.0
 MARGIN_SECONDS = 5.0
@@ -54,6 +54,11 @@ def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         """The phones that are named catch up and evaluate the global model."""
+        return ask(Work.EVALUATE, message, _left(message))
+
+    @app.evaluate(PERSONAL_ACTION)
+    def evaluate_personal(message: Message, context: Context) -> Message:
+        """The same: a phone has no private rounds."""
         return ask(Work.EVALUATE, message, _left(message))
 
     return app
