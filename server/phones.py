@@ -233,7 +233,7 @@ class Phones(Grid):
                 self._gateways[node] = time.monotonic() + REFRESH_SECONDS
                 self._welcome(node, reply)
             elif node not in self._gateways:
-                self._hellos[node] = reply
+                self._hellos[node] = None if reply.has_error() else reply  # then asked again
 
     def _welcome(self, gateway: int, reply: Message) -> None:
         """The phones that are behind a gateway at present."""
