@@ -27,6 +27,13 @@ class Delegate(StrEnum):
     PORTABLE = "portable"
 
 
+class Form(StrEnum):
+    """What the program keeps between calls: nothing, or the paper's perturbed adapters."""
+
+    FUNCTIONAL = "functional"
+    ALGORITHM_1 = "algorithm-1"
+
+
 @app.callback()
 def phone() -> None:
     """Programs for phones, and a phone to try them with."""
@@ -42,6 +49,7 @@ def export(
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
     delegate: Annotated[Delegate, typer.Option()] = Delegate.XNNPACK,
+    form: Annotated[Form, typer.Option(help="algorithm-1 joins no run.")] = Form.FUNCTIONAL,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Of the adapter: key=value.")
     ] = None,
@@ -59,11 +67,36 @@ def export(
     config = RunConfig.of(flat, "phone export")
     ready = prepared(model, task, config.adapter, quantization.value)
     shapes = Shapes(queries, batch, seq)
-    manifest = write(ready, shapes, quantization.value, delegate.value, out)
+    manifest = write(ready, shapes, quantization.value, delegate.value, out, form.value)
     print(
         f"{out}: {out.stat().st_size / 2**20:.1f} MiB, d = {ready.layout.size}, "
         f"layout {manifest.layout_hash[:12]}"
     )
+
+
+@app.command()
+def rows(
+    program: Annotated[Path, typer.Option(help="From `samara phone export`.")],
+    out: Annotated[Path, typer.Option(help="JSONL of token ids.")],
+    model: Annotated[str, typer.Option(help="The program's model.")] = "embedded",
+    data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
+    task: Annotated[str, typer.Option(help="The program's task.")] = "messages",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Of the data: key=value.")
+    ] = None,
+    client: Annotated[int, typer.Option(min=0, help="Whose share, with data.clients.")] = 0,
+) -> None:
+    """Tokenize examples for the reference phone, as an app does with its own.
+
+    Example: samara phone rows --program model.pte --data DATA --task sst2 --out rows.jsonl
+    """
+    from devices.phone.tokenize import write_rows
+    from shared.config import RunConfig, parse_assignment
+
+    flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
+    flat |= dict(map(parse_assignment, settings or []))
+    count = write_rows(RunConfig.of(flat, "phone rows"), program, client, out)
+    print(f"{out}: {count} rows")
 
 
 @app.command()

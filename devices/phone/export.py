@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from devices.phone.lowering import lowered
-from devices.phone.manifest import Check, Delegate, Manifest, PhoneQuantization
-from devices.phone.program import Replay, Scores, Step
+from devices.phone.manifest import Check, Delegate, Form, Manifest, PhoneQuantization
+from devices.phone.program import AlgorithmOne, Replay, Scores, Step
 from devices.phone.quantization import by_batched_products, with_4_bit_weights
 from shared.config import AdapterSettings
 from shared.directions import prefix_tokens, query_seeds
@@ -99,6 +99,7 @@ def export(
     quantization: PhoneQuantization,
     delegate: Delegate,
     out: Path,
+    form: Form = "functional",
 ) -> Manifest:
     """Write a program with methods ``forward`` and ``replay``, and its manifest.
 
@@ -108,6 +109,7 @@ def export(
         quantization: with which it was prepared.
         delegate: who runs the float part.
         out: of the program; the manifest goes beside it, as JSON.
+        form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOne`.
 
     Raises:
         DeviceError: if ExecuTorch is missing or the disk refuses.
@@ -119,15 +121,8 @@ def export(
     check = _check(ready, shapes)
     if quantization == "8da4w":
         with_4_bit_weights(ready.base)
-    step = Step(ready.scores, ready.layout)
-    inputs = step_inputs(zero_state(ready.layout.size), check)
-    replay_inputs = (
-        torch.zeros(ready.layout.size, dtype=torch.int64),
-        torch.zeros(REPLAY_SEEDS, dtype=torch.int64),
-        torch.zeros(REPLAY_SEEDS, dtype=torch.int64),
-    )
-    methods = {"forward": (step, inputs), "replay": (Replay(ready.layout), replay_inputs)}
-    program = lowered(methods, delegate)
+    make = _algorithm_1 if form == "algorithm-1" else _functional
+    program = make(ready, check, delegate)
     manifest = Manifest(
         program_sha256=hashlib.sha256(program).hexdigest(),
         model_id=ready.base.model_id.hex(),
@@ -141,7 +136,7 @@ def export(
         word_tokens=ready.scores.words.tolist(),
         quantization=quantization,
         delegate=delegate,
-        form="functional",
+        form=form,
         check=check,
     )
     try:
@@ -150,6 +145,22 @@ def export(
         raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
     manifest.write(out)
     return manifest
+
+
+def _functional(ready: Exportable, check: Check, delegate: Delegate) -> bytes:
+    unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
+    state = zero_state(ready.layout.size)
+    step = Step(ready.scores, ready.layout), step_inputs(state, check)
+    replay = Replay(ready.layout), (torch.from_numpy(state), unused, unused.clone())
+    return lowered({"forward": step, "replay": replay}, delegate)
+
+
+def _algorithm_1(ready: Exportable, check: Check, delegate: Delegate) -> bytes:
+    queries = len(check.seeds)
+    _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(ready.layout.size), check)
+    inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
+    module = AlgorithmOne(ready.scores, ready.layout, queries)
+    return lowered({"forward": (module, inputs)}, delegate, initialized=("b",))
 
 
 def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, ...]:

@@ -11,9 +11,10 @@ from client.forward.body import Body
 from devices.phone.randomness import directions, normal_table
 from shared.directions import DIRECTION_BITS
 from shared.layout import Layout
+from shared.model.dual_forwarding import DualForwarding
 from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Adapters, Points
+from shared.model.lora_fa import Adapter, Adapters
 from shared.replay import STATE_BITS
 
 
@@ -136,21 +137,69 @@ class Step(nn.Module):
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
         z = directions(seeds, self.layout.size, self.layout.distribution, self.replay.table)
         center = state.to(torch.float32) * 2.0**-STATE_BITS
-        points = _DrawnPoints(self.layout, center, z.to(torch.float32), epsilon)
+        step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
+        points = DualForwarding(self.layout, torch.stack([center + step, center - step]))
         scores, losses = self.scores(points, ids, positions, labels)
         return scores, losses, state
 
 
-class _DrawnPoints(Points):
-    """Points whose ε and directions are known only when the program runs."""
+class AlgorithmOne(nn.Module):
+    """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
 
-    def __init__(self, layout: Layout, center: Tensor, z: Tensor, epsilon: Tensor) -> None:
-        super().__init__(layout, center, z)
-        step = z * (epsilon * 2.0**-DIRECTION_BITS)
-        object.__setattr__(self, "_all", torch.cat([center + step, center - step]))
+    A step leaves rounding behind, and no two machines stay alike: it takes part in no run.
 
-    def tensor(self, name: str) -> Tensor:
-        """One tensor of all points, float32 [P, rows, columns]."""
-        place, rows = self.layout.place(name)
-        whole: Tensor = self._all  # type: ignore[attr-defined]
-        return whole[:, place].reshape(len(whole), rows, -1)
+    Args:
+        scores: of the model.
+        layout: of the adapter.
+        queries: q.
+    """
+
+    table: Tensor
+    b: Tensor
+
+    def __init__(self, scores: Scores, layout: Layout, queries: int) -> None:
+        super().__init__()
+        self.scores, self.layout = scores, layout
+        self.register_buffer("table", normal_table())
+        # equal halves: the first call finds no noise to take back and no update to make
+        self.register_buffer("b", torch.zeros(2, queries, layout.size))
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        labels: Tensor,
+        gradients: Tensor,
+        learning_rate: Tensor,
+        epsilon: Tensor,
+        seeds: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Recover the last noise, update, perturb anew, and score (lines 2 to 8).
+
+        Args:
+            ids: int64 [B, S].
+            positions: int64 [B].
+            labels: int64 [B].
+            gradients: float32 [q], of the call before; anything in the first.
+            learning_rate: float32 [1], η.
+            epsilon: float32 [1], ε > 0 of the call before and of this one.
+            seeds: int64 [q].
+
+        Returns:
+            Scores float32 [2q, B, labels] and losses float32 [2q, B], those of +ε first.
+        """
+        difference = (self.b[0] - self.b[1]) / 2
+        step = gradients * (learning_rate / len(gradients))
+        update = (step[:, None] * difference / epsilon).sum(0)
+        z = directions(seeds, self.layout.size, self.layout.distribution, self.table)
+        noise = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
+        after = torch.stack(
+            [
+                self.b[0] - difference - update + noise,
+                self.b[1] + difference - update - noise,
+            ]
+        )
+        self.b.copy_(after)
+        points = DualForwarding(self.layout, after)
+        scores, losses = self.scores(points, ids, positions, labels)
+        return scores, losses

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import delta_of, history_of, instruction_with
-from phones import exported, rows_of
+from phones import exported
 
 from client.memory import FolderMemory
 from client.session import Session
@@ -19,14 +19,16 @@ from devices.phone.randomness import directions as directions_in_graph
 from devices.phone.randomness import normal_table
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
-from devices.phone.reference_client.runtime import Program, ProgramBackend, load
+from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
 from devices.phone.reference_client.trainer import PhoneTrainer
+from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import DataError, DeviceError
 from shared.frames import EvaluateInstruction, Evaluation, Report, SeedPolicy, Split
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
+from shared.model.dual_forwarding import DualForwarding
 from shared.replay import zero_state
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "directions.json"
@@ -91,7 +93,7 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         trainer = Trainer(RunConfig.of(settings | more, "test"))
         rows = tmp_path / "rows.jsonl"
-        rows.write_text(rows_of(trainer, 0, 3, Split))
+        rows.write_text(rows_text(trainer, 0, 3))
         program = Program(file)
         program.check()
         return trainer, PhoneTrainer(program, read_rows(rows, program.manifest))
@@ -256,3 +258,42 @@ def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
     for z in directions(seeds, program.layout.size, "gaussian"):
         expected += (2**41 + 1) * z.astype(np.int64)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_path: Path) -> None:
+    settings, _ = made()
+    file = exported(settings, tmp_path / "stateful.pte", "xnnpack", form="algorithm-1")
+    with pytest.raises(DeviceError, match="joins no run"):
+        Program(file)
+    trainer = Trainer(RunConfig.of(settings, "test"))
+    layout, module = trainer.layout, load(file)
+    share = trainer.share(0, 3, Split.TRAIN)
+    prompts, labels = share.prompts[:2], share.labels[:2]
+    ids, positions = np.zeros((2, 16), np.int64), np.zeros(2, np.int64)
+    for row, prompt in enumerate(prompts):
+        tokens = prompt.sequences[0]
+        ids[row, : len(tokens)], positions[row] = tokens, len(tokens) - 1
+    epsilon, rate = np.array([0.01], np.float32), np.array([0.5], np.float32)
+    gradients, kept = np.zeros(2, np.float32), None
+    for step in range(4):
+        seeds = np.array([2 * step, 2 * step + 1], np.uint64)
+        z = directions(seeds, layout.size, "gaussian")
+        if kept is None:
+            center = np.zeros(layout.size, np.float32)
+            kept = DualForwarding.begin(layout, center, z, 0.01)
+        else:
+            kept = kept.advanced(gradients, 0.5, 0.01, z)
+        expected = trainer.forward.scores(kept, prompts)
+        inputs = [ids, positions, labels, gradients, rate, epsilon, seeds.view(np.int64)]
+        scores, losses = (output.numpy().copy() for output in run(module, "forward", inputs))
+        np.testing.assert_allclose(scores, expected, atol=2e-4)
+        plus, minus = losses.mean(1).reshape(2, 2)
+        gradients = (plus - minus) / np.float32(0.02)
+
+
+def test_four_bit_weights_are_smaller_and_near(made: Any) -> None:
+    _, plain = made("xnnpack")
+    settings, file = made("xnnpack", "8da4w")
+    assert settings["task"] == "sst2"
+    assert file.stat().st_size < plain.stat().st_size
+    Program(file).check()
