@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from client.forward.body import Body
-from devices.phone.randomness import directions, normal_table
 from shared.directions import DIRECTION_BITS
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Adapters
+from shared.model.replay_torch import directions
+from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
 
 
@@ -30,7 +31,7 @@ class Replay(nn.Module):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
-        self.register_buffer("table", normal_table())
+        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
 
     def forward(self, state: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor]:
         """The state after.
@@ -43,9 +44,10 @@ class Replay(nn.Module):
         Returns:
             int64 [d], one.
         """
-        z = directions(seeds, self.layout.size, self.layout.distribution, self.table)
-        for index in range(len(seeds)):
-            state = state + coefficients[index : index + 1] * z[index]
+        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
+        # one after the other: ExecuTorch's `sum` of int64 adds in floats and is not exact
+        for index, coefficient in enumerate(coefficients.split(1)):
+            state = state + coefficient * z[index].to(torch.int64)
         return (state,)
 
 
@@ -135,7 +137,7 @@ class Step(nn.Module):
             after the previous coefficients, int64 [d].
         """
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
-        z = directions(seeds, self.layout.size, self.layout.distribution, self.replay.table)
+        z = directions(seeds, self.replay.table, self.layout.size, self.layout.distribution)
         center = state.to(torch.float32) * 2.0**-STATE_BITS
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         points = DualForwarding(self.layout, torch.stack([center + step, center - step]))
@@ -160,7 +162,7 @@ class AlgorithmOne(nn.Module):
     def __init__(self, scores: Scores, layout: Layout, queries: int) -> None:
         super().__init__()
         self.scores, self.layout = scores, layout
-        self.register_buffer("table", normal_table())
+        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
         # equal halves: the first call finds no noise to take back and no update to make
         self.register_buffer("b", torch.zeros(2, queries, layout.size))
 
@@ -191,7 +193,7 @@ class AlgorithmOne(nn.Module):
         difference = (self.b[0] - self.b[1]) / 2
         step = gradients * (learning_rate / len(gradients))
         update = (step[:, None] * difference / epsilon).sum(0)
-        z = directions(seeds, self.layout.size, self.layout.distribution, self.table)
+        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
         noise = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         after = torch.stack(
             [

@@ -14,9 +14,8 @@ from client.memory import FolderMemory
 from client.session import Session
 from client.trainer import Trainer, figures
 from devices.phone import quantization as phone_quantization
+from devices.phone.lowering import lowered
 from devices.phone.manifest import Manifest, manifest_file
-from devices.phone.randomness import directions as directions_in_graph
-from devices.phone.randomness import normal_table
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
@@ -24,25 +23,47 @@ from devices.phone.reference_client.trainer import PhoneTrainer
 from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
 from shared.directions import directions
-from shared.errors import DataError, DeviceError
+from shared.errors import ConfigError, DataError, DeviceError
 from shared.frames import EvaluateInstruction, Evaluation, Report, SeedPolicy, Split
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.model.dual_forwarding import DualForwarding
+from shared.model.replay_torch import directions as directions_in_graph
+from shared.normal_table import NORMAL_TABLE
 from shared.replay import zero_state
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "directions.json"
 
 
+class _Directions(torch.nn.Module):
+    """As a program draws them."""
+
+    table: torch.Tensor
+
+    def __init__(self, distribution: Any) -> None:
+        super().__init__()
+        self.distribution = distribution
+        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
+
+    def forward(self, seeds: torch.Tensor) -> torch.Tensor:
+        z = directions_in_graph(seeds, self.table, 9000, self.distribution)
+        return z.to(torch.int64)
+
+
 @pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
-def test_directions_in_the_graph_are_those_of_the_golden_file(distribution: Any) -> None:
+def test_a_program_draws_the_directions_of_the_golden_file(
+    distribution: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to make programs")
     cases = [c for c in json.loads(GOLDEN.read_text()) if c["distribution"] == distribution]
     seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
-    z = directions_in_graph(
-        torch.from_numpy(seeds.view(np.int64)), 9000, distribution, normal_table()
-    )
-    np.testing.assert_array_equal(z[:, :64].numpy(), [case["head"] for case in cases])
-    np.testing.assert_array_equal(z.numpy(), directions(seeds, 9000, distribution))
+    example = torch.from_numpy(seeds.view(np.int64).copy())
+    file = tmp_path / "directions.pte"
+    file.write_bytes(lowered({"forward": (_Directions(distribution), (example,))}, "portable"))
+    (z,) = run(load(file), "forward", [seeds.view(np.int64)])
+    found = z.numpy().copy()
+    np.testing.assert_array_equal(found[:, :64], [case["head"] for case in cases])
+    np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
 
 
 def test_without_the_extra_it_is_said_what_to_install(
@@ -291,9 +312,13 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
         gradients = (plus - minus) / np.float32(0.02)
 
 
-def test_four_bit_weights_are_smaller_and_near(made: Any) -> None:
-    _, plain = made("xnnpack")
-    settings, file = made("xnnpack", "8da4w")
-    assert settings["task"] == "sst2"
-    assert file.stat().st_size < plain.stat().st_size
+@pytest.mark.slow
+def test_four_bit_weights_are_smaller_and_near(made: Any, tmp_path: Path) -> None:
+    settings, _ = made()
+    with pytest.raises(ConfigError, match="48 inputs, which is no multiple of 32"):
+        exported(settings, tmp_path / "none.pte", "xnnpack", "8da4w")
+    embedded = {"model.path": "embedded", "task": "messages"}
+    file = exported(embedded, tmp_path / "model.pte", "xnnpack", "8da4w")
     Program(file).check()
+    weights = 4 * 4 * (4 * 128 * 128 + 3 * 128 * 384)  # of the blocks, in float32
+    assert file.stat().st_size < weights
