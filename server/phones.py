@@ -280,7 +280,7 @@ def _answers(reply: Message, instruction: bytes) -> Iterator[tuple[bytes, bytes]
         return
     for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
         sound = all(isinstance(part, bytes) for part in (public_key, frame, signature))
-        if sound and verified(public_key, signature, of_answer(instruction, frame)):  # type: ignore[arg-type]
-            yield public_key, frame  # type: ignore[misc]
+        if sound and verified(public_key, signature, of_answer(instruction, frame)):
+            yield public_key, frame
         else:
             log.warning("a gateway passes on an answer that no phone signed; it is dropped")

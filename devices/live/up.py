@@ -200,10 +200,17 @@ class _Client:
 class Connecting(Protocol):
     """How a SuperLink is reached, as `ClientSettings` has it."""
 
-    superlink: str
-    key: Path | None
-    certificates: Path | None
-    insecure: bool
+    @property
+    def superlink(self) -> str: ...  # noqa: D102
+
+    @property
+    def key(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def certificates(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def insecure(self) -> bool: ...  # noqa: D102
 
 
 def supernode_command(

@@ -46,8 +46,8 @@ class Replay(nn.Module):
         """
         z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
         # one after the other: ExecuTorch's `sum` of int64 adds in floats and is not exact
-        for index, coefficient in enumerate(coefficients.split(1)):
-            state = state + coefficient * z[index].to(torch.int64)
+        for index in range(len(seeds)):
+            state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
         return (state,)
 
 

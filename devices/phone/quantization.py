@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from devices.phone.lowering import MISSING
 from shared.errors import ConfigError, DeviceError
 from shared.model.loading import BaseModel
-from shared.model.quantized import QuantizedLinear
+from shared.model.quantized import Int8Linear
 
 GROUP = 32
 """Inputs that share a scale in the 4-bit form."""
 
 
 def by_batched_products(base: BaseModel) -> None:
-    """Have quantized layers multiply by a batched product, in place."""
+    """Have INT8 layers multiply by a batched product, in place."""
     for module in base.network.modules():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, Int8Linear):
             module.forward = types.MethodType(_batched, module)  # type: ignore[method-assign]
 
 
-def _batched(layer: QuantizedLinear, x: Tensor) -> Tensor:
-    """[..., in] → [..., out], by the same dequantized weight as `QuantizedLinear.forward`."""
-    weight = layer.codes.to(layer.dtype) * layer.scale.to(layer.dtype)  # type: ignore[union-attr]
+def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
+    """[..., in] → [..., out], by the same dequantized weight as `Int8Linear.forward`."""
+    codes, scale, bias = layer.get_buffer("codes"), layer.get_buffer("scale"), layer.bias
+    weight = codes.to(layer.dtype) * scale.to(layer.dtype)
     flat = x.reshape(1, -1, layer.in_features)
     product = torch.bmm(flat, weight.t()[None]).view(*x.shape[:-1], layer.out_features)
-    bias = layer.bias
-    return product if bias is None else product + bias  # type: ignore[no-any-return]
+    return product + bias if isinstance(bias, Tensor) else product
 
 
 def with_4_bit_weights(base: BaseModel) -> None:
@@ -55,6 +55,6 @@ def with_4_bit_weights(base: BaseModel) -> None:
                 "use --quantization int8"
             )
     config = Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int4, weight_granularity=PerGroup(GROUP)
+        weight_dtype=torch.int4,  # type: ignore[attr-defined] weight_granularity=PerGroup(GROUP)
     )
     quantize_(base.blocks, config)
