@@ -55,6 +55,7 @@ def with_4_bit_weights(base: BaseModel) -> None:
                 "use --quantization int8"
             )
     config = Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int4,  # type: ignore[attr-defined] weight_granularity=PerGroup(GROUP)
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        weight_granularity=PerGroup(GROUP),
     )
     quantize_(base.blocks, config)
