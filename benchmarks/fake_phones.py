@@ -29,6 +29,10 @@ from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, of_answer, of_proof
 
 ROUND_SECONDS = 5.0
+LET_IN_SECONDS = 15.0
+"""A stream that lasts so long is not turned away."""
+OWN = (("grpc.use_local_subchannel_pool", 1),)
+"""A connection of its own for every phone."""
 PORT_LINE = "port "
 
 
@@ -84,7 +88,7 @@ async def fake(key: PhoneKey, port: int, dice: random.Random, vanishing: float) 
     device = device_of(key.public)
     while True:
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
                 stream = GatewayStub(channel).Attach()
                 nonce = (await stream.read()).challenge.nonce
                 proof = Proof(public_key=key.public, signature=key.sign(of_proof(nonce)))
@@ -114,7 +118,7 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, port: int, turn: int
         FromPhone(proof=forged),
         FromPhone(proof=Proof(public_key=b"\xff" * 1000)),
     ]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
         stream = GatewayStub(channel).Attach()
         try:
             nonce = (await stream.read()).challenge.nonce
@@ -122,13 +126,16 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, port: int, turn: int
             if said is None:
                 own = Proof(public_key=stranger.public, signature=stranger.sign(of_proof(nonce)))
                 said = FromPhone(proof=own)
-            await stream.write(said)
-            answer = await stream.read()
+            writing = asyncio.ensure_future(stream.write(said))
+            async with asyncio.timeout(LET_IN_SECONDS):
+                code = await stream.code()
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
-        if answer is grpc.aio.EOF:
-            return f"{(await stream.code()).name}: {await stream.details()}"
-        return "LET IN"
+        except TimeoutError:
+            return "LET IN"
+        await asyncio.wait({writing}, timeout=1.0)
+        writing.cancel()
+        return f"{code.name}: {await stream.details()}"
 
 
 async def tried(
