@@ -21,21 +21,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import psutil
 from flwr.app import Message
+from flwr.app.user_config import UserConfig
 
 from benchmarks.toy_device import app
+from client.own import DEVICE
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, replayed
-from server.watch import Tail
 from shared.config import RunConfig, Scalar
+from shared.events import Tail
 from shared.result import RESULT_FILE, read_result
 from simulations.engine import InProcessGrid
 
@@ -146,14 +148,15 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     killed: Counter[str] = Counter()
     metrics = Tail(run / METRICS_FILE)
     command = _server_command(run, port, settings)
-    with (folder / "said").open("ab") as said:
+    with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
         server = subprocess.Popen(command, stdout=said, stderr=said)
         _wait(lambda: (folder / "said").read_bytes().count(b"may join") == DEVICES, folder)
-        fleet = subprocess.Popen(_fleet_command(run, port), stdout=said, stderr=said)
+        fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
         try:
             while sum(killed.values()) < kills:
                 known = max(acknowledged, default=0)
                 _wait(lambda known=known: _new(metrics, acknowledged) > known, folder)  # type: ignore[misc]
+                assert server.poll() is None, (folder / "said").read_text()[-2000:]
                 time.sleep(float(rng.uniform(0, 3)))
                 target = TARGETS[rng.integers(len(TARGETS))]
                 victim = _process(server, target)
@@ -173,10 +176,14 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             fleet.wait()
     _new(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
-    return check(folder, acknowledged, f"{kills} kills of real processes ({of_what}), seed {seed}")
+    nodes: list[UserConfig] = [{DEVICE: key.device} for key in Keys(run / KEYS_FOLDER).all()]
+    what = f"{kills} kills of real processes ({of_what}), seed {seed}"
+    return check(folder, acknowledged, what, nodes)
 
 
-def check(folder: Path, acknowledged: dict[int, str], what: str) -> str:
+def check(
+    folder: Path, acknowledged: dict[int, str], what: str, nodes: Sequence[UserConfig] = ()
+) -> str:
     """Prove the ledger, compare it with what was acknowledged and with an undisturbed run."""
     run, rounds = folder / "run", {}
     layout_hash = bytes.fromhex(read_result(run)["layout_hash"])
@@ -188,7 +195,7 @@ def check(folder: Path, acknowledged: dict[int, str], what: str) -> str:
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
     result = read_result(run)
     config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
-    grid = InProcessGrid(app, DEVICES, config.flat())
+    grid = InProcessGrid(app, DEVICES, config.flat(), nodes=nodes)
     again = serve(config, grid, RepeatedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == result["final_digest"], "another end"
     return (
@@ -234,7 +241,10 @@ def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process |
 def _wait(ready: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < end, (folder / "said").read_text()[-3000:]
+        log = folder / "run" / "flower" / "superlink.log"
+        assert time.monotonic() < end, "\n".join(
+            file.read_text(errors="replace")[-3000:] for file in (folder / "said", log)
+        )
         time.sleep(0.05)
 
 

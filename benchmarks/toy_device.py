@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client.own import DEVICE
 from client.session import Session
 from shared.directions import directions
 from shared.errors import SamaraError
@@ -108,7 +109,7 @@ def _reply(frame: bytes, message: Message) -> Message:
 
 
 def _device(context: Context) -> int:
-    return int(context.node_config["partition-id"])
+    return int(context.node_config.get(DEVICE, context.node_config["partition-id"]))
 
 
 def _session(context: Context) -> Session | None:

@@ -35,6 +35,8 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.toy_device import app
+from client.own import DEVICE
+from devices.live.keys import device_of_key
 
 _POLL_SECONDS = 0.3
 
@@ -49,6 +51,7 @@ class Device(threading.Thread):
         self._number, self._devices, self._superlink = number, devices, superlink
         self._ca = ca.read_bytes() if ca else None
         self._keys = _keys(key) if key else None
+        self._device = device_of_key(key) if key else number
         self._state = RecordDict()
 
     def run(self) -> None:
@@ -70,6 +73,10 @@ class Device(threading.Thread):
                     logging.warning("device %d: %r", self._number, error)
                 time.sleep(_POLL_SECONDS)
 
+    def reply(self, message: Message, context: Context) -> Message:
+        """What it answers."""
+        return app(message, context)
+
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]
         _, _, send, _, _, pull_object, push_object, confirm = connection
         run, asked = message.metadata.run_id, message.metadata.message_id
@@ -82,7 +89,8 @@ class Device(threading.Thread):
         assert isinstance(whole, Message), "a SuperLink delivers messages"
         whole.metadata.__dict__["_message_id"] = asked
         where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
-        reply = app(whole, Context(run, node, where, self._state, {}))
+        where |= {DEVICE: self._device}
+        reply = self.reply(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)

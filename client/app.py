@@ -82,19 +82,24 @@ def _answered(
         from client.remote import RemoteTrainer
 
         with RemoteTrainer(str(socket), context.run_config) as trainer:
-            return _reply(answer(trainer, *_unpacked(message)), message)
+            return _reply(answer(trainer, *unpacked(message)), message)
     from client.simulated import device_of, participant
 
     frame = b""
     try:
-        frame, catch_up = _unpacked(message)
+        frame, catch_up = unpacked(message)
         return _reply(answer(participant(context), frame, catch_up), message)
     except SamaraError as error:
         refusal = Refusal(token_of(frame), device_of(context), 0, str(error))
         return _reply(refusal.encode(), message)
 
 
-def _unpacked(message: Message) -> tuple[bytes, CatchUp]:
+def unpacked(message: Message) -> tuple[bytes, CatchUp]:
+    """The instruction in a message, and what came with it.
+
+    Raises:
+        CatchUpError: if there is none.
+    """
     record = message.content.config_records.get(RECORD, ConfigRecord())
     match [record.get(name, b"") for name in ("frame", "snapshot", "tail")]:
         case [bytes(frame), bytes(snapshot), bytes(tail)]:

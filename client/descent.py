@@ -228,8 +228,10 @@ class Descent:
         self._take(steps, retrace=True)
 
     def _take(self, steps: Sequence[Step], retrace: bool) -> None:
-        for first, count in self.space.chunks():
-            windows = self._windows(first, count)
+        before = len(self.history)
+
+        def move(first: int, count: int) -> None:
+            windows = self._windows(first, count, before)
             for step in steps:
                 if retrace:
                     self.space.retrace(step.seeds, step.epsilon, first, count)
@@ -237,13 +239,16 @@ class Descent:
                 self.space.add(first, windows.descent() * -step.learning_rate)
             if self._held is not None:
                 self._held[first] = windows
+
+        self.space.in_parts(move)
         self.history += steps
 
-    def _windows(self, first: int, count: int) -> _Windows:
+    def _windows(self, first: int, count: int, before: int) -> _Windows:
+        """Moments of some elements, of so many steps of the history."""
         if self._held is not None and first in self._held:
             return self._held[first]
-        begin = window_start(len(self.history), self._update.memory)
+        begin = window_start(before, self._update.memory)
         windows = _Windows(self._update, begin)
-        for step in self.history[begin:]:
+        for step in self.history[begin:before]:
             windows.take(step.gradient(self.space, first, count))
         return windows

@@ -12,6 +12,8 @@ from shared.wire import Reader
 
 log = logging.getLogger("samara.client")
 
+SESSIONS_KEPT = 8
+"""Of the latest runs. Whoever comes back to an older one rebuilds its state from the ledger."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -49,14 +51,23 @@ class FolderMemory:
         """
         file = self._file(run_id)
         try:
+            begins = not file.exists()
             make_folder(file.parent)
             write_durably(file, encode_session(session))
+            if begins:
+                self._forget_old()
         except OSError as error:
             raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
 
     def folder_of(self, run_id: bytes) -> Path:
         """Of what belongs to a run."""
         return self._folder / "runs" / run_id.hex()
+
+    def _forget_old(self) -> None:
+        """Delete the sessions of runs long past; what is private of them stays."""
+        files = sorted(self._folder.glob("runs/*/session"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-SESSIONS_KEPT]:
+            file.unlink(missing_ok=True)
 
     def _file(self, run_id: bytes) -> Path:
         return self.folder_of(run_id) / "session"

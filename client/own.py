@@ -2,6 +2,9 @@
 
 from shared.config import RunConfig
 
+DEVICE, OWN = "device", "own-settings"
+"""In the node config of a simulated client that stands for a live one: the live one's index, and
+its own settings as a JSON object."""
 OWN_SETTINGS = frozenset(
     {
         "model",

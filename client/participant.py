@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from client.methods import composition
 from client.personalize import compared
 from client.session import Session
 from client.trainer import Trainer, figures
@@ -77,7 +78,7 @@ class Participant:
         Args:
             instruction: a frame.
             personal: take the private rounds too, and compare every way to serve this client on
-                its own test examples.
+                its own examples.
         """
         return self._sound(instruction, lambda: self._evaluated(instruction, personal))
 
@@ -95,7 +96,9 @@ class Participant:
         if known and known.token == token:
             return known.report
         session = self._standing(instruction, CatchUp())
-        report = self._trainer.train(instruction, session.state, self._device, self._clients)
+        parts = composition(self._config, self._trainer.layout)
+        model, place = parts.model(session.state), (self._device, self._clients)
+        report = self._trainer.train(instruction, model, *place, parts.shared)
         answered = session.answered(token, report.encode())
         self._memory.remember(instruction.run_id, answered)
         return answered.report
@@ -105,10 +108,12 @@ class Participant:
         state = self._standing(instruction, CatchUp()).state
         place = self._device, self._clients
         if personal:
-            columns = compared(trainer, self._config, instruction.run_id, state, *place)
+            run, split = instruction.run_id, instruction.split
+            columns = compared(trainer, self._config, run, state, *place, split)
         else:
             data = trainer.share(*place, instruction.split)
-            columns = (figures("global", trainer.scores(state, data), data.labels),)
+            model = composition(self._config, trainer.layout).model(state)
+            columns = (figures("global", trainer.scores(model, data), data.labels),)
         return Evaluation(token_of(frame), self._device, columns).encode()
 
     def _standing(

@@ -1,18 +1,20 @@
 """What is personal stays here: private rounds on top of the global model, and how they compare.
 
 A private round is a round with a cohort of one, on a track of its own: the same estimator, the
-same exact replay, a ledger that never leaves the client. The weights that a person uses are
-global + personal, summed as integers.
+same exact replay, a ledger that never leaves the client. How the two states make the model that a
+person uses is the method's affair (client/methods.py).
 """
 
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from client.trainer import Trainer, figures
+from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
+from client.trainer import Examples, Trainer, figures
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.frames import (
@@ -27,7 +29,7 @@ from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
-from shared.replay import digest, quantize, replay, zero_state
+from shared.replay import Shrink, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, undoing
 from shared.runs import run_folder
 from shared.step_record import STEP_SIZE_FILE, StepRecord
@@ -36,6 +38,8 @@ from shared.tasks.objectives import cross_entropy
 
 log = logging.getLogger("samara.client")
 
+PERSONALIZED = "personalized"
+"""The column of the model that a run's method makes for a client."""
 BIAS_PENALTY = 1e-3
 """Keeps a label bias finite where a client has seen one label only."""
 
@@ -48,12 +52,13 @@ def personalized(
     clients: int,
     ledger: Ledger | None = None,
 ) -> NDArray[np.int64]:
-    """The personal part after the private rounds: int64 [d], to be added to `state`.
+    """The private state after the private rounds: int64 [d], for `Composition.model`.
 
     Args:
         trainer: of the model.
-        config: gives the private rounds and their learning rate, and steps, queries, batch.
-        state: int64 [d] that the private rounds start from and that they leave alone.
+        config: gives the method, the private rounds and their learning rate, and steps, queries,
+            batch.
+        state: int64 [d] of the federation, which the private rounds leave alone.
         device: which client.
         clients: of how many.
         ledger: where the rounds are kept; those that it already holds are not repeated.
@@ -62,34 +67,58 @@ def personalized(
         TrainingError: if a loss is not finite.
         LedgerError: if the ledger cannot be written.
     """
-    layout, settings = trainer.layout, config.personal
-    personal = ledger.state if ledger else zero_state(layout.size)
+    layout, rounds = trainer.layout, config.private_rounds
+    parts, pulled = composition(config, layout), pull(config)
+    private = ledger.state if ledger else zero_state(layout.size)
     done = ledger.position.round if ledger else 0
     deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
-    given = None if settings.learning_rate == "auto" else settings.learning_rate
+    rate = config.personal.learning_rate
+    given = None if rate == "auto" else rate
     file = ledger.folder.with_name(f"personal_{STEP_SIZE_FILE}") if ledger else None
-    size = StepSize(settings.rounds, given, config.epsilon)
-    step_sizes = StepRecord(size, file, done)
-    for number in range(done + 1, settings.rounds + 1):
-        instruction = _private_instruction(
-            config, number, layout, state + personal, step_sizes.size
-        )
-        report = trainer.train(instruction, state + personal, device, clients)
+    step_sizes = StepRecord(StepSize(rounds, given, config.epsilon), file, min(done, rounds))
+
+    def take(delta: RoundDelta) -> NDArray[np.int64]:
+        """The private state one round later."""
+        deltas.append(delta)
+        if ledger is None:
+            entries = delta.scalar_groups()
+            return replay(private, entries, layout.distribution, trainer.backend)
+        ledger.append(delta)
+        ledger.compact(delta.round)
+        return ledger.state
+
+    for number in range(done + 1, rounds + 1):
+        model = parts.model(state, private)
+        instruction = _private_instruction(config, number, layout, model, step_sizes.size)
+        report = trainer.train(instruction, model, device, clients, parts.private)
         size = step_sizes.note(_observed(instruction, report))
         if size.back_to is None:
-            delta = _private_delta(instruction, report)
+            delta = _private_delta(instruction, report, pulled)
+        elif pulled:  # a shrink rounds: what was before it is gone, and the global model is there
+            delta = RoundDelta(number, PERSONAL_TRACK, report.token, (), NOTHING)
         else:
             undone = [delta for delta in deltas if delta.round > size.back_to]
             delta = undoing(number, PERSONAL_TRACK, report.token, undone)
-        deltas.append(delta)
-        if ledger:
-            ledger.append(delta)
-            ledger.compact(number)
-            personal = ledger.state
-        else:
-            scalars = delta.scalar_groups()
-            personal = replay(personal, scalars, layout.distribution, trainer.backend)
-    return personal
+        private = take(delta)
+    if config.method == "mixture" and done <= rounds:
+        data = trainer.share(device, clients, Split.VALIDATION)
+        kept = _mixed(trainer, state, private, data)
+        private = take(RoundDelta(rounds + 1, PERSONAL_TRACK, bytes(8), (), kept))
+    return private
+
+
+def _mixed(
+    trainer: Trainer, w: NDArray[np.int64], p: NDArray[np.int64], data: Examples
+) -> tuple[Shrink, ...]:
+    """The records that leave of p the share with which w + p suits these examples best."""
+
+    def loss_of(share: float) -> float:
+        if not len(data.labels):
+            return math.nan
+        kept = replay(p, KEPT_SHARES[share], trainer.layout.distribution)
+        return float(cross_entropy(trainer.scores(w + kept, data)[None], data.labels)[0])
+
+    return KEPT_SHARES[kept_share(loss_of)]
 
 
 def compared(
@@ -99,50 +128,65 @@ def compared(
     state: NDArray[np.int64],
     device: int,
     clients: int,
+    split: Split = Split.TEST,
 ) -> tuple[Figures, ...]:
-    """Every way to serve this client, on its own held-out examples.
+    """Every way to serve this client, on its own test examples; on others only its own model.
 
     Base rate always answers the client's commonest training label, without looking at the text.
     Zero-shot is the base alone; label bias adds one number per label, fitted to the client's
-    training labels, and so tells a user's base rates from the user; local-only takes the private
-    rounds from the base, without a federation; personalized takes them from the global model.
+    training labels, and so tells a user's base rates from the user; global is the federation's
+    model; personalized is what the run's method makes for the client. Finetune has local-only
+    beside it: its private rounds from the base, without a federation.
 
     Args:
         trainer: of the model.
         config: of the run.
         run_id: names the run, 8 bytes.
-        state: int64 [d], the global model.
+        state: int64 [d], of the federation.
         device: which client.
         clients: of how many.
+        split: which of the client's examples.
     """
+    parts = composition(config, trainer.layout)
     train = trainer.share(device, clients, Split.TRAIN)
-    test = trainer.share(device, clients, Split.TEST)
+    data = trainer.share(device, clients, split)
+    private = _kept(trainer, config, run_id, state, device, clients)
+    own = trainer.scores(parts.model(state, private), data)
+    if split is not Split.TEST:
+        return (figures(PERSONALIZED, own, data.labels),)
     nothing = zero_state(len(state))
-    zero_shot = trainer.scores(nothing, test)
+    zero_shot = trainer.scores(nothing, data)
     bias = fitted_bias(trainer.scores(nothing, train), train.labels)
-    header = LedgerHeader(PERSONAL_TRACK, run_id, trainer.layout.hash)
-    ledger = Ledger(
-        personal_ledger(config, run_id, device),
-        header,
-        trainer.layout,
-        config.ledger.snapshot_every,
-    )
-    if ledger.recovered:
-        log.warning("%s", ledger.recovered)
-    try:
-        personal = personalized(trainer, config, state, device, clients, ledger)
-    finally:
-        ledger.close()
-    local = personalized(trainer, config, nothing, device, clients)
     scores = {
         "base rate": np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
         "zero-shot": zero_shot,
         "label bias": zero_shot + bias,
-        "local-only": trainer.scores(local, test),
-        "global": trainer.scores(state, test),
-        "personalized": trainer.scores(state + personal, test),
     }
-    return tuple(figures(name, own, test.labels) for name, own in scores.items())
+    if config.method == "finetune":
+        local = personalized(trainer, config, nothing, device, clients)
+        scores["local-only"] = trainer.scores(local, data)
+    scores |= {"global": trainer.scores(parts.model(state), data), PERSONALIZED: own}
+    return tuple(figures(name, its, data.labels) for name, its in scores.items())
+
+
+def _kept(
+    trainer: Trainer,
+    config: RunConfig,
+    run_id: bytes,
+    state: NDArray[np.int64],
+    device: int,
+    clients: int,
+) -> NDArray[np.int64]:
+    """The private state, with the rounds in the client's own ledger."""
+    header = LedgerHeader(PERSONAL_TRACK, run_id, trainer.layout.hash)
+    folder = personal_ledger(config, run_id, device)
+    ledger = Ledger(folder, header, trainer.layout, config.ledger.snapshot_every)
+    if ledger.recovered:
+        log.warning("%s", ledger.recovered)
+    try:
+        return personalized(trainer, config, state, device, clients, ledger)
+    finally:
+        ledger.close()
 
 
 def personal_ledger(config: RunConfig, run_id: bytes, device: int) -> Path:
@@ -204,13 +248,16 @@ def _private_instruction(
     )
 
 
-def _private_delta(instruction: TrainInstruction, report: Report) -> RoundDelta:
+def _private_delta(
+    instruction: TrainInstruction, report: Report, pulled: tuple[Shrink, ...]
+) -> RoundDelta:
     coefficients = instruction.coefficients(instruction.clipped(report.gradients))
     client = instruction.client(report.device)
     seeds = DerivedSeeds(instruction.root, client, *coefficients.shape)
     groups = tuple(Group(instruction.round, seeds, one) for one in quantize(coefficients.ravel()))
     contributor = Contributor(report.device, report.examples, len(coefficients))
-    return RoundDelta(instruction.round, PERSONAL_TRACK, report.token, (contributor,), groups)
+    entries: tuple[Group | Shrink, ...] = (*groups, *pulled)
+    return RoundDelta(instruction.round, PERSONAL_TRACK, report.token, (contributor,), entries)
 
 
 def _observed(instruction: TrainInstruction, report: Report) -> Observation:

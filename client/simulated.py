@@ -1,10 +1,18 @@
-"""A client in the process of the simulation, with its memory in Flower's context."""
+"""A client in the process of the simulation, with its memory in Flower's context.
+
+Its data are a share of the run's; or its own, if the node config has the index of a live device and
+that device's own settings.
+"""
+
+import json
+from functools import lru_cache
 
 from flwr.app import ConfigRecord, Context
 
+from client.own import DEVICE, OWN, of_device
 from client.participant import Participant
 from client.session import Session
-from client.trainer import trainer_for
+from client.trainer import Trainer, trainer_for
 from shared.config import RunConfig
 from shared.errors import ConfigError
 
@@ -12,19 +20,19 @@ _SESSION = "session"
 
 
 class _ContextMemory:
-    """One run's session; Flower gives every run a context of its own."""
+    """Sessions of one context; the clusters of a run have an id each."""
 
     def __init__(self, context: Context) -> None:
         self._records = context.state.config_records
 
     def session(self, run_id: bytes) -> Session | None:
-        record = self._records.get(_SESSION)
+        record = self._records.get(f"{_SESSION} {run_id.hex()}")
         if record is None:
             return None
         return Session.from_bytes({key: bytes(value) for key, value in record.items()})  # type: ignore[arg-type]
 
     def remember(self, run_id: bytes, session: Session) -> None:
-        self._records[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
+        self._records[f"{_SESSION} {run_id.hex()}"] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
 
 
 def participant(context: Context) -> Participant:
@@ -34,6 +42,11 @@ def participant(context: Context) -> Participant:
         SamaraError: if the settings, or what they name, cannot be used.
     """
     config = RunConfig.of(context.run_config, "run config")
+    if OWN in context.node_config:
+        own = RunConfig.of(json.loads(str(context.node_config[OWN])), "own settings")
+        mine = of_device(config, own)
+        memory = _ContextMemory(context)
+        return Participant(_trainer_of(mine), mine, config, device_of(context), 0, memory)
     missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
     if missing:
         raise ConfigError(
@@ -47,5 +60,12 @@ def participant(context: Context) -> Participant:
 
 
 def device_of(context: Context) -> int:
-    """The index of a simulated device: its partition."""
-    return int(context.node_config.get("partition-id", 0))
+    """The index of a simulated device: its partition, or that of the live device it stands for."""
+    partition = context.node_config.get("partition-id", 0)
+    return int(context.node_config.get(DEVICE, partition))
+
+
+@lru_cache(maxsize=64)
+def _trainer_of(config: RunConfig) -> Trainer:
+    """The trainer of a device with data of its own; one thread runs all of these devices."""
+    return Trainer(config)

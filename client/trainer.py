@@ -4,6 +4,7 @@ import copy
 import json
 import platform
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -14,31 +15,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial, carried_out, estimate
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule
 from client.forward.memory import keep_freed_memory
-from client.forward.resident import ResidentForward
+from client.forward.streamed import forward_over
 from client.forward.trunk_cache import TrunkCache
+from client.local_steps import local_steps
 from client.schedule import Execution, Rehearsal, decided, evaluation_batch, kept
+from client.streaming.loading import load
 from shared.config import EMBEDDED_DATA, RunConfig
-from shared.directions import batch_order
-from shared.errors import CatchUpError, DataError, TaskError, TrainingError
+from shared.errors import CatchUpError, DataError, SamaraError, TaskError
 from shared.frames import (
     Figures,
     Hello,
     Report,
-    SeedPolicy,
     Split,
     TrainInstruction,
-    token_of,
 )
 from shared.machine import cores
-from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
-from shared.replay import quantize, replay, to_float32
+from shared.replay import to_float32
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
@@ -72,6 +70,8 @@ class Trainer:
         layout: of the adapter.
         model_id: of the base model, 32 bytes.
         forward: the engine that scores rows.
+        first_block: the lowest one that is adapted.
+        torch_device: that the model is on.
         backend: what makes directions and replays, on the model's device where that is faster.
     """
 
@@ -90,13 +90,11 @@ class Trainer:
             None if generated else load_examples(data.path, task, data.seed, data.limit)
         )
         model = config.model
-        self._base = load_base_model(
-            model.path, model.family, model.device, model.quantization, model.dtype
-        )
+        self._loaded = load(model)
         keep_freed_memory()
-        self.model_id = self._base.model_id
-        self._device = torch.device(model.device)
-        self.backend = backend_for(self._device, config.threads)
+        self.model_id = self._loaded.base.model_id
+        self.torch_device = torch.device(model.device)
+        self.backend = backend_for(self.torch_device, config.threads)
         self._shares: dict[int, list[list[Example]]] = {}
         self._splits: dict[tuple[int, int, Split], Examples] = {}
         self._preparing = threading.RLock()
@@ -116,22 +114,27 @@ class Trainer:
             config: as this trainer's in all that weights and examples depend on.
         """
         other = copy.copy(self)
-        other._config, other._cache = config, None
+        if _trunk(config) != _trunk(self._config):
+            other._cache = None
+        other._config = config
+        other.backend = backend_for(self.torch_device, config.threads)
         other.__dict__.pop("_execution", None)
         other._set_up()
         return other
 
     def _set_up(self) -> None:
         """Put adapters, scorer and body into modules of this trainer's own."""
-        config, base = self._config, self._base.twin()
+        config, base = self._config, self._loaded.base.twin()
+        self._stream = self._loaded.streamed(base)
         with torch.inference_mode():
             self._scorer = scorer_for(base, self._task, config.model.max_length, Body(base, 0))
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout = adapter.layout
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
-        first = adapter.first_block
+        self.first_block = first = adapter.first_block
         self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
-        self.forward = ResidentForward(adapter, self._scorer, Body(base, first, self._cache))
+        streamed = self._stream is not None
+        self.forward = forward_over(base, adapter, self._scorer, streamed, self._cache)
 
     def share(self, device: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
@@ -158,8 +161,8 @@ class Trainer:
         """How a client of this trainer introduces itself."""
         facts: dict[str, Any] = {
             "clients": clients,
-            "grouping": self._execution.schedule.grouping,
-            "micro_batch": self._execution.schedule.micro_batch,
+            "grouping": self.schedule.grouping,
+            "micro_batch": self.schedule.micro_batch,
             "threads": self._execution.threads,
             "quantization": self._config.model.quantization,
             "dtype": self._config.model.dtype,
@@ -167,14 +170,15 @@ class Trainer:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": version("transformers"),
-            "device": str(self._device),
+            "device": str(self.torch_device),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "replay": self.backend.name,
         }
-        examples = len(self.share(device, clients, Split.TRAIN).labels)
+        held = self._held(device, clients)
+        examples = sum(example.split == "train" for example in held)
         if clients:  # a hash of a person's own few examples could be recognised: it stays here
             facts["fingerprints"] = {
-                name: fingerprint(e for e in self._held(device, clients) if e.split == name)
+                name: fingerprint(e for e in held if e.split == name)
                 for name in ("train", "validation", "test")
             }
         layout = self.layout.to_json()
@@ -182,51 +186,73 @@ class Trainer:
             device, examples, round_number, self.model_id, layout, json.dumps(facts, sort_keys=True)
         )
 
+    @property
+    def folder(self) -> Path:
+        """Of the base model's files."""
+        return self._loaded.base.folder
+
+    @property
+    def adapted_blocks(self) -> int:
+        """How many blocks there are from the lowest adapted one on."""
+        return len(self._loaded.base.blocks) - self.first_block
+
+    @property
+    def schedule(self) -> Schedule:
+        """How a step runs, decided at the first need."""
+        return self._execution.schedule
+
     def train(
-        self, instruction: TrainInstruction, state: NDArray[np.int64], device: int, clients: int
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        device: int,
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
     ) -> Report:
         """K local steps from a state, which itself is not moved by them.
+
+        Args:
+            instruction: what to do.
+            state: int64 [d], the model that the steps start from.
+            device: which client.
+            clients: of how many.
+            moving: bool [d], the numbers that are tried; the others stay. None is all.
 
         Raises:
             CatchUpError: if the instruction is for another layout.
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
+        (report,) = self.train_together(instruction, state, [device], clients, moving)
+        if isinstance(report, SamaraError):
+            raise report
+        return report
+
+    def train_together(
+        self,
+        instruction: TrainInstruction,
+        state: NDArray[np.int64],
+        devices: Sequence[int],
+        clients: int,
+        moving: NDArray[np.bool_] | None = None,
+    ) -> list[Report | SamaraError]:
+        """What `train` gives of several devices that stand at one state and share passes.
+
+        Returns:
+            For each device its report, or the error that it ended with.
+
+        Raises:
+            CatchUpError: if the instruction is for another layout.
+        """
         self.check_layout(instruction.layout_hash)
-        data = self.share(device, clients, Split.TRAIN)
-        seeds = instruction.seeds(device)
-        estimates = []
-        for step in range(instruction.steps):
-            order = batch_order(instruction.root, device, step, len(data.labels))
-            result = self._estimate(
-                state, seeds[step], data, order[: instruction.batch], instruction, step
-            )
-            if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
-                raise TrainingError(
-                    f"the loss is not finite at step {step + 1} of round {instruction.round}; "
-                    "lower learning-rate or epsilon, or check the model's weights"
-                )
-            estimates.append(result)
-            state = self._stepped(state, seeds[step], result.gradients, instruction)
-        gradients = np.stack([result.gradients for result in estimates])
-        bends = [result.curvature for result in estimates if result.curvature is not None]
-        pooled = instruction.seed_policy is SeedPolicy.POOL
-        return Report(
-            token_of(instruction.encode()),
-            device,
-            len(data.labels),
-            float(np.mean([result.mean_loss for result in estimates])),
-            instruction.sums(gradients) if pooled else gradients,
-            summed_steps=instruction.steps if pooled else 0,
-            curvature=float(np.mean(bends)) if bends else None,
-        )
+        return local_steps(self, instruction, state, devices, clients, moving)
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
-        points = Points.at(self.layout, to_float32(state), device=self._device)
+        points = Points.at(self.layout, to_float32(state), device=self.torch_device)
         size = EVALUATION_MICRO_BATCH
         if self._config.memory_budget:
-            size = evaluation_batch(self._execution.schedule, self._config, size)
+            size = evaluation_batch(self.schedule, self._config, size)
         scores = self.forward.scores(points, data.prompts, Schedule("both", size))
         return scores.reshape(scores.shape[1:])
 
@@ -286,42 +312,6 @@ class Trainer:
         torch.set_num_threads(execution.threads)
         return execution
 
-    def _estimate(
-        self,
-        state: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        data: Examples,
-        batch: NDArray[np.int64],
-        instruction: TrainInstruction,
-        step: int,
-    ) -> Estimate:
-        center = to_float32(state)
-
-        def losses_of(trial: Trial) -> NDArray[np.float64]:
-            z = None
-            if len(trial.seeds):
-                z = self.backend.directions(trial.seeds, self.layout.size, self.layout.distribution)
-            points = Points.at(self.layout, center, z, trial.epsilon, self._device, trial.signs)
-            prompts = [data.prompts[index] for index in trial.batch]
-            scores = self.forward.scores(points, prompts, self._execution.schedule)
-            return cross_entropy(scores, data.labels[trial.batch])
-
-        curvature = instruction.measures_curvature(step)
-        estimator = estimate(seeds, batch, instruction.epsilon, curvature, instruction.differences)
-        return carried_out(estimator, losses_of)
-
-    def _stepped(
-        self,
-        state: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        gradients: NDArray[np.float32],
-        instruction: TrainInstruction,
-    ) -> NDArray[np.int64]:
-        """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
-        passes = quantize(instruction.coefficients(instruction.clipped(gradients)))
-        groups = [(seeds, one_pass) for one_pass in passes]
-        return replay(state, groups, self.layout.distribution, self.backend)
-
 
 def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:
     """Loss and confusion of scores [n, labels] against true labels [n]."""
@@ -352,10 +342,34 @@ def _letters(example: Example) -> int:
     return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))
 
 
+def _weights_and_examples(config: RunConfig) -> tuple[object, ...]:
+    """What they depend on."""
+    return config.model, config.task, config.data
+
+
+def _trunk(config: RunConfig) -> tuple[object, ...]:
+    """What the cached outputs of the layers below the adapters depend on."""
+    adapted = config.adapter.layers, config.adapter.projections
+    return *adapted, config.trunk_cache, config.trunk_cache_folder
+
+
 _of_thread = threading.local()
 _loading = threading.Lock()
-loaded = lru_cache(maxsize=2)(Trainer)
-"""Loads weights and examples once per process."""
+
+
+@lru_cache(maxsize=2)
+def loaded(config: RunConfig) -> Trainer:
+    """The trainer of a configuration; weights and examples are loaded once for many of them."""
+    global _last
+    if _last and _weights_and_examples(_last._config) == _weights_and_examples(config):
+        torch.set_num_threads(config.threads or cores())
+        _last = _last.under(config)
+    else:
+        _last = Trainer(config)
+    return _last
+
+
+_last: Trainer | None = None
 
 
 def trainer_for(config: RunConfig) -> Trainer:

@@ -30,6 +30,15 @@ class Quantization(StrEnum):
     NF4 = "nf4"
 
 
+class Stream(StrEnum):
+    """Where blocks are that are not being computed with."""
+
+    OFF = "off"
+    AUTO = "auto"
+    HOST = "host"
+    DISK = "disk"
+
+
 @app.command(name="list")
 def list_() -> None:
     """List the device and link profiles that come with Samara.
@@ -88,6 +97,9 @@ def estimate(
     supervised: Annotated[
         int, typer.Option(min=0, help="Positions of an example that are read; 0: all.")
     ] = 0,
+    stream: Annotated[
+        Stream, typer.Option(help="Read blocks from disk in every step; auto: if it must be.")
+    ] = Stream.OFF,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default the usual one.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -95,14 +107,23 @@ def estimate(
 
     Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """
+    from dataclasses import replace
     from json import dumps
 
     from devices.estimate import estimate as estimated
     from devices.profile import load_device
     from devices.roofline import Workload
     from devices.shape import model_shape
+    from shared.errors import ConfigError
 
+    if stream is Stream.HOST:
+        raise ConfigError(
+            "--stream host: the processors of a profiled device share one memory, so blocks that "
+            "wait there take what --stream off takes; choose disk, or off"
+        )
     profile = load_device(device)
+    profile = profile.in_mode(power) if power else profile
+    shape = model_shape(model)
     work = Workload(
         sequence=seq,
         batch=batch,
@@ -112,8 +133,11 @@ def estimate(
         top=top,
         rank=rank,
         supervised=supervised,
+        stream="disk" if stream is Stream.DISK else "off",
     )
-    result = estimated(model_shape(model), profile.in_mode(power) if power else profile, work)
+    result = estimated(shape, profile, work)
+    if stream is Stream.AUTO and not result.fits:
+        result = estimated(shape, profile, replace(work, stream="disk"))
     if json:
         typer.echo(dumps(result.as_json()))
     else:
@@ -122,6 +146,7 @@ def estimate(
 
 def _print(result: "Estimate") -> None:
     from dataclasses import asdict
+    from itertools import zip_longest
 
     from rich.console import Console
     from rich.table import Table
@@ -133,7 +158,7 @@ def _print(result: "Estimate") -> None:
     table.add_column("MiB", justify="right")
     times = [(name, f"{value:.3f}") for name, value in asdict(result.time).items()]
     sizes = [(name, f"{value / 2**20:,.0f}") for name, value in asdict(result.memory).items()]
-    for (time, seconds), (part, size) in zip(times, sizes, strict=True):
+    for (time, seconds), (part, size) in zip_longest(times, sizes, fillvalue=("", "")):
         table.add_row(time, seconds, part, size)
     table.add_section()
     table.add_row(

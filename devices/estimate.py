@@ -101,6 +101,7 @@ def _remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple
 
     smaller = [{"quantization": kind} for kind in _SMALLER[work.quantization]]
     batches = [{"batch": 2**power} for power in reversed(range(work.batch.bit_length()))]
-    alone = [{"mode": "sequential"}, *batches, *smaller]
+    streamed = [{"stream": "disk"}] if work.stream == "off" and device.storage else []
+    alone = [{"mode": "sequential"}, *batches, *smaller, *streamed]
     least = {"mode": "sequential", "batch": 1}
     return fitting(alone) or fitting([least, *({**least, **change} for change in smaller)])

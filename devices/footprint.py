@@ -9,6 +9,8 @@ from devices.shape import ModelShape
 _STATE_BYTES = 8 + 4
 """Of an adapter element: the exact state, and its float32 form."""
 _DIRECTION_BYTES = 2
+_BUFFERS = 2
+"""Streamed blocks in memory: the one that is computed with, and the next."""
 _LOGITS_ALIVE = 2
 """Logits and what the loss makes of them, 4 bytes each."""
 
@@ -19,7 +21,7 @@ class Footprint:
 
     Attributes:
         runtime: interpreter, libraries, contexts.
-        blocks: the blocks' matrices as they are stored.
+        blocks: the blocks' matrices as they are stored; of streamed ones those in the buffers.
         others: embeddings, head and norms, in the compute type.
         adapters: the trained state and the frozen A's.
         directions: of all queries of a step.
@@ -59,6 +61,10 @@ def footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> Footp
     elements = work.rank * sum(linear.outputs for linear in adapted)
     frozen = work.rank * sum(linear.inputs for linear in adapted)
     largest = max(linear.weights for block in shape.blocks for linear in block)
+    held = shape.block_weights
+    if work.stream == "disk":
+        widest = max(sum(linear.weights for linear in block) for block in shape.blocks)
+        held = min(held, _BUFFERS * widest)
     alive = max(
         widest_moment(block, work.rows_per_pass, work.sequence, work.sequence)
         for block in set(shape.blocks)
@@ -67,7 +73,7 @@ def footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> Footp
     tile = logit_tile(shape.vocabulary, positions, work.tiled) if shape.vocabulary else 0
     return Footprint(
         runtime=device.memory.runtime_bytes,
-        blocks=round(shape.block_weights * stored_bytes(work.quantization)),
+        blocks=round(held * stored_bytes(work.quantization)),
         others=shape.other_weights * width,
         adapters=elements * _STATE_BYTES + frozen * width,
         directions=work.queries * elements * _DIRECTION_BYTES,

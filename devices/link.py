@@ -1,6 +1,6 @@
 """Transfers over a link on a virtual clock: pure, so that a seed decides everything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil, floor
@@ -8,6 +8,7 @@ from math import ceil, floor
 import numpy as np
 
 from devices.profile import LinkProfile
+from shared.config import Hours
 
 PACKET_BYTES = 1_460
 """Payload of a TCP segment on an Ethernet of 1,500 bytes."""
@@ -67,16 +68,21 @@ def available_at(link: LinkProfile, at: float) -> bool:
 
 def next_available(link: LinkProfile, at: float) -> float | None:
     """The first virtual second from `at` on when the link is there; None if it never is."""
-    first = next(_intervals(link, at), None)
+    return next_within(link.available, at)
+
+
+def next_within(hours: Sequence[Hours], at: float) -> float | None:
+    """The first virtual second from `at` on inside some hours of the day; None without any."""
+    first = next(windows(hours, at), None)
     return None if first is None else max(at, first[0])
 
 
-def _intervals(link: LinkProfile, at: float) -> Iterator[tuple[float, float]]:
-    """When the link is there, in virtual seconds, from an interval that ends after `at` on."""
-    if not link.available:
+def windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
+    """Some hours of every day in virtual seconds, endlessly, from those that end after `at` on."""
+    if not hours:
         return
     for day in count(floor(at / _DAY) - 1):
-        for begin, end in sorted(link.available):
+        for begin, end in sorted(hours):
             interval = day * _DAY + begin * 3600, day * _DAY + end * 3600
             if interval[1] > at:
                 yield interval
@@ -97,7 +103,7 @@ def _transfer(link: LinkProfile, rate: float, size: int, at: float, seed: int) -
     waiting = min(lost, flights) * _WAIT_FOR_LOST * link.latency
     seconds = link.latency + random.uniform(0, 1) * link.jitter + total / rate + waiting
     clock, left = at, seconds
-    for begin, end in _intervals(link, at):
+    for begin, end in windows(link.available, at):
         clock = max(clock, begin)
         if left <= end - clock:
             return Transfer(at, max(0.0, clock + left - at - seconds), seconds, total)

@@ -7,21 +7,20 @@ docs/devices.md says what the keys mean.
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Section, explain
+from shared.config import Hours, Section, check_hours, explain
 from shared.errors import ConfigError
 from shared.files import write_durably
 
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
-Hours = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Part(Section):
@@ -62,6 +61,12 @@ class Memory(Part):
     runtime_bytes: int = Field(ge=0, description="taken by interpreter, libraries and contexts")
     bandwidth: float = Field(gt=0, description="bytes/s on paper")
     on_chip_bytes: int = Field(0, ge=0, description="of fast memory that holds activations")
+
+
+class Storage(Part):
+    """Where models lie."""
+
+    bandwidth: float = Field(gt=0, description="bytes/s that are read one after the other")
 
 
 class Compute(Part):
@@ -131,6 +136,7 @@ class DeviceProfile(Sourced):
     """A device."""
 
     memory: Memory
+    storage: Storage | None = Field(None, description="left out where nobody knows")
     compute: Compute
     timing: Timing
     power: dict[str, PowerMode] = Field(description="modes by name; empty where nobody knows")
@@ -148,6 +154,20 @@ class DeviceProfile(Sourced):
     def usable_bytes(self) -> int:
         """What is left for one process, its runtime included."""
         return max(0, self.memory.bytes - self.memory.system_bytes)
+
+    @property
+    def reading(self) -> float:
+        """Bytes/s that are read from storage.
+
+        Raises:
+            ConfigError: if the profile does not say.
+        """
+        if self.storage is None:
+            raise ConfigError(
+                f"{self.name}: the profile does not say how fast blocks can be read; add "
+                "storage.bandwidth with its source, or leave --stream out"
+            )
+        return self.storage.bandwidth
 
     @property
     def watts(self) -> float | None:
@@ -197,12 +217,7 @@ class LinkProfile(Sourced):
 
     @model_validator(mode="after")
     def _hours_are_hours(self) -> Self:
-        for begin, end in self.available:
-            if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
-                raise ValueError(
-                    f"available: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day "
-                    "later"
-                )
+        check_hours("available", self.available)
         return self
 
     @cached_property
@@ -216,6 +231,8 @@ Kind = TypeVar("Kind", bound=Sourced)
 
 def load_device(name_or_path: str) -> DeviceProfile:
     """Load a shipped device profile by its name, or one of your own by the path of its file.
+
+    ``jetson-orin-nano`` is ``orin-nano-8gb``, as ``client up --device`` calls it.
 
     Raises:
         ConfigError: there is no such profile or file, or listing every mistake in it.
@@ -294,7 +311,7 @@ def _shipped(*folder: str) -> dict[str, Traversable]:
 def _load(
     kind: type[Kind], name_or_path: str, shipped: Mapping[str, Traversable], what: str
 ) -> Kind:
-    source = shipped.get(name_or_path, Path(name_or_path))
+    source = shipped.get(_shipped_name(name_or_path, shipped), Path(name_or_path))
     try:
         if not source.is_file():
             raise ConfigError(
@@ -308,6 +325,18 @@ def _load(
         raise ConfigError(f"{name_or_path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
+
+
+def _shipped_name(name: str, shipped: Iterable[str]) -> str:
+    """The profile that a name means: boards may be called as `client up` calls them, with
+    ``jetson-`` before them, and without their memory, which is then the largest there is."""
+    short = name.removeprefix("jetson-")
+    sizes = {
+        int(size): other
+        for other in shipped
+        if (size := other.removeprefix(f"{short}-").removesuffix("gb")).isdecimal()
+    }
+    return sizes[max(sizes)] if sizes else short
 
 
 def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -50,6 +50,7 @@ class Workload:
         rank: of the adapters.
         supervised: positions of an example whose logits are needed; 0 is all.
         tiled: whether the logits of a few positions exist at a time.
+        stream: where blocks are that are not being computed with: in memory, or on disk.
     """
 
     sequence: int = 64
@@ -61,6 +62,7 @@ class Workload:
     rank: int = 16
     supervised: int = 0
     tiled: bool = True
+    stream: Literal["off", "disk"] = "off"
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch", "queries", "rank"):
@@ -123,6 +125,7 @@ class StepTime:
         head: logits and losses at the positions that are read.
         launches: of all operations, however small, and what the host does for a pass.
         adapters: drawing, perturbing and updating.
+        storage: waiting for blocks that are read while others are computed with.
     """
 
     weights: float = 0.0
@@ -133,6 +136,7 @@ class StepTime:
     head: float = 0.0
     launches: float = 0.0
     adapters: float = 0.0
+    storage: float = 0.0
 
     @property
     def total(self) -> float:
@@ -172,8 +176,12 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
     Blocks below the lowest adapted one run once per example; the others once per pass over all rows
     of the pass. In the last block, what follows the attention runs at supervised positions only.
 
+    Streamed blocks are read once a step, while others are computed with: all passes of a step go
+    through a block while it is there. The embedding and the head are in memory.
+
     Raises:
         ModelError: if the model has no such blocks to adapt.
+        ConfigError: if blocks are streamed, and nobody knows how fast the device reads.
     """
     first = work.first_adapted(shape)
     machine = _Machine.of(device, work)
@@ -187,6 +195,9 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
         pass_time = machine.block(block, rows, work.sequence, read, adapted)
         pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
         step += pass_time * (passes * count)
+    if work.stream == "disk":
+        reading = shape.block_weights * stored_bytes(work.quantization) / device.reading
+        step += StepTime(storage=max(0.0, reading - step.total))
     if shape.vocabulary:
         positions = work.rows_per_pass * work.positions(shape)
         step += machine.head(shape, positions, work.tiled) * work.passes

@@ -14,14 +14,16 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import HttpGrid
 
+from server.clusters import Clusters
 from server.cohorts import RepeatedCohorts
 from server.journal import journal
 from server.keys import KEYS_VARIABLE, Keys
 from server.phones import Phones
 from server.post import Post
 from server.roster import Roster
-from server.store import RunStore
+from server.store import RunStore, finish
 from server.strategy import ScalarStrategy
+from server.world import World
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
@@ -34,6 +36,8 @@ from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
+LIVE_VARIABLE = "SAMARA_LIVE"
+"""Environment variable of a ServerApp whose devices come and go."""
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 600.0
@@ -49,19 +53,27 @@ def main(grid: Grid, context: Context) -> None:
     log.setLevel(logging.INFO)
     try:
         with journal(Path(config.out)) if config.out else nullcontext():
-            folder = serve(config, grid)
+            folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     finally:
         log.removeHandler(console)
 
 
-def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None) -> Path:
+def serve(
+    config: RunConfig,
+    grid: Grid,
+    cohorts: RepeatedCohorts | None = None,
+    world: World | None = None,
+    patient: bool = False,
+) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
 
     Args:
         config: of the run.
         grid: Flower's.
-        cohorts: of a recorded run, to be repeated.
+        cohorts: of a recorded run, to be repeated as far as it went.
+        world: what it happens in; the real one by default.
+        patient: wait on when no device that is there can take part; another may come.
 
     Raises:
         SamaraError: if no device can take part, or the folder cannot be used.
@@ -69,14 +81,14 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    post = Post(
-        Phones(grid) if isinstance(grid, HttpGrid) else grid,
-        patience=max(1, config.cohort.late_rounds),
-    )
-    layout = _layout_of_the_devices(post, config, roster)
+    behind = Phones(grid) if isinstance(grid, HttpGrid) else grid
+    post = Post(behind, patience=max(1, config.cohort.late_rounds), world=world)
+    layout = _layout_of_the_devices(post, config, roster, patient)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
+    if config.method == "cluster":
+        return _serve_clusters(config, folder, layout, run_id, roster, post, begun)
     header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)
     store = RunStore(folder, layout, header, config.ledger.snapshot_every)
     try:
@@ -85,32 +97,71 @@ def serve(config: RunConfig, grid: Grid, cohorts: RepeatedCohorts | None = None)
         if (folder / RESULT_FILE).exists():
             log.info("%s holds this very run, finished", folder)
             return folder
-        strategy = ScalarStrategy(config, store, roster, cohorts)
-        post.enough = strategy.has_enough
-        done = store.ledger.position.round
-        if done:
-            log.info("continuing %s after round %d", folder, done)
-        else:
-            strategy.evaluate(post, Split.VALIDATION)
-            strategy.evaluate(post, Split.TEST)
-        if done < config.rounds:
-            strategy.start(
-                post,
-                ArrayRecord(),
-                num_rounds=config.rounds - done,
-                timeout=config.cohort.timeout,
-            )
-        strategy.evaluate(post, Split.VALIDATION)
-        strategy.evaluate(post, Split.TEST)
-        if config.personal.rounds:
-            strategy.evaluate(post, Split.TEST, PERSONAL_ACTION)
-        store.finish(_result(config, store, roster, time.monotonic() - begun))
+        strategy = ScalarStrategy(config, store, roster, cohorts, post.world)
+        rounds = config.federated_rounds
+        rounds = min(rounds, cohorts.last) if cohorts else rounds
+        _run(strategy, post, config, store.ledger.position.round, rounds)
+        ledger = store.ledger
+        end = {"final_round": ledger.position.round, "final_digest": ledger.digest.hex()}
+        told = _result(config, run_id, layout, roster, store.events(), time.monotonic() - begun)
+        finish(folder, told | end | post.world.of_run(told["rounds"]))
     finally:
         store.close()
     return folder
 
 
-def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Layout:
+def _serve_clusters(
+    config: RunConfig,
+    folder: Path,
+    layout: Layout,
+    run_id: bytes,
+    roster: Roster,
+    post: Post,
+    begun: float,
+) -> Path:
+    """The same for clients in clusters, which are found first."""
+    strategy = Clusters(config, folder, layout, run_id, roster)
+    try:
+        if (folder / RESULT_FILE).exists():
+            log.info("%s holds this very run, finished", folder)
+            return folder
+        strategy.find(post)
+        _run(strategy, post, config, strategy.round, strategy.rounds)
+        groups = strategy.groups
+        told = _result(config, run_id, layout, roster, strategy.events(), time.monotonic() - begun)
+        told |= {"final_round": strategy.round, "final_digest": strategy.digest.hex()}
+        told |= {"groups": {str(device): own for device, own in sorted(groups.clusters.items())}}
+        told["bytes_up"] += groups.bytes_up
+        told["bytes_down"] += groups.bytes_down
+        finish(folder, told)
+    finally:
+        strategy.close()
+    return folder
+
+
+def _run(
+    strategy: ScalarStrategy | Clusters, post: Post, config: RunConfig, done: int, rounds: int
+) -> None:
+    """Evaluate, train the rounds that are left, evaluate, and have the private rounds taken."""
+    post.enough = strategy.has_enough
+    splits = [Split.VALIDATION, Split.TEST] if config.evaluate.test else [Split.VALIDATION]
+    if done:
+        log.info("continuing after round %d", done)
+    else:
+        for split in splits:
+            strategy.evaluate(post, split)
+    if done < rounds:
+        strategy.start(post, ArrayRecord(), num_rounds=rounds - done, timeout=config.cohort.timeout)
+    for split in splits:
+        if rounds:
+            strategy.evaluate(post, split)
+            strategy.return_to_best()
+    for split in splits:
+        if config.private_rounds:
+            strategy.evaluate(post, split, PERSONAL_ACTION)
+
+
+def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patient: bool) -> Layout:
     """Wait for as many nodes as the run begins with, and for one that can take part."""
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
@@ -121,7 +172,7 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
             roster.greet(post, config.cohort.timeout)
             if roster.layout is not None:
                 return roster.layout
-            if roster.reasons:
+            if roster.reasons and not patient:
                 raise SamaraError("no device can take part: " + "; ".join(roster.reasons))
         if time.monotonic() > told + _TELL_SECONDS:
             log.info("waiting for %d devices, %d are there", wanted, there)
@@ -129,17 +180,23 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster) -> Lay
         time.sleep(_POLL_SECONDS)
 
 
-def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) -> dict[str, Any]:
-    events = store.events
+def _result(
+    config: RunConfig,
+    run_id: bytes,
+    layout: Layout,
+    roster: Roster,
+    events: list[dict[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
     members = sorted(roster.members.values(), key=lambda member: member.device)
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
         "versions": _versions(),
-        "run_id": store.ledger.header.run_id.hex(),
+        "run_id": run_id.hex(),
         "model_id": roster.model_id.hex(),
-        "layout_hash": store.layout.hash.hex(),
-        "elements": store.layout.size,
+        "layout_hash": layout.hash.hex(),
+        "elements": layout.size,
         "devices": {str(m.device): {**m.facts, "examples": m.examples} for m in members},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
@@ -148,8 +205,6 @@ def _result(config: RunConfig, store: RunStore, roster: Roster, seconds: float) 
         "bytes_down": sum(event["bytes_down"] for event in events),
         "wall_seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(),
-        "final_round": store.ledger.position.round,
-        "final_digest": store.ledger.digest.hex(),
     }
 
 

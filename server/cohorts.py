@@ -5,10 +5,11 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from server.store import LEDGER_FOLDER
+from server.store import ledger_of
 from shared.errors import LedgerError
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
+from shared.step_record import STEP_SIZE_FILE, read_devices
 
 Cohorts = Mapping[int, Mapping[int, int]]
 """By round, its contributors; for each the round whose instruction it answered, which is an
@@ -25,6 +26,11 @@ class RepeatedCohorts:
     def __init__(self, cohorts: Cohorts) -> None:
         self._cohorts = cohorts
         self._held: dict[tuple[int, int], Message] = {}
+
+    @property
+    def last(self) -> int:
+        """The last round of the recorded run."""
+        return max(self._cohorts, default=0)
 
     def asked(self, number: int) -> list[int]:
         """The devices whose answer to a round's instruction was used, then or later; ascending."""
@@ -43,19 +49,31 @@ class RepeatedCohorts:
 
 
 def read_cohorts(run: Path) -> Cohorts:
-    """The cohort history in the ledger of a run, finished or not.
+    """The cohort history of a run, finished or not.
+
+    Whose reports are in a round is in the ledger. A round that takes earlier ones back, or changes
+    nothing, has no contributors there; whose reports decided that is beside the step size.
 
     Raises:
-        LedgerError: if the ledger cannot be read, or its first rounds were compacted away.
+        LedgerError: if the ledger cannot be read, its first rounds were compacted away, or it is
+            not known whose reports a round was decided by.
     """
-    cohorts = {
-        record.delta.round: origins(record.delta) for record in read_ledger(run / LEDGER_FOLDER)
-    }
+    ledger = ledger_of(run)
+    cohorts = {record.delta.round: origins(record.delta) for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
-            f"{run / LEDGER_FOLDER}: the rounds before {min(cohorts)} are only in a snapshot; "
+            f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
+    heard = read_devices(run / STEP_SIZE_FILE)
+    for number in [number for number, contributors in cohorts.items() if not contributors]:
+        devices = heard.get(number, [])
+        if devices is None:
+            raise LedgerError(
+                f"{run / STEP_SIZE_FILE}: does not say whose reports decided round {number}, which "
+                "is made of none; an older Samara served this run, and it cannot be repeated"
+            )
+        cohorts[number] = dict.fromkeys(devices, number)
     return cohorts
 
 

@@ -50,6 +50,7 @@ def up(
     from server.certificates import CERTIFICATES_FOLDER, given_certificates, own_certificates
     from server.flower import Flower
     from server.keys import KEYS_FOLDER, Keys
+    from server.superlink import most_answer_bytes
     from server.up import FLOWER_FOLDER
     from server.up import up as serve
     from server.watch import Watch
@@ -64,7 +65,9 @@ def up(
     else:
         tls = own_certificates(run / CERTIFICATES_FOLDER, names or [])
     device_keys = Keys(run / KEYS_FOLDER) if tls else None
-    flower = Flower(run / FLOWER_FOLDER, host, port, tls, run / KEYS_FOLDER if tls else None)
+    most_bytes = 2 * most_answer_bytes(config)  # a frame, and what Flower puts around it
+    keys_folder = run / KEYS_FOLDER if tls else None
+    flower = Flower(run / FLOWER_FOLDER, host, port, tls, most_bytes, keys_folder)
     with Watch(run, console) as watch:
         if tls:
             watch.say(f"devices verify this server with {tls.authority}")
@@ -109,8 +112,9 @@ def list_keys(run: RunOption) -> None:
 
     table = Table("name", "device", "fingerprint", "created", "revoked")
     for key in Keys(run / KEYS_FOLDER).all():
-        device = str(key.device) if key.device >= 0 else "-"
-        table.add_row(key.name, device, key.fingerprint[:16], key.created, key.revoked or "-")
+        table.add_row(
+            key.name, str(key.device), key.fingerprint[:16], key.created, key.revoked or "-"
+        )
     Console().print(table)
 
 
@@ -171,10 +175,10 @@ def inspect(run: Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.store import LEDGER_FOLDER, read_layout
+    from server.store import ledger_of, read_layout
     from shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
 
-    layout, ledger = read_layout(run), run / LEDGER_FOLDER
+    layout, ledger = read_layout(run), ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
     for column in ("round", "devices", "examples", "scalars", "shift", "bytes", "end digest"):
@@ -207,11 +211,15 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import read_layout, replayed
+    from server.store import cluster_folders, read_layout, replayed
     from shared.errors import LedgerError
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
+    if clusters := cluster_folders(run):
+        for cluster in clusters:
+            verify(cluster)
+        return
     layout = read_layout(run)
     steps = replayed(run)
     begin = step = next(steps)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from server.store import METRICS_FILE
-from server.watch import Tail
 from shared.errors import SamaraError
+from shared.events import Tail
 
 
 def write_curves(run: Path, folder: Path) -> None:

@@ -1,13 +1,19 @@
 """What the clients' evaluations amount to, for the whole split and for each client. Pure."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
 
+import numpy as np
+
 from shared.frames import Evaluation
 from shared.tasks.metrics import Confusion
+
+GLOBAL = "global"
+"""The column of the federation's model."""
 
 
 def outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
@@ -42,6 +48,96 @@ def summed(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
         for name in names
     }
     return {name: _figures(parts) for name, parts in columns.items() if parts}
+
+
+def best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
+    """The round after which the global model was best on validation; the later of equals.
+
+    Args:
+        events: of a run.
+        newcomers: clients that do not count.
+
+    Returns:
+        None if nobody validated it.
+    """
+    means: dict[int, float] = {}
+    for event in events:
+        if event["event"] != "evaluation" or event["split"] != "validation":
+            continue
+        if list(event["columns"]) == [GLOBAL]:
+            clients = event["columns"][GLOBAL]["clients"]
+            own = [c["accuracy"] for device, c in clients.items() if int(device) not in newcomers]
+            if own:
+                means[event["round"]] = sum(own) / len(own)
+    return max(means, key=lambda number: (means[number], number)) if means else None
+
+
+def put_together(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What federations that ran side by side told, as if they were one.
+
+    Args:
+        histories: of each the events in their order. Rounds of one number belong together, and
+            evaluations of one round, split and set of columns; of a repeated one the last counts.
+
+    Returns:
+        In the order of the longest history.
+    """
+    together: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
+    for history in sorted(histories, key=len, reverse=True):
+        for event in history:
+            columns = tuple(event.get("columns", ()))
+            key = event["event"], event["round"], event.get("split"), columns
+            together.setdefault(key, {})[id(history)] = event
+    return [
+        _round_of_all(list(parts.values()))
+        if kind == "round"
+        else _evaluation_of_all(list(parts.values()))
+        for (kind, *_), parts in together.items()
+    ]
+
+
+def _round_of_all(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    whole = _of_all(parts, ("bytes_up", "bytes_down", "ledger_bytes", "reports"))
+    heard = [part for part in parts if part["loss"] is not None]
+    reports = sum(part["reports"] for part in heard)
+    loss = sum(part["loss"] * part["reports"] for part in heard) / reports if reports else None
+    digests = "".join(part["digest"] for part in parts)
+    return whole | {
+        "loss": loss,
+        "learning_rate": sum(part["learning_rate"] for part in parts) / len(parts),
+        "absent": [device for part in parts for device in part["absent"]],
+        "resting": [device for part in parts for device in part["resting"]],
+        "late": {device: late for part in parts for device, late in part["late"].items()},
+        "problem": "; ".join(part["problem"] for part in parts if part["problem"]),
+        "digest": hashlib.sha256(bytes.fromhex(digests)).hexdigest(),
+        "clients": {device: own for part in parts for device, own in part["clients"].items()},
+    }
+
+
+def _evaluation_of_all(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns: dict[str, list[tuple[int, float, Confusion]]] = {}
+    for part in parts:
+        for name, column in part["columns"].items():
+            columns.setdefault(name, []).extend(
+                (int(device), own["loss"], Confusion(np.array(own["confusion"])))
+                for device, own in column["clients"].items()
+            )
+    whole = _of_all(parts, ("bytes_up", "bytes_down"))
+    return whole | {
+        "columns": {
+            name: _figures(sorted(own, key=lambda p: p[0])) for name, own in columns.items()
+        }
+    }
+
+
+def _of_all(parts: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
+    """The last one's keys, with sums, refusals of all, and the time of the slowest."""
+    return {
+        **parts[-1],
+        **{key: sum(part[key] for part in parts) for key in sums},
+        "refused": {device: why for part in parts for device, why in part["refused"].items()},
+        "seconds": max(part["seconds"] for part in parts),
+    }
 
 
 def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:

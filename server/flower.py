@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from server.app import LIVE_VARIABLE
 from server.keys import KEYS_VARIABLE
-from server.superlink import DOOR_PATH
+from server.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -57,7 +58,13 @@ class Flower:
     """A SuperLink in a process of its own, with its database and logs in a folder."""
 
     def __init__(
-        self, folder: Path, host: str, port: int, tls: Tls | None, keys: Path | None = None
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        tls: Tls | None,
+        most_bytes: int,
+        keys: Path | None = None,
     ) -> None:
         """Prepare.
 
@@ -66,10 +73,11 @@ class Flower:
             host: address to listen on.
             port: of everything.
             tls: how it proves itself; None is plain text.
+            most_bytes: of a request of a device.
             keys: folder of the device keys; None lets anybody join.
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
-        self._keys = keys
+        self._keys, self._most_bytes = keys, most_bytes
         self._database = folder / "superlink.db"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -139,6 +147,16 @@ class Flower:
         if self._process is not None:
             self._process.wait()
             self._process = None
+
+    def forget(self) -> None:
+        """End everything and forget nodes, runs and messages, none of which a run needs.
+
+        Flower notes until what time of day it takes a node, a message or a task for alive; when
+        the clock is set, that is wrong by as much, and a node's key may be refused for so long.
+        """
+        self.stop()
+        for file in self.folder.glob(f"{self._database.name}*"):
+            file.unlink()
 
     def begin(self, config: RunConfig, bundle: bytes) -> int:
         """Stop the runs that are there, start this one; returns Flower's number of it.
@@ -260,9 +278,12 @@ class Flower:
                     [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
                 ),
                 "FLWR_HOME": str(self.folder),
+                LIVE_VARIABLE: "1",
+                MOST_BYTES_VARIABLE: str(self._most_bytes),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_LOG_LEVEL": "WARNING",
             }
             | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
         )

@@ -7,6 +7,7 @@ copied to the device and deleted here. A key that is revoked stays on record.
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.errors import SamaraError
 from shared.files import make_folder, write_durably
+from shared.identity import device_of
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
@@ -32,14 +34,17 @@ class DeviceKey:
         public_key: PEM.
         created: UTC, ISO 8601.
         revoked: the same; empty while it is valid.
-        device: index that its holder introduced itself as first; -1 before that.
     """
 
     name: str
     public_key: str
     created: str
     revoked: str = ""
-    device: int = -1
+
+    @property
+    def device(self) -> int:
+        """Index of the device that holds it."""
+        return device_of(self.public_key.encode())
 
     @property
     def fingerprint(self) -> str:
@@ -72,10 +77,7 @@ class Keys:
             raise SamaraError(f"{name!r}: name a device by letters, digits, '.', '_' and '-'")
         if self._file(name).exists():
             raise SamaraError(f"{self._file(name)}: there is a key of this name; choose another")
-        private = ec.generate_private_key(ec.SECP384R1())
-        public = private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        private, public = _new_key({key.device for key in self.all()})
         secret = private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.OpenSSH,
@@ -121,22 +123,16 @@ class Keys:
             return f"its key {fingerprint_of(public_key)[:16]} is not registered here"
         return f"its key {found.name} was revoked on {found.revoked}" if found.revoked else ""
 
-    def bind(self, public_key: bytes, device: int) -> None:
-        """Tie a key to the device that its holder says it is; the first word counts.
+    def check(self, public_key: bytes, device: int) -> None:
+        """Make sure that the holder of a key may take part, and is the device that it says.
 
         Raises:
-            SamaraError: if the key is another device, or the device has another key.
+            SamaraError: if it may not, or the key is another device's.
         """
-        found = self._of(public_key)
-        if found is None or found.revoked:
-            raise SamaraError(self.refusal(public_key))
-        if found.device not in (-1, device):
-            raise SamaraError(f"its key {found.name} is device {found.device}, not {device}")
-        for other in self.all():
-            if other.device == device and other.name != found.name and not other.revoked:
-                raise SamaraError(f"device {device} has the key {other.name}, not {found.name}")
-        if found.device == -1:
-            self._write(replace(found, device=device))
+        if reason := self.refusal(public_key):
+            raise SamaraError(reason)
+        if device != device_of(public_key):
+            raise SamaraError(f"its key is that of device {device_of(public_key)}, not {device}")
 
     def _of(self, public_key: bytes) -> DeviceKey | None:
         text = public_key.decode(errors="replace")
@@ -155,6 +151,17 @@ def _read(file: Path) -> DeviceKey:
         return DeviceKey(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise SamaraError(f"{file}: damaged: {error}; restore it or create the key anew") from error
+
+
+def _new_key(taken: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """A key whose device has none of these indices, and its public half as PEM."""
+    while True:
+        private = ec.generate_private_key(ec.SECP384R1())
+        public = private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        if device_of(public) not in taken:
+            return private, public
 
 
 def _now() -> str:

@@ -7,18 +7,17 @@ are fetched along with those of later ones.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from server.phones import Phones
+from server.world import RealWorld, World
 
 log = logging.getLogger("samara.server")
-
-_POLL_SECONDS = 1.0
 
 
 class Post(Grid):
@@ -28,6 +27,7 @@ class Post(Grid):
         grid: delivers the messages.
         patience: in how many later exchanges a reply to a train message is still fetched.
         enough: whether these replies suffice to end the exchange.
+        world: whose time it is; the real one by default.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class Post(Grid):
         grid: Grid,
         patience: int,
         enough: Callable[[Sequence[Message]], bool] = lambda replies: False,
+        world: World | None = None,
     ) -> None:
         self.enough = enough
+        self.world: World = world or RealWorld()
         self._grid, self._patience = grid, patience
         self._awaited: list[set[str]] = []
 
@@ -90,7 +92,7 @@ class Post(Grid):
         trains = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
         awaited = {i for i in self._grid.push_messages(messages) if i} if messages else set()
         late = set().union(*self._awaited) if trains else set()
-        end = None if timeout is None else time.monotonic() + timeout
+        end = inf if timeout is None else self.world.now() + timeout
         replies: list[Message] = []
         while awaited or late:
             for reply in self._grid.pull_messages(awaited | late):
@@ -101,10 +103,10 @@ class Post(Grid):
                 late.discard(answered)
             if not awaited or (trains and self.enough(replies)):
                 break
-            left = _POLL_SECONDS if end is None else end - time.monotonic()
+            left = end - self.world.now()
             if left <= 0:
                 break
-            time.sleep(min(_POLL_SECONDS, left))
+            self.world.wait(left)
         if trains:
             earlier = [asked & late for asked in self._awaited]
             self._awaited = [*earlier, awaited][-self._patience :]

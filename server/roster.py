@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from server.keys import Keys
 from server.post import Post
+from server.world import RealWorld
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.frames import Hello, Refusal
@@ -25,6 +27,12 @@ _POLL_SECONDS = 0.5
 _GREETING_SECONDS = 300.0
 _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
+_LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Flower's own answers to messages that did not arrive; they say nothing about the device."""
 
 
 @dataclass
@@ -136,6 +144,9 @@ class Roster:
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
+            if reply.has_error() and reply.error.code in _LOST:
+                log.warning("lost: a hello of a node; asking again")
+                continue
             try:
                 hellos.append((_hello(reply), node))
             except SamaraError as error:
@@ -168,7 +179,7 @@ class Roster:
         if any(member.device == hello.device for member in self.members.values()):
             raise SamaraError("another node is already this device; give each its own index")
         if self._keys:
-            self._keys.bind(public_key, hello.device)
+            self._keys.check(public_key, hello.device)
         self.members[node] = Member(
             node, hello.device, hello.examples, hello.round, facts, public_key
         )
@@ -188,16 +199,17 @@ def awaited(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, Member]:
     """Greet who is new, and wait for as many devices as a round needs, but not beyond its time.
 
     Returns:
-        The members that are there, by device index.
+        The members that can be asked now, by device index.
     """
     wanted = min(config.cohort.minimum, config.data.clients)
-    end = time.monotonic() + config.cohort.timeout
+    world = grid.world if isinstance(grid, Post) else RealWorld()
+    end = world.now() + config.cohort.timeout
     while True:
         roster.greet(grid, config.cohort.timeout)
-        present = roster.present(_nodes(grid))
-        if len(present) >= wanted or time.monotonic() > end:
+        present = roster.present(world.reachable(_nodes(grid)))
+        if len(present) >= wanted or world.now() >= end:
             return present
-        time.sleep(_POLL_SECONDS)
+        world.wait(end - world.now())
 
 
 def _nodes(grid: Grid) -> dict[int, bytes]:

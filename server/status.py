@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from server.keys import KEYS_FOLDER, Keys
-from server.store import LEDGER_FOLDER, METRICS_FILE
-from server.watch import Tail
+from server.store import METRICS_FILE, ledger_of
 from shared.errors import SamaraError
+from shared.events import Tail
 from shared.ledger.reading import read_ledger
 
 
@@ -58,9 +58,10 @@ def status_of(run: Path) -> RunStatus:
     Raises:
         SamaraError: if the folder holds no run.
     """
-    if not (run / LEDGER_FOLDER).is_dir():
+    ledger = ledger_of(run)
+    if not ledger.is_dir():
         raise SamaraError(f"{run}: there is no ledger; has a device introduced itself yet?")
-    records = deque(read_ledger(run / LEDGER_FOLDER), maxlen=1)
+    records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None
     events = list(Tail(run / METRICS_FILE).new())
     devices: dict[int, DeviceStatus] = {}
@@ -68,10 +69,9 @@ def status_of(run: Path) -> RunStatus:
         if event.get("event") == "round":
             _count(devices, event)
     for key in Keys(run / KEYS_FOLDER).all():
-        if key.device >= 0:
-            device = devices.setdefault(key.device, DeviceStatus())
-            device.name = key.name
-            device.state = "revoked" if key.revoked else device.state
+        device = devices.setdefault(key.device, DeviceStatus())
+        device.name = key.name
+        device.state = "revoked" if key.revoked else device.state
     return RunStatus(
         last.delta.round if last else 0,
         last.end_digest.hex() if last else "",

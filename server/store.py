@@ -32,7 +32,6 @@ class RunStore:
         folder: OUT.
         layout: of the adapter.
         ledger: of the global track, with its state.
-        events: what happened so far, one dictionary per round and per evaluation.
     """
 
     def __init__(
@@ -50,19 +49,9 @@ class RunStore:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
-        try:
-            make_folder(folder)
-        except OSError as error:
-            raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
-        layout_file = folder / LAYOUT_FILE
-        if not layout_file.exists():
-            with _a_message_for(layout_file):
-                write_durably(layout_file, (layout.to_json() + "\n").encode())
-        elif read_layout(folder).hash != layout.hash:
-            raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
-        self.events = read_events(folder / METRICS_FILE)
+        keep_layout(folder, layout)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
-        told = [event.get("round", 0) for event in self.events if event.get("event") == "round"]
+        told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
             self.ledger.close()
             raise LedgerError(
@@ -71,25 +60,21 @@ class RunStore:
                 f"or delete the later lines of {METRICS_FILE}"
             )
 
+    def events(self) -> list[dict[str, Any]]:
+        """What happened so far, one dictionary per round and per evaluation, read off the disk.
+
+        A long run, or one that many strangers disturb, has more of them than memory should hold.
+        """
+        return read_events(self.folder / METRICS_FILE)
+
     def note(self, event: dict[str, Any]) -> None:
         """Append an event to the metrics.
 
         Raises:
             LedgerError: if the disk refuses; what was written of it is cut off at the next opening.
         """
-        self.events.append(event)
         with _a_message_for(self.folder / METRICS_FILE):
             append_event(self.folder / METRICS_FILE, event)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the summary.
-
-        Raises:
-            LedgerError: if the disk refuses; there is none then.
-        """
-        text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-        with _a_message_for(self.folder / RESULT_FILE):
-            write_durably(self.folder / RESULT_FILE, text.encode())
 
     def close(self) -> None:
         """Close the ledger."""
@@ -104,6 +89,35 @@ def _a_message_for(file: Path) -> Iterator[None]:
         raise LedgerError(
             f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
         ) from error
+
+
+def keep_layout(folder: Path, layout: Layout) -> None:
+    """Make the folder of a run, with its layout.
+
+    Raises:
+        LedgerError: if it cannot be written, or holds another layout.
+    """
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
+    layout_file = folder / LAYOUT_FILE
+    if not layout_file.exists():
+        with _a_message_for(layout_file):
+            write_durably(layout_file, (layout.to_json() + "\n").encode())
+    elif read_layout(folder).hash != layout.hash:
+        raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+
+
+def finish(folder: Path, result: dict[str, Any]) -> None:
+    """Write the summary of a run.
+
+    Raises:
+        LedgerError: if the disk refuses; there is none then.
+    """
+    text = json.dumps(result, indent=2, sort_keys=True) + "\n"
+    with _a_message_for(folder / RESULT_FILE):
+        write_durably(folder / RESULT_FILE, text.encode())
 
 
 def read_layout(folder: Path) -> Layout:
@@ -121,10 +135,26 @@ def read_layout(folder: Path) -> Layout:
         raise SamaraError(f"{file}: {error}") from error
 
 
+def cluster_folders(run: Path) -> list[Path]:
+    """Where the clusters of a run lie; none if it is one federation."""
+    return sorted(run.glob("cluster-*"), key=lambda path: (len(path.name), path.name))
+
+
+def ledger_of(run: Path) -> Path:
+    """The ledger of a run.
+
+    Raises:
+        SamaraError: if every cluster has its own.
+    """
+    if clusters := cluster_folders(run):
+        raise SamaraError(f"{run}: every cluster has a ledger; name one, such as {clusters[0]}")
+    return run / LEDGER_FOLDER
+
+
 def replayed(folder: Path) -> Iterator[Step]:
     """Replay a run's ledger, proving every digest on the way; see `proven`.
 
     Raises:
         SamaraError: at the first thing that is damaged, naming file and round.
     """
-    return proven(folder / LEDGER_FOLDER, read_layout(folder))
+    return proven(ledger_of(folder), read_layout(folder))

@@ -19,12 +19,14 @@ from flwr.serverapp.strategy import Strategy
 
 from server.aggregate import aggregate, check_report, observed
 from server.cohorts import RepeatedCohorts
-from server.evaluation import outliers, summed
+from server.evaluation import best_round, outliers, summed
 from server.health import Health
 from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
 from server.sampling import cohort
 from server.store import RunStore
+from server.superlink import most_answer_bytes
+from server.world import RealWorld, World
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
@@ -47,7 +49,6 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-_MAX_ANSWER_BYTES = 2**20
 _MAX_REASON = 500
 
 Answer = TypeVar("Answer", Report, Evaluation)
@@ -62,6 +63,7 @@ class ScalarStrategy(Strategy):
         store: RunStore,
         roster: Roster,
         cohorts: RepeatedCohorts | None = None,
+        world: World | None = None,
     ) -> None:
         """Prepare for the rounds after the ledger's last.
 
@@ -70,7 +72,9 @@ class ScalarStrategy(Strategy):
             store: its folder.
             roster: its devices.
             cohorts: of a recorded run, to be asked instead of drawn ones.
+            world: what it happens in; the real one by default.
         """
+        self._world: World = world or RealWorld()
         self._config, self._store, self._roster = config, store, roster
         self._health, self._cohorts = Health(config.cohort.patience), cohorts
         self._late = LateReports(config.cohort.late_rounds)
@@ -79,11 +83,18 @@ class ScalarStrategy(Strategy):
         self._train: TrainInstruction | None = None
         self._evaluation: EvaluateInstruction | None = None
         self._sent: dict[int, int] = {}
+        self._told: dict[int, str] = {}
+        self._unused = unused_rounds(store.events())
         self._begun = time.monotonic()
         given = None if config.learning_rate == "auto" else config.learning_rate
-        size = StepSize(config.rounds, given, config.epsilon)
-        done = store.ledger.position.round
+        size = StepSize(config.federated_rounds, given, config.epsilon)
+        done = min(store.ledger.position.round, config.federated_rounds)
         self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """Flower's ids of its devices."""
+        return self._roster.members.keys()
 
     def summary(self) -> None:
         """Log what the strategy will do."""
@@ -136,7 +147,7 @@ class ScalarStrategy(Strategy):
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
         """Whether a round need not wait for more replies."""
-        if self._train is None:
+        if self._train is None or len(replies) < self._wanted:
             return False
         token = token_of(self._train.encode())
         return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)
@@ -150,9 +161,10 @@ class ScalarStrategy(Strategy):
             if missing := [device for device in chosen if device not in present]:
                 raise SamaraError(f"the recorded run has devices that this one lacks: {missing}")
             return present, chosen
-        awake = [device for device in present if not self._health.rests(device, number)]
+        trains = [device for device in present if device not in self._config.newcomers]
+        awake = [device for device in trains if not self._health.rests(device, number)]
         if len(awake) < settings.minimum:
-            awake = list(present)
+            awake = trains
         run_seed = self._config.seed
         self._wanted = len(cohort(run_seed, number, awake, share, settings.minimum))
         size = max(settings.minimum, math.ceil(round(settings.oversample * self._wanted, 9)))
@@ -186,7 +198,7 @@ class ScalarStrategy(Strategy):
             except ReportError as error:
                 del reports[report.device]
                 refused[report.device] = str(error)
-                log.warning("round %d: %s", instruction.round, error)
+                self._tell_refusal(report.device, str(error))
         late_reports = self._late_reports(came_late, instruction.round, reports, refused, received)
         folded = reports | {report.device: report for _, report in late_reports}
         absent = self._judge(instruction.round, folded.keys(), refused)
@@ -195,44 +207,41 @@ class ScalarStrategy(Strategy):
         if reports:
             seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
             seen = replace(seen, learning_rate=0.0) if problem else seen
-        size = self._step_sizes.note(seen)
+        size = self._step_sizes.note(seen, reports.keys())
         if size.back_to is not None:
             delta, problem = self._return(instruction, size.back_to)
-            late_reports = []
         ledger_bytes = self._store.ledger.append(delta)
         self._late.folded(delta)
         self._compact()
         loss = _mean_loss(folded.values(), self._config.cohort.weight_cap)
-        self._tell(
-            {
-                "event": "round",
-                "round": instruction.round,
-                "loss": loss,
-                "learning_rate": instruction.learning_rate,
-                "reports": len(delta.contributors),
-                "refused": {str(device): why for device, why in sorted(refused.items())},
-                "absent": absent,
-                "late": {str(report.device): asked.round for asked, report in late_reports},
-                "resting": self._health.resting(instruction.round + 1),
-                "problem": problem,
-                "back_to": size.back_to,
-                "bytes_up": sum(received.values()),
-                "bytes_down": sum(self._sent.values()),
-                "ledger_bytes": ledger_bytes,
-                "digest": self._store.ledger.digest.hex(),
-                "seconds": time.monotonic() - self._begun,
-                "clients": {
-                    str(device): {
-                        "loss": report.mean_loss,
-                        "examples": report.examples,
-                        "bytes_up": received[device],
-                        "bytes_down": self._sent.get(device, 0),
-                    }
-                    for device, report in sorted(folded.items())
-                },
-            }
+        self._tell_round(
+            instruction.round,
+            loss=loss,
+            learning_rate=instruction.learning_rate,
+            reports=len(delta.contributors),
+            refused={str(device): why for device, why in sorted(refused.items())},
+            absent=absent,
+            late={str(report.device): asked.round for asked, report in late_reports},
+            resting=self._health.resting(instruction.round + 1),
+            problem=problem,
+            back_to=size.back_to,
+            bytes_up=sum(received.values()),
+            bytes_down=sum(self._sent.values()),
+            ledger_bytes=ledger_bytes,
+            clients={
+                str(device): {
+                    "loss": report.mean_loss,
+                    "examples": report.examples,
+                    "bytes_up": received[device],
+                    "bytes_down": self._sent.get(device, 0),
+                }
+                for device, report in sorted(folded.items())
+            },
+            **self._world.of_round(),
         )
-        self._end_if_empty(refused)
+        used = bool(delta.contributors) or size.back_to is not None
+        self._unused = 0 if used else self._unused + 1
+        self._end_if_unused(instruction.round, refused, problem)
         return None, MetricRecord({"loss": loss or 0.0, "reports": len(delta.contributors)})
 
     def _by_device(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
@@ -263,7 +272,7 @@ class ScalarStrategy(Strategy):
                     raise ReportError(f"it comes late and device {member.device} has a newer one")
                 accepted[member.device] = asked, report
             except SamaraError as error:
-                log.warning("round %d, device %d: %s", number, member.device, error)
+                self._tell_refusal(member.device, str(error))
                 if member.device not in reports:
                     refused[member.device] = str(error)
         return [accepted[device] for device in sorted(accepted)]
@@ -281,17 +290,20 @@ class ScalarStrategy(Strategy):
                 log.warning("device %d keeps failing and rests for %d rounds", device, rounds)
         return absent
 
-    def _end_if_empty(self, refused: Mapping[int, str]) -> None:
+    def _tell_refusal(self, device: int, reason: str) -> None:
+        """Log why something of a device is refused, once until it changes."""
+        if self._told.get(device) != reason:
+            log.warning("device %d: %s", device, reason)
+        self._told[device] = reason
+
+    def _end_if_unused(self, number: int, refused: Mapping[int, str], problem: str) -> None:
         """End a run in which nothing is learned any more."""
-        most = min(self._config.cohort.empty_rounds, self._config.rounds)
-        last = [e for e in self._store.events if e["event"] == "round"][-most:]
-        used = any(event["reports"] or event.get("back_to") is not None for event in last)
-        if self._cohorts or len(last) < most or used:
+        most = min(self._config.cohort.empty_rounds, self._config.federated_rounds)
+        if self._cohorts or self._unused < most:
             return
         reasons = "; ".join(f"device {d}: {why}" for d, why in sorted(refused.items()))
-        problem = last[-1]["problem"]
         raise TrainingError(
-            f"round {last[-1]['round']}: no report could be used in {most} rounds in a row. "
+            f"round {number}: no report could be used in {most} rounds in a row. "
             f"{reasons or problem or 'Nobody answered.'}"
         )
 
@@ -300,7 +312,7 @@ class ScalarStrategy(Strategy):
     ) -> Iterable[Message]:
         """Every so many rounds, a validation by everybody who is there."""
         every, number = self._config.evaluate.every, self._store.ledger.position.round
-        if not every or number % every or number == self._config.rounds:
+        if not every or number % every or number == self._config.federated_rounds:
             self._evaluation = None
             return []
         return self._evaluation_messages(Split.VALIDATION, grid)
@@ -412,7 +424,7 @@ class ScalarStrategy(Strategy):
                 answers[member.device], member.round = answer, position
             except SamaraError as error:
                 refused[member.device] = str(error)
-                log.warning("device %d: %s", member.device, error)
+                self._tell_refusal(member.device, str(error))
         return answers, refused, received
 
     def _frame_of(self, reply: Message, member: Member) -> bytes:
@@ -420,7 +432,7 @@ class ScalarStrategy(Strategy):
         if reason := self._roster.refusal(member):
             raise ReportError(reason)
         frame = frame_of(reply)
-        most = _MAX_ANSWER_BYTES + 12 * self._config.steps * self._config.queries
+        most = most_answer_bytes(self._config)
         if len(frame) > most:
             raise ReportError(f"its answer of {len(frame)} bytes is longer than {most}")
         return frame
@@ -434,7 +446,7 @@ class ScalarStrategy(Strategy):
         """The round's delta, or an empty one and why: a round always leaves a record."""
         settings = self._config.cohort
         nothing = aggregate(instruction, [], settings.weight_cap)
-        if (count := len(reports) + len(late)) < settings.minimum and not self._cohorts:
+        if (count := len(reports) + len(late)) < settings.minimum:
             return nothing, f"{count} reports, fewer than cohort.minimum"
         try:
             delta = aggregate(instruction, reports, settings.weight_cap, late)
@@ -453,6 +465,44 @@ class ScalarStrategy(Strategy):
         ledger.check(delta)
         stands = undone[0].round - 1 if undone else back_to
         return delta, f"the loss rose: back to the state after round {stands}"
+
+    def return_to_best(self) -> None:
+        """After the last round: one that takes back what came after the best on validation.
+
+        Raises:
+            LedgerError: if the round that does so cannot be written.
+        """
+        ledger, last = self._store.ledger, self._config.federated_rounds
+        if not self._config.evaluate.best or ledger.position.round != last:
+            return
+        best = best_round(self._store.events(), self._config.newcomers)
+        best = last if best is None else min(best, last)
+        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
+        ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
+        problem = f"round {best} was best on validation: the model is what it was then"
+        self._tell_round(last + 1, problem=problem, back_to=best, ledger_bytes=ledger_bytes)
+
+    def _tell_round(self, number: int, **told: Any) -> None:
+        """Tell of a round; what is not said of it is nothing."""
+        nothing = {
+            "event": "round",
+            "round": number,
+            "loss": None,
+            "learning_rate": 0.0,
+            "reports": 0,
+            "refused": {},
+            "absent": [],
+            "late": {},
+            "resting": [],
+            "problem": "",
+            "back_to": None,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "digest": self._store.ledger.digest.hex(),
+            "seconds": time.monotonic() - self._begun,
+            "clients": {},
+        }
+        self._tell(nothing | told)
 
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""
@@ -481,6 +531,16 @@ def describe(event: dict[str, Any]) -> str:
         f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
     )
     return f"round {event['round']}: {event['split']} accuracy: {figures}"
+
+
+def unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
+    """How many of the last rounds in a row used no report; one that takes rounds back used some."""
+    unused = 0
+    for event in events:
+        if event["event"] == "round":
+            used = event["reports"] or event.get("back_to") is not None
+            unused = 0 if used else unused + 1
+    return unused
 
 
 def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:

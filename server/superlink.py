@@ -8,12 +8,16 @@ anybody use the last two, and a run is code that this machine and every device e
 
 import ipaddress
 import logging
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from server.journal import journal
+from shared.config import RunConfig
 
+MOST_BYTES_VARIABLE = "SAMARA_MOST_BYTES"
+"""Environment variable: most bytes of a request of a device."""
 DOOR_PATH = "/samara/door"
 """Answered by the door alone: who gets an answer knows that it is there."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
@@ -35,11 +39,25 @@ def is_open_to(host: str, path: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-class Door:
-    """ASGI middleware that refuses the paths which are not for the peer."""
+def most_answer_bytes(config: RunConfig) -> int:
+    """More than a sound answer of a device to anything in a run ever has, as a frame."""
+    return 2**20 + 12 * config.steps * config.queries
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+
+class _TooLongError(Exception):
+    """A request has more bytes than anything that is asked for."""
+
+
+class Door:
+    """ASGI middleware that refuses paths which are not for the peer, and bodies that are too long.
+
+    Args:
+        app: what is behind it.
+        most_bytes: of a body; Flower reads it whole before it looks whose it is.
+    """
+
+    def __init__(self, app: Any, most_bytes: int) -> None:
+        self._app, self._most_bytes = app, most_bytes
         self._told: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,13 +67,33 @@ class Door:
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
         if path != DOOR_PATH and is_open_to(host, path):
-            await self._app(scope, receive, partial(self._watched, host, path, send))
-            return
-        status = 204 if path == DOOR_PATH else 403
-        if status == 403:
+            measured = self._measured(path, receive)
+            try:
+                await self._app(scope, measured, partial(self._watched, host, path, send))
+                return
+            except _TooLongError:
+                self._tell(host, f"sent more than {self._most_bytes} bytes at once: refused")
+        elif path != DOOR_PATH:
             self._tell(host, f"asked for {path}, which is for this machine only: refused")
+        status = 204 if path == DOOR_PATH else 403
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
+
+    def _measured(self, path: str, receive: Any) -> Any:
+        """Hand on what a device sends, until it is too much."""
+        if not path.startswith(_FLEET_PATH):
+            return receive
+        left = self._most_bytes
+
+        async def measured() -> Any:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise _TooLongError
+            return message
+
+        return measured
 
     async def _watched(self, host: str, path: str, send: Any, message: Any) -> None:
         """Hand an answer on, and say whom Flower turned away."""
@@ -77,7 +115,8 @@ class Door:
 
 
 def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
-    serve(Door(app), **settings)
+    # a line for every request of every device would fill the disk
+    serve(Door(app, int(os.environ[MOST_BYTES_VARIABLE])), **settings | {"access_log": False})
 
 
 def main() -> None:

@@ -21,7 +21,11 @@ FLOWER_FOLDER = "flower"
 _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 2.0
 _MOST_SECONDS_BETWEEN_RESTARTS = 60.0
+_MOST_FAILED_STARTS = 5
 _RAISED = "ServerApp failed with exception: "
+_NOTABLE_JUMP = 5.0
+"""Seconds; signed requests of devices may be so far off."""
+_CLOCK = "the clock that Flower went by"
 
 
 class _StopError(Exception):
@@ -32,7 +36,8 @@ def up(config: RunConfig, flower: Flower, keys: Keys | None, watch: Watch) -> bo
     """Serve a run until it is finished or somebody ends it.
 
     Whatever dies is started again, and the run goes on at the round after the last one that is in
-    the ledger. Only an error that the ServerApp itself raises ends it: it would come back.
+    the ledger. Only an error that the ServerApp itself raises ends it, as it would come back, and
+    a start that fails again and again.
 
     Args:
         config: of the run; ``out`` is its folder, absolute.
@@ -51,16 +56,27 @@ def up(config: RunConfig, flower: Flower, keys: Keys | None, watch: Watch) -> bo
     with _alone(folder), _until_a_signal():
         pause = 1.0
         try:
+            _start(flower, keys, watch)
+            failed = 0
             while True:
                 begun = time.monotonic()
-                if flower.missing():
-                    flower.start()
-                    watch.say(f"listening on {flower.address}")
-                    sync_keys(flower, keys, watch)
-                died = _served(flower, flower.begin(config, app), keys, watch)
+                try:
+                    if flower.missing():
+                        _start(flower, keys, watch)
+                    run = flower.begin(config, app)
+                except SamaraError as error:  # the machine may be busy, or a port not free yet
+                    failed += 1
+                    if failed == _MOST_FAILED_STARTS:
+                        raise
+                    died = f"Flower ({error})"
+                else:
+                    failed = 0
+                    died = _served(flower, run, keys, watch)
                 if not died:
                     return True
                 watch.say(f"{died} is gone; starting again", "yellow")
+                if died == _CLOCK:
+                    flower.forget()
                 lasted = time.monotonic() - begun
                 pause = 1.0 if lasted > 60 else min(2 * pause, _MOST_SECONDS_BETWEEN_RESTARTS)
                 time.sleep(pause)
@@ -69,6 +85,12 @@ def up(config: RunConfig, flower: Flower, keys: Keys | None, watch: Watch) -> bo
             return False
         finally:
             flower.stop()
+
+
+def _start(flower: Flower, keys: Keys | None, watch: Watch) -> None:
+    flower.start()
+    watch.say(f"listening on {flower.address}")
+    sync_keys(flower, keys, watch)
 
 
 def sync_keys(flower: Flower, keys: Keys | None, watch: Watch) -> None:
@@ -88,10 +110,15 @@ def sync_keys(flower: Flower, keys: Keys | None, watch: Watch) -> None:
 
 def _served(flower: Flower, run: int, keys: Keys | None, watch: Watch) -> str:
     """Watch over a run until it is finished; returns which process died, empty if none."""
-    checked, stamp = time.monotonic(), keys.stamp() if keys else 0
+    checked, stamp = time.monotonic(), 0  # keys may have changed since they were last looked at
+    clock = time.time() - time.monotonic()
     while True:
         time.sleep(_POLL_SECONDS)
         watch.refresh()
+        before, clock = clock, time.time() - time.monotonic()
+        if abs(clock - before) > _NOTABLE_JUMP:
+            watch.say(f"the clock was set by {clock - before:+.0f} s", "yellow")
+            return _CLOCK
         if time.monotonic() < checked + _CHECK_SECONDS:
             continue
         checked = time.monotonic()
@@ -101,7 +128,10 @@ def _served(flower: Flower, run: int, keys: Keys | None, watch: Watch) -> str:
             stamp = keys.stamp()
             sync_keys(flower, keys, watch)
         has_app = flower.has_server_app()
-        status, details = flower.status(run)
+        try:
+            status, details = flower.status(run)
+        except SamaraError:
+            return flower.missing() or "the answer of Flower's SuperLink"
         if status == "finished":
             watch.refresh()
             if watch.finished():

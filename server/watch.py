@@ -1,8 +1,6 @@
 """What `samara server up` shows: a live view on a terminal, plain lines elsewhere."""
 
-import json
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,40 +12,11 @@ from rich.text import Text
 
 from server.journal import JOURNAL_FILE
 from server.store import METRICS_FILE
+from shared.events import Tail
 from shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
-
-
-class Tail:
-    """The whole lines that a file gains, as JSON objects; what is none is passed over."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._at = file, 0
-
-    def skip(self) -> None:
-        """Begin behind what is there now."""
-        for _ in self.new():
-            pass
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """What was added since the last call."""
-        try:
-            with self._file.open("rb") as file:
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        for line in whole.splitlines():
-            try:
-                item = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(item, dict):
-                yield item
 
 
 class Watch:

@@ -4,6 +4,7 @@ Keys are dotted and lower-case (``adapter.rank``, ``learning-rate``). All mistak
 once. A test holds the keys of ``[tool.flwr.app.config]`` in pyproject.toml to these fields.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -17,12 +18,14 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    field_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from shared.directions import Differences
 from shared.errors import ConfigError
+from shared.layout import LABEL_BIAS_GROUP
 
 Scalar = bool | int | float | str
 
@@ -30,6 +33,10 @@ EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
+
+
+Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster"]
+"""Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
 
 
 def _number_as_text(value: object) -> object:
@@ -109,6 +116,12 @@ class ModelSettings(Section):
         "none", description="of the weights in the blocks (extra: samara[quantized])"
     )
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
+    stream: Literal["off", "auto", "host", "disk"] = Field(
+        "off", description="where blocks wait that are not on the device; auto is where they fit"
+    )
+    stream_folder: Text = Field(
+        "", description="for blocks that are made; empty is ~/.cache/samara/blocks"
+    )
 
 
 class AdapterSettings(Section):
@@ -160,6 +173,13 @@ class CohortSettings(Section):
     empty_rounds: int = Field(
         10, ge=1, description="rounds in a row without a usable report that end the run"
     )
+    newcomers: int = Field(
+        0, ge=0, description="the last so many clients never train the global model"
+    )
+    clusters: int = Field(2, ge=2, le=64, description="groups of clients, of method cluster")
+    grouping_rounds: int = Field(
+        4, ge=1, description="rounds of the budget that find these groups, before the first"
+    )
 
 
 class PersonalSettings(Section):
@@ -167,12 +187,25 @@ class PersonalSettings(Section):
 
     rounds: int = Field(5, ge=0, le=1_000_000, description="private rounds; 0 is no personal model")
     learning_rate: LearningRate = "auto"
+    pull: float = Field(
+        0.0625,
+        gt=0,
+        le=0.5,
+        description="share of the way back to the global model after a private round, of ditto",
+    )
+    part: Text = Field(
+        LABEL_BIAS_GROUP, min_length=1, description="private tensors or groups, of method partial"
+    )
 
 
 class EvaluateSettings(Section):
     """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = Field(10, ge=0, description="rounds between validations; 0 is never")
+    test: bool = Field(True, description="also on test examples; a sweep leaves them alone")
+    best: bool = Field(
+        False, description="return to the round that was best on validation before private rounds"
+    )
 
 
 class LedgerSettings(Section):
@@ -183,9 +216,88 @@ class LedgerSettings(Section):
     )
 
 
+Hours = Annotated[tuple[float, float], Field(strict=False)]
+"""From and to; to may be past midnight."""
+Windows = Annotated[tuple[Hours, ...], Field(strict=False)]
+
+
+def check_hours(name: str, windows: Iterable[Hours]) -> None:
+    """Refuse what are no hours of a day.
+
+    Raises:
+        ValueError: naming the setting and the window.
+    """
+    for begin, end in windows:
+        if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
+            raise ValueError(
+                f"{name}: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day later"
+            )
+
+
+class DeviceGroup(Section):
+    """Emulated devices of one kind."""
+
+    device: Text = Field(min_length=1, description="a device profile: its name, or a file")
+    share: float = Field(gt=0, description="of the clients, relative to the other groups")
+    link: Text = Field("ethernet", min_length=1, description="a link profile: its name, or a file")
+    quantization: Literal["fp32", "fp16", "int8", "nf4"] = Field(
+        "fp32", description="of the weights; int8 and nf4 are really computed with"
+    )
+    power: Text = Field("", description="power mode of the device; empty is its profile's")
+    available: Windows = Field((), description="hours of the day; empty is the link's")
+    dropout: float = Field(0.0, ge=0, le=1, description="chance to fail silently in a round")
+    slow: float = Field(0.0, ge=0, le=1, description="chance to be slow in a round")
+    slowdown: float = Field(3.0, ge=1, description="how much longer a step then takes")
+    battery: float = Field(0.0, ge=0, description="Wh; 0 is on mains")
+    charging: Windows = Field((), description="hours of the day at a charger")
+    charger: float = Field(10.0, ge=0, description="watts")
+    use: float = Field(0.5, ge=0, description="watts that its owner takes on the average")
+    reserve: float = Field(0.3, ge=0, lt=1, description="share of the battery left to the owner")
+
+    @model_validator(mode="after")
+    def _hours_are_hours(self) -> Self:
+        check_hours("available", self.available)
+        check_hours("charging", self.charging)
+        return self
+
+
+def _tables(value: object) -> object:
+    """``--set`` and Flower's run config know no tables: there they are JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value else []
+    except ValueError as error:
+        raise PydanticCustomError(
+            "tables", "Input should be tables, or a JSON list of objects: {why}", {"why": error}
+        ) from error
+
+
+class FleetSettings(Section):
+    """Emulated devices in place of clients that are as fast as this machine."""
+
+    devices: Annotated[tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(_tables)] = (
+        Field((), description="groups, each a table; none is no emulation")
+    )
+    begins: float = Field(12.0, ge=0, lt=24, description="hour of the day when the run begins")
+    every: float = Field(
+        0.0, ge=0, description="virtual seconds between the beginnings of rounds, at least"
+    )
+    timed_as: Text = Field(
+        "", description="model whose times and memory the devices have; empty is the run's own"
+    )
+    rows: int = Field(512, ge=0, description="rows of several clients that share a pass; 0 is none")
+
+    @field_serializer("devices")
+    def _as_text(self, devices: tuple[DeviceGroup, ...]) -> str:
+        tables = [group.model_dump(by_alias=True, exclude_unset=True) for group in devices]
+        return json.dumps(tables) if tables else ""
+
+
 class RunConfig(Settings):
     """Everything that decides what a run does."""
 
+    method: Method = Field("finetune", description="how global and private rounds make a model")
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(40, ge=1, le=1_000_000)
     steps: int = Field(2, ge=1, le=65_535, description="local steps K of a round")
@@ -226,6 +338,30 @@ class RunConfig(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     personal: PersonalSettings = PersonalSettings()
     ledger: LedgerSettings = LedgerSettings()
+    fleet: FleetSettings = FleetSettings()
+
+    @property
+    def federated_rounds(self) -> int:
+        """Rounds that a client trains with others; all the budget of methods without private ones.
+
+        The budget, ``rounds`` + ``personal.rounds``, is the same for every method.
+        """
+        match self.method:
+            case "local":
+                return 0
+            case "global" | "cluster":
+                return self.rounds + self.personal.rounds
+        return self.rounds
+
+    @property
+    def private_rounds(self) -> int:
+        """Rounds that a client trains alone; the rest of the budget."""
+        return self.rounds + self.personal.rounds - self.federated_rounds
+
+    @property
+    def newcomers(self) -> range:
+        """The clients that never train the global model; a device with data of its own is none."""
+        return range(self.data.clients - self.cohort.newcomers, self.data.clients)
 
     def among(self, clients: int) -> Self:
         """The same run with its data dealt among so many clients: Flower says how many there are.
@@ -245,6 +381,31 @@ class RunConfig(Settings):
     def _late_reports_have_their_own_directions(self) -> Self:
         if self.cohort.late_rounds and self.seed_policy != "independent":
             raise ValueError('cohort.late-rounds needs seed-policy = "independent"')
+        return self
+
+    @model_validator(mode="after")
+    def _the_method_has_what_it_needs(self) -> Self:
+        if self.method in ("ditto", "mixture", "partial") and not self.personal.rounds:
+            raise ValueError(f"method: {self.method} needs private rounds; set personal.rounds")
+        names = [name.strip() for name in self.personal.part.split(",")]
+        if self.method == "partial" and names == [LABEL_BIAS_GROUP] and not self.adapter.label_bias:
+            raise ValueError(
+                "personal.part: there is no label bias; set adapter.label-bias = true, or name "
+                "other tensors"
+            )
+        if self.method == "cluster" and self.fleet.devices:
+            raise ValueError(
+                "method: emulated devices share one state, which clusters do not; leave "
+                "fleet.devices out, or choose another method"
+            )
+        if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
+            raise ValueError(
+                "method: cluster needs more rounds than cohort.grouping-rounds, which find groups"
+            )
+        if self.cohort.newcomers >= self.data.clients:
+            raise ValueError(
+                f"cohort.newcomers: of {self.data.clients} clients at least one must train"
+            )
         return self
 
     @model_validator(mode="after")

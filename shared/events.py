@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,33 @@ def read_events(file: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
     return events
+
+
+class Tail:
+    """The whole lines that a file gains, as JSON objects; what is none is passed over."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._at = file, 0
+
+    def skip(self) -> None:
+        """Begin behind what is there now."""
+        for _ in self.new():
+            pass
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """What was added since the last call."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            try:
+                item = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(item, dict):
+                yield item

@@ -26,6 +26,8 @@ MAX_DEVICE = 2**32 - 2
 MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
+GROUPING_TRACK = 2**32 - 2
+"""Of an instruction whose scalars say who belongs together; they move no state."""
 
 
 class SeedPolicy(IntEnum):
@@ -334,7 +336,8 @@ class Report:
         token: of the instruction it answers, 8 bytes.
         device: device index.
         examples: training examples the device holds.
-        mean_loss: over all rows of the round.
+        mean_loss: over the points of all local steps, but for those that began far from where the
+            round did (`shared.step_size.REACH`): they tell nothing of the global model.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
             use (`TrainInstruction.sums`).
         seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from shared.config import RunConfig
 from shared.errors import SamaraError
 
 SCHEMA_VERSION = 1
@@ -66,6 +67,64 @@ class ClientRound(_Part):
     bytes_down: Count
 
 
+Outcome = Literal[
+    "reported", "late", "dropped out", "out of memory", "out of battery", "out of reach"
+]
+
+
+class FleetJob(_Part):
+    """An emulated device's part in a round; times are virtual seconds."""
+
+    outcome: Outcome
+    begun: Seconds
+    ended: Seconds
+    compute: Seconds
+    transfer: Seconds
+    waiting: Seconds
+    joules: Seconds | None
+    bytes_up: Count
+    bytes_down: Count
+    peak_bytes: Count
+    slow: bool
+    charge: Seconds
+
+
+class FleetRound(_Part):
+    """A round on the virtual clock."""
+
+    begun: Seconds
+    ended: Seconds
+    devices: dict[Count, FleetJob]
+
+
+class FleetDevice(_Part):
+    """What a run took of an emulated device."""
+
+    device: str
+    power_mode: str
+    link: str
+    quantization: str
+    step_seconds: Seconds
+    fits: bool
+    outcomes: dict[Outcome, Count]
+    slow: Count
+    compute_seconds: Seconds
+    transfer_seconds: Seconds
+    waiting_seconds: Seconds
+    energy_joules: Seconds | None
+    bytes_up: Count
+    bytes_down: Count
+    peak_memory_bytes: Count
+
+
+class Fleet(_Part):
+    """A run on the virtual clock."""
+
+    begun: Seconds
+    ended: Seconds
+    devices: dict[Count, FleetDevice]
+
+
 class Round(_Part):
     """A round of training."""
 
@@ -80,6 +139,7 @@ class Round(_Part):
     digest: Hex
     seconds: Seconds
     clients: dict[Count, ClientRound]
+    fleet: FleetRound | None = None
 
 
 class Device(_Part):
@@ -96,6 +156,21 @@ class Device(_Part):
     def facts(self) -> dict[str, Any]:
         """Everything but the examples."""
         return self.model_extra or {}
+
+
+class ClientCost(NamedTuple):
+    """What a client spent on training.
+
+    Attributes:
+        steps: with others.
+        private_steps: alone, in the end.
+        bytes_up, bytes_down: of reports, and of instructions with what it had missed.
+    """
+
+    steps: int
+    private_steps: int
+    bytes_up: int
+    bytes_down: int
 
 
 class RunResult(_Part):
@@ -117,6 +192,26 @@ class RunResult(_Part):
     peak_memory_bytes: Count
     final_round: Count
     final_digest: Hex
+    fleet: Fleet | None = None
+    groups: dict[Count, Count] = {}
+    """Of devices in clusters, counted from 0."""
+
+    @property
+    def newcomers(self) -> range:
+        """The clients that never trained the global model."""
+        return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
+
+    def spent(self, client: int) -> ClientCost:
+        """What a client spent on the run's training; bytes of evaluations are not in it."""
+        own = [entry.clients[client] for entry in self.rounds if client in entry.clients]
+        config = RunConfig.of(self.config, f"result of run {self.run_id}")
+        grouping = config.cohort.grouping_rounds if config.method == "cluster" else 0
+        return ClientCost(
+            config.steps * (len(own) + grouping),
+            config.steps * config.private_rounds,
+            sum(entry.bytes_up for entry in own),
+            sum(entry.bytes_down for entry in own),
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -166,7 +166,9 @@ class StepSize:
         """The step size after one more step or round, None if nothing was heard of it."""
         if seen is None:
             return replace(self, done=self.done + 1, back_to=None)
-        loss = self._loss.after(seen.loss, self._memory)
+        # By an η set by hand everything moves from the first step on: its loss is the start alone.
+        at_start = self.given is not None and self.done == 0
+        loss = self._loss if at_start else self._loss.after(seen.loss, self._memory)
         if self._risen(loss, seen.loss):
             return replace(
                 self,
@@ -183,7 +185,8 @@ class StepSize:
             curvature = curvature.after(seen.curvature, MEMORY * seen.directions, seen.directions)
             measured += seen.directions
         start = self._start
-        if self.warming_up or start.count < self._memory / 2:
+        early = self.warming_up or start.count < self._memory / 2
+        if at_start or (self.given is None and early):
             start = start.after(seen.loss, np.inf)
         after = replace(
             self,
@@ -287,8 +290,10 @@ class StepSize:
         scale = abs(self._start.mean)
         if not latest <= min(self._lowest, self._start.mean) + AT_ONCE * scale:
             return True
+        error = np.sqrt(average.variance / max(self._start.count, 1.0))
+        lowest = min(self._lowest, self._start.mean + RISE * error)
         margin = RISE * average.error + LEAST_RISE * scale
-        return self._tells(average) and average.mean > self._lowest + margin
+        return self._tells(average) and average.mean > lowest + margin
 
     def _tells(self, average: _Average) -> bool:
         """Whether a smoothed loss is of enough steps to be compared."""

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client.methods import composition
 from client.personalize import personal_ledger
+from server.clusters import cluster_folder
 from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
@@ -63,19 +65,45 @@ class FinishedRun:
                 f"{self.result.model_id[:12]}; restore the model's files"
             )
 
-    def global_state(self) -> State:
-        """After the last round, int64 [d], replayed and proven.
+    def global_state(self, client: int | None = None) -> State:
+        """Of the federation after the last round, int64 [d], replayed and proven.
+
+        Args:
+            client: where there are clusters, one of those that the state is for.
 
         Raises:
-            SamaraError: if the ledger is damaged.
+            SamaraError: if the ledger is damaged, or there are clusters and the client is in none.
         """
+        folder, groups = self.folder, self.result.groups
+        if groups:
+            if client is None or client not in groups:
+                raise SamaraError(
+                    f"{folder}: the run has a model per cluster; name one of clients "
+                    f"{', '.join(map(str, groups))}"
+                )
+            folder = cluster_folder(folder, groups[client])
         state = zero_state(self.layout.size)
-        for step in replayed(self.folder):
+        for step in replayed(folder):
             state = step.state
         return state
 
+    def model(self, client: int | None = None, private: State | None = None) -> State:
+        """The global model, or the one that a client uses, int64 [d].
+
+        Args:
+            client: whose private rounds are in it; None for nobody's.
+            private: these instead, int64 [d].
+
+        Raises:
+            SamaraError: if a ledger is damaged or missing.
+        """
+        if client is not None and private is None and not self.result.groups:
+            private = self.personal_state(client)
+        parts = composition(self.config, self.layout)
+        return parts.model(self.global_state(client), private)
+
     def personal_state(self, client: int) -> State:
-        """What a client's private rounds add, int64 [d], replayed and proven.
+        """What a client's private rounds lead to, int64 [d], replayed and proven.
 
         Raises:
             LedgerError: if there is no such client or ledger, or it is damaged.
@@ -151,10 +179,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     model, layout = opened.config.model, opened.layout
     base = structure_of(model.path, model.family)
     opened.check_model(base)
-    state = opened.global_state()
-    if client is not None:
-        state = state + opened.personal_state(client)
-    numbers = to_float32(state)
+    numbers = to_float32(opened.model(client))
     try:
         write_peft_adapter(base, model.path, layout, numbers, out)
     except OSError as error:

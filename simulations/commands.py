@@ -1,6 +1,7 @@
 """The commands that run federations, or tune one model, on this machine."""
 
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,10 +59,17 @@ def simulate(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara[ray]).")
+        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara\\[ray]).")
     ] = Engine.IN_PROCESS,
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
+    ] = None,
+    clients: Annotated[
+        list[Path] | None,
+        typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
+    ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
     ] = None,
 ) -> None:
     """Run a federation of emulated clients in this process.
@@ -70,11 +78,49 @@ def simulate(
     """
     from shared.config import load_scenario
 
+    if sweep is not None:
+        _sweep(load_scenario(_scenario_file(scenario), settings or []), sweep, out)
+        return
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    _run(load_scenario(_scenario_file(scenario), assignments), engine, cohorts_from)
+    config = load_scenario(_scenario_file(scenario), assignments)
+    _run(config, engine, cohorts_from, clients or [])
 
 
-def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) -> None:
+def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
+    """Tune methods, and say of every run what it reached on validation."""
+    from rich.console import Console
+
+    from simulations.progress import watched
+    from simulations.sweep import Sweep
+    from simulations.sweep import sweep as run_all
+
+    plan, folder = Sweep.read(file), out or Path("runs/sweep")
+
+    def run(config: "RunConfig") -> Path:
+        with watched(config, brief=True) as on_message:
+            from simulations.simulate import simulate as run_one
+
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+            return run_one(config, on_message)
+
+    console = Console()
+    for trial in run_all(base, plan, run, folder):
+        settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
+        console.print(
+            f"{trial.method}, rung {trial.rung}, trial {trial.number}: "
+            f"{trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
+
+
+def _run(
+    config: "RunConfig",
+    engine: Engine,
+    cohorts_from: Path | None = None,
+    homes: Sequence[Path] = (),
+) -> None:
     from shared.result import RunResult
     from simulations.curves import write_curves
     from simulations.progress import watched
@@ -84,7 +130,7 @@ def _run(config: "RunConfig", engine: Engine, cohorts_from: Path | None = None) 
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
-        folder = run(config, on_message, engine.value, cohorts_from)
+        folder = run(config, on_message, engine.value, cohorts_from, homes)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
 
@@ -158,6 +204,9 @@ def tune(
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
+    stream: Annotated[
+        str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting: key=value. Repeatable.")
     ] = None,
@@ -190,6 +239,7 @@ def tune(
         "epsilon": epsilon,
         "validate-every": validate_every,
         "seed": seed,
+        "model.stream": stream,
         "out": str(out.resolve()) if out else None,
     }
     given = {key: value for key, value in options.items() if value is not None}

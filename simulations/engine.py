@@ -5,7 +5,7 @@ objects are Flower's own, so the same ServerApp and ClientApp run under Flower's
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from uuid import uuid4
 
@@ -20,44 +20,15 @@ log = logging.getLogger("samara.engine")
 
 RUN_ID = 1
 _SERVER_NODE = 1
-_FIRST_CLIENT_NODE = 1000
+FIRST_CLIENT_NODE = 1000
 _CLIENT_APP_RAISED = 2
 
 
-class InProcessGrid(Grid):
-    """Delivers every message by a function call.
+class LocalGrid(Grid):
+    """What grids of this process have in common; node `FIRST_CLIENT_NODE` + i is client i."""
 
-    Args:
-        client_app: the app that every node runs.
-        clients: how many nodes there are; node i holds partition i.
-        run_config: handed to every client.
-        on_message: called with the message type and partition after each message was answered.
-        pool: answers so many messages side by side, each client's in their order; without it
-            they are answered one after the other.
-    """
-
-    def __init__(
-        self,
-        client_app: ClientApp,
-        clients: int,
-        run_config: UserConfig,
-        on_message: Callable[[str, int], None] = lambda message_type, partition: None,
-        pool: Executor | None = None,
-    ) -> None:
-        self._client_app, self._on_message = client_app, on_message
-        self._map = pool.map if pool else map
+    def __init__(self) -> None:
         self._run = Run.create_empty(RUN_ID)
-        self._contexts = {
-            _FIRST_CLIENT_NODE + partition: Context(
-                run_id=RUN_ID,
-                node_id=_FIRST_CLIENT_NODE + partition,
-                node_config={"partition-id": partition, "num-partitions": clients},
-                state=RecordDict(),
-                run_config=run_config,
-            )
-            for partition in range(clients)
-        }
-        self._replies: dict[str, Message] = {}
         TaskIdentity.run_id = RUN_ID
         TaskIdentity.node_id = _SERVER_NODE
         TaskIdentity.task_id = RUN_ID
@@ -82,6 +53,51 @@ class InProcessGrid(Grid):
         """Create a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Deliver messages and return the replies that are there at once."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+class InProcessGrid(LocalGrid):
+    """Delivers every message by a function call.
+
+    Args:
+        client_app: the app that every node runs.
+        clients: how many nodes there are; node i holds partition i.
+        run_config: handed to every client.
+        on_message: called with the message type and partition after each message was answered.
+        pool: answers so many messages side by side, each client's in their order; without it
+            they are answered one after the other.
+        nodes: what each node's config has beside its partition.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        run_config: UserConfig,
+        on_message: Callable[[str, int], None] = lambda message_type, partition: None,
+        pool: Executor | None = None,
+        nodes: Sequence[UserConfig] = (),
+    ) -> None:
+        self._client_app, self._on_message = client_app, on_message
+        self._map = pool.map if pool else map
+        super().__init__()
+        self._contexts = {
+            FIRST_CLIENT_NODE + partition: Context(
+                run_id=RUN_ID,
+                node_id=FIRST_CLIENT_NODE + partition,
+                node_config={"partition-id": partition, "num-partitions": clients}
+                | dict(nodes[partition] if nodes else {}),
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for partition in range(clients)
+        }
+        self._replies: dict[str, Message] = {}
+
     def get_node_ids(self) -> Iterable[int]:
         """All nodes; in process, everybody is always there."""
         return list(self._contexts)
@@ -97,12 +113,6 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Hand out the replies to these messages, each once."""
         return [self._replies.pop(m) for m in list(message_ids) if m in self._replies]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Deliver messages and return all replies; nothing ever times out."""
-        return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]

@@ -41,24 +41,29 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def watched(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
-    """Show the progress of a run; yields the callback that the engine calls per message."""
-    with _shown("samara.server") as (console, progress, task):
+def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, int], None]]:
+    """Show the progress of a run; yields the callback that the engine calls per message.
+
+    Args:
+        config: of the run.
+        brief: only the bar and warnings.
+    """
+    with _shown("samara.server", brief) as (console, progress, task):
         clients = config.data.clients
         cohort = math.ceil(config.cohort.fraction * clients)
-        # in rounds of one client; the private ones are taken from the global model and from zero
-        private = 2 * config.personal.rounds
-        whole = config.rounds * cohort + private * clients
-        done: list[int] = []
+        # in rounds of one client; finetune takes the private ones from zero, too
+        private = config.private_rounds * (1 + (config.method == "finetune"))
+        whole = config.federated_rounds * cohort + private * clients
+        done: set[int] = set()
 
         def on_message(message_type: str, partition: int) -> None:
             if message_type == "train":
                 progress.update(task, advance=1, total=whole)
-            elif message_type == _PERSONAL:
-                done.append(partition)
+            elif message_type == _PERSONAL and partition not in done:
+                done.add(partition)
                 text = f"private rounds: {len(done)} of {clients} clients"
                 progress.update(task, advance=private, total=whole, description=text)
-                if not console.is_terminal:
+                if not console.is_terminal and not brief:
                     console.print(text)
             else:
                 progress.update(task, description=message_type)
@@ -74,7 +79,7 @@ def watched_tuning() -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def _shown(logger_name: str) -> Iterator[tuple[Console, Progress, TaskID]]:
+def _shown(logger_name: str, brief: bool = False) -> Iterator[tuple[Console, Progress, TaskID]]:
     """A bar while a model is loaded and works, and what a logger says above it."""
     console = Console()
     progress = Progress(
@@ -90,9 +95,10 @@ def _shown(logger_name: str) -> Iterator[tuple[Console, Progress, TaskID]]:
     with progress:
         task = progress.add_task("loading model and data", total=None)
         handler = _Lines(console, lambda text: progress.update(task, description=text))
+        handler.setLevel(logging.WARNING if brief else logging.INFO)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        if not console.is_terminal:
+        if not console.is_terminal and not brief:
             console.print("loading model and data")
         try:
             yield console, progress, task

@@ -41,11 +41,13 @@ def quick_look(
     config, layout = opened.config, opened.layout
     task = load_task(config.task)
     example = _example(task, text)
-    states = {"base": zero_state(layout.size), "global": opened.global_state()}
+    states = {"base": zero_state(layout.size)}
+    if client is None or not opened.result.groups:
+        states["global"] = opened.model()
     if personal is not None:
-        states["personal"] = states["global"] + opened.state_in(personal)
+        states["personal"] = opened.model(private=opened.state_in(personal))
     elif client is not None:
-        states["personal"] = states["global"] + opened.personal_state(client)
+        states["personal"] = opened.model(client)
     model = config.model
     base = load_base_model(model.path, model.family, model.device, model.quantization, model.dtype)
     opened.check_model(base)

@@ -1,13 +1,18 @@
 """Run a federation on this machine, from a configuration to the folder of a finished run."""
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from flwr.app.user_config import UserConfig
+
 from client.app import app as client_app
+from client.own import DEVICE, OWN
 from client.trainer import trainer_for
+from devices.live.settings import ClientSettings
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from shared.config import RunConfig
@@ -24,6 +29,7 @@ def simulate(
     on_message: Callable[[str, int], None] = lambda message_type, partition: None,
     engine: Engine = "in-process",
     cohorts_from: Path | None = None,
+    homes: Sequence[Path] = (),
 ) -> Path:
     """Train a federation of emulated clients; returns the run's folder.
 
@@ -35,6 +41,8 @@ def simulate(
         on_message: see `InProcessGrid`; Flower's engine does not call it.
         engine: in-process, or Flower's simulation with Ray.
         cohorts_from: a recorded run, whose cohorts are repeated; in process only.
+        homes: folders of the live clients that took part in it; each is stood for by a client of
+            its index, with its model and data.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
@@ -42,6 +50,18 @@ def simulate(
     cohorts = RepeatedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
     if cohorts and engine == "flower":
         raise ConfigError("--cohorts-from repeats a run in the in-process engine only")
+    if config.fleet.devices:
+        if engine == "flower" or cohorts:
+            raise ConfigError("fleet.devices: emulated devices need the in-process engine alone")
+        if config.method == "cluster":
+            raise ConfigError("fleet.devices: method cluster is not emulated; choose another")
+        from simulations.fleet.run import simulate_fleet
+
+        return simulate_fleet(config, on_message)
+    if homes and not cohorts:
+        raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
+    if homes:
+        return _repeated(config, on_message, cohorts, homes)
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
@@ -55,6 +75,22 @@ def simulate(
     with ThreadPoolExecutor(together) as pool:
         grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
         return serve(config, grid, cohorts)
+
+
+def _repeated(
+    config: RunConfig,
+    on_message: Callable[[str, int], None],
+    cohorts: RepeatedCohorts | None,
+    homes: Sequence[Path],
+) -> Path:
+    """Repeat a live run by clients with the data of its devices, one after the other."""
+    clients = [ClientSettings.read(home) for home in homes]
+    nodes: list[UserConfig] = [
+        {DEVICE: client.device, OWN: json.dumps(client.own)} for client in clients
+    ]
+    config = config.among(len(clients))
+    grid = InProcessGrid(client_app, len(clients), config.flat(), on_message, None, nodes)
+    return serve(config, grid, cohorts)
 
 
 def clients_together(config: RunConfig) -> int:

@@ -88,6 +88,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture(scope="session")
+def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Path]:
+    """Folder of a tiny model of one of the shapes of `streams`, with a tied head or not."""
+    from streams import save_shape
+
+    folders: dict[tuple[str, bool], Path] = {}
+
+    def folder_of(shape: str, tied: bool) -> Path:
+        if (shape, tied) not in folders:
+            folders[shape, tied] = save_shape(tmp_path_factory.mktemp(shape), shape, tied)
+        return folders[shape, tied]
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
 def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """240 labelled sentences of three users in one JSONL file."""
     file = tmp_path_factory.mktemp("data") / "sentences.jsonl"

@@ -6,7 +6,7 @@ times the curvature along z_i. The estimator only says which rows it wants score
 grouped into passes is the engine's business.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +99,28 @@ def carried_out(
     Returns:
         What it ends with.
     """
-    trial = next(estimator)
-    while True:
-        try:
-            trial = estimator.send(losses_of(trial))
-        except StopIteration as finished:
-            result: Estimate = finished.value
-            return result
+    return carried_out_together([estimator], lambda trials: [losses_of(trials[0])])[0]
+
+
+def carried_out_together(
+    estimators: Sequence[Estimator],
+    losses_of: Callable[[Sequence[Trial]], Sequence[NDArray[np.float64]]],
+) -> list[Estimate]:
+    """Answer the trials of several estimators of one kind, those of all at a time.
+
+    Args:
+        estimators: not yet begun; they yield as many trials as each other.
+        losses_of: of one trial of each, the losses of each.
+
+    Returns:
+        What each ends with.
+    """
+    trials = [next(estimator) for estimator in estimators]
+    results: list[Estimate] = []
+    while len(results) < len(estimators):
+        for index, losses in enumerate(losses_of(trials)):
+            try:
+                trials[index] = estimators[index].send(losses)
+            except StopIteration as finished:
+                results.append(finished.value)
+    return results

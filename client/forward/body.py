@@ -6,14 +6,15 @@ rows, P points × m sequences, at once. The last one runs only where its output 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from client.forward.supervised import local_modules, only_at
+from client.forward.alike import once_for_all_points, parts_without_adapters
+from client.forward.supervised import local_modules, only_at, replaced
 from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -35,6 +36,7 @@ class Body:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
+        self._alike = parts_without_adapters(self._blocks[first_block])
         with torch.inference_mode():
             self._note_what_blocks_return()
             self._local = [] if base.family == "encoder" else self._local_modules()
@@ -71,6 +73,7 @@ class Body:
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
             stack.enter_context(self._widening(ids.shape, points, trunk))
+            stack.enter_context(self._alike_once(points, ids))
             if supervised is not None:
                 stack.enter_context(self._last_block_at(supervised, points, ids))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -125,6 +128,14 @@ class Body:
             self._base.body(input_ids=ids, attention_mask=mask)
         return cache.put(sequence, found[0][0].clone()).to(network.device, network.dtype)
 
+    def _alike_once(self, points: int, ids: Tensor) -> AbstractContextManager[None]:
+        """The first adapted block does once what is the same for all points."""
+        if points == 1 or not self._alike:
+            return nullcontext()
+        first = self._blocks[self._first_block]
+        shape = points * len(ids), ids.shape[1]
+        return once_for_all_points(first, self._alike, points, shape)
+
     @contextmanager
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], points: int, ids: Tensor
@@ -176,13 +187,10 @@ class Body:
             hidden = args[0] if args else kwargs["hidden_states"]
             return (hidden,) if self._block_returns_tuple else hidden
 
-        for block in self._blocks[start:stop]:
-            block.forward = identity
-        try:
-            yield
-        finally:
+        with ExitStack() as stack:
             for block in self._blocks[start:stop]:
-                del block.forward
+                stack.enter_context(replaced(block, identity))
+            yield
 
     @contextmanager
     def _widening(self, shape: torch.Size, points: int, trunk: Tensor | None) -> Iterator[None]:

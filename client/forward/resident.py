@@ -1,6 +1,7 @@
 """The resident forward engine: the whole model is in memory, and rows go through it in passes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +14,24 @@ from shared.errors import TaskError
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Adapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
-_ONE_PASS = Schedule()
+ONE_PASS = Schedule()
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one pass has to score.
+
+    Attributes:
+        places: which of all points.
+        points: these.
+        chosen: which of all prompts.
+        prompts: these.
+    """
+
+    places: NDArray[np.int64]
+    points: Adapters
+    chosen: Sequence[int]
+    prompts: Sequence[Prompt]
 
 
 class ResidentForward:
@@ -29,31 +47,45 @@ class ResidentForward:
         self._adapter, self._scorer, self._body = adapter, scorer, body
 
     def scores(
-        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = _ONE_PASS
+        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
     ) -> NDArray[np.float32]:
         """Scores of every prompt at every point.
 
         Args:
-            points: P adapters.
-            prompts: n examples.
+            points: P adapters of each of C clients.
+            prompts: n examples, C · n of them, client by client.
             schedule: how they are grouped into passes. Examples of like length go together, so
                 that little is padding.
 
         Returns:
-            float32 [P, n, width of the rows]; −∞ where a row has fewer scores than others.
+            float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
+
+        Raises:
+            ValueError: if the clients' examples cannot share a pass; see `evenly`.
         """
-        by_length = sorted(
-            range(len(prompts)), key=lambda index: max(map(len, prompts[index].sequences))
-        )
-        size = schedule.micro_batch or len(prompts)
+        own = len(prompts) // points.clients
+        if points.clients > 1 and not evenly(prompts, points.clients):
+            raise ValueError(f"rows of {points.clients} clients that are not alike in number")
+        by_length = [
+            sorted(
+                range(client * own, (client + 1) * own),
+                key=lambda index: max(map(len, prompts[index].sequences)),
+            )
+            for client in range(points.clients)
+        ]
+        size = schedule.micro_batch or own
         shape = points.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        for start in range(0, len(prompts), size):
-            chosen = by_length[start : start + size]
-            together = [prompts[index] for index in chosen]
-            for places, some in grouped(points, schedule.grouping):
-                found = self._pass(some, together)
-                scores[places[:, None], chosen, : found.shape[2]] = found
+        passes = [
+            Share(places, some, chosen, [prompts[index] for index in chosen])
+            for chosen in (
+                [index for order in by_length for index in order[start : start + size]]
+                for start in range(0, own, size)
+            )
+            for places, some in grouped(points, schedule.grouping)
+        ]
+        for share, found in zip(passes, self._carried_out(passes), strict=True):
+            scores[share.places[:, None], share.chosen, : found.shape[2]] = found
         return scores
 
     def answers(
@@ -105,23 +137,42 @@ class ResidentForward:
         """Scores of some prompts at some points, in one pass; gradients flow where they are wanted.
 
         Args:
-            points: P adapters.
-            prompts: n examples.
+            points: P adapters of each of C clients.
+            prompts: n examples in all, as many of each client, client by client.
 
         Returns:
             float32 [P, n, width of these rows] on the model's device.
         """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
         supervised = [places for prompt in prompts for places in prompt.supervised]
         with self._adapter.at(points):
             hidden = self._body(sequences, points.count, supervised if all(supervised) else None)
+        return self._scored(hidden, points, prompts)
+
+    def _scored(self, hidden: Tensor, points: Adapters, prompts: Sequence[Prompt]) -> Tensor:
+        """Scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
+        lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
-            scores = scores + points.tensor(LABEL_BIAS)[:, None, :, 0]
+            bias = points.tensor(LABEL_BIAS).view(points.count, points.clients, 1, -1)
+            by_client = scores.view(points.count, points.clients, -1, scores.shape[-1])
+            scores = (by_client + bias).view_as(scores)
         return scores
 
-    @torch.inference_mode()
-    def _pass(self, points: Adapters, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = self.one_pass(points, prompts).float().cpu().numpy()
-        return result
+    def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
+        """What each pass gives, float32 [its points, its prompts, width]."""
+        for share in passes:
+            with torch.inference_mode():
+                scores = self.one_pass(share.points, share.prompts)
+            yield scores.float().cpu().numpy()
+
+
+def evenly(prompts: Sequence[Prompt], clients: int) -> bool:
+    """Whether so many clients' examples can share passes: all examples have as many rows.
+
+    Args:
+        prompts: client by client.
+        clients: C.
+    """
+    alike = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
+    return len(prompts) % clients == 0 and len(alike) == 1

@@ -54,6 +54,8 @@ def only_at(
 ) -> Iterator[None]:
     """Inside, modules run on chosen positions only, as [n, 1, …], and give 0 elsewhere.
 
+    What has another shape, because it runs on other rows, runs as ever.
+
     Args:
         modules: that take and give tensors [R, S, …].
         shape: (R, S).
@@ -66,6 +68,8 @@ def only_at(
 
     def restricted(forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Tensor:
+            if not any(_is_hidden(value, shape) for value in (*args, *kwargs.values())):
+                return forward(*args, **kwargs)
             output = forward(*map(chosen, args), **{k: chosen(v) for k, v in kwargs.items()})
             whole = output.new_zeros(*shape, output.shape[-1])
             whole[rows, positions] = output[:, 0]
@@ -75,7 +79,7 @@ def only_at(
 
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(_replaced(module, restricted(module.forward)))
+            stack.enter_context(replaced(module, restricted(module.forward)))
         yield
 
 
@@ -98,17 +102,22 @@ def _nan_around(module: nn.Module) -> Iterator[None]:
         result: Tensor = noisy(output)
         return result
 
-    with _replaced(module, run):
+    with replaced(module, run):
         yield
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a module does something else when it is called."""
+    before = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        del module.forward
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def _is_hidden(value: Any, shape: tuple[int, ...]) -> bool:

@@ -47,11 +47,7 @@ class FullSpace(SequentialSpace):
         keep_copy: bool = True,
         distribution: Distribution = "gaussian",
     ) -> None:
-        if base.quantization != "none":
-            raise ModelError(
-                f"{base.folder}: quantized weights cannot be trained; "
-                "set model.quantization = none, or another space"
-            )
+        check_trainable(base)
         named = list(base.network.named_parameters())
         if any(not parameter.is_contiguous() for _, parameter in named):
             raise ModelError(f"{base.folder}: parameters that are not contiguous cannot be trained")
@@ -125,3 +121,16 @@ class FullSpace(SequentialSpace):
                 self._show(first, self._copy[first : first + count] + step)
             else:
                 self._show(first, self._copy[first : first + count])
+
+
+def check_trainable(base: BaseModel) -> None:
+    """Refuse weights that cannot be moved by a little.
+
+    Raises:
+        ModelError: if they are quantized.
+    """
+    if base.quantization != "none":
+        raise ModelError(
+            f"{base.folder}: quantized weights cannot be trained; "
+            "set model.quantization = none, or another space"
+        )

@@ -33,6 +33,9 @@ Kind = Literal["full", "lora", "lora-fa", "prefix"]
 Run = Callable[[Adapters], NDArray[np.float32]]
 """Evaluates a forward engine at the points it is given: [P, …] of what is wanted."""
 
+Move = Callable[[int, int], None]
+"""Moves θ from an element on, so many of them."""
+
 CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**24
 """Elements of a direction that exist at a time: what stays in caches, or what fills a GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
@@ -137,6 +140,11 @@ class Space(ABC):
         """From θ + stands·z to θ + to·z, in place, on some elements."""
         self.add(first, self.direction(seed, first, count) * (to - stands))
 
+    def in_parts(self, move: Move) -> None:
+        """Have a move made on all of θ, part by part, or put off until a part is at hand."""
+        for first, count in self.chunks():
+            move(first, count)
+
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First element and length of each of the parts in which θ is worked on."""
         chunk = CPU_CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
@@ -195,8 +203,7 @@ class SequentialSpace(Space):
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
         """Run a forward engine at one point after the other, both of a direction in turn."""
-        if signs != BOTH_SIDES:
-            raise ValueError("a space that stands at one point at a time tries both sides")
+        check_both_sides(signs)
         if not len(seeds):
             with self._center() as points:
                 return run(points)
@@ -238,6 +245,16 @@ class FlatSpace(Space):
         """θ + ε·z and θ − ε·z as vectors of their own."""
         step = self.direction(seed, 0, self.size) * epsilon
         return self._theta + step, self._theta - step
+
+
+def check_both_sides(signs: tuple[int, ...]) -> None:
+    """Refuse one side alone where a space stands at one point at a time.
+
+    Raises:
+        ValueError: if it is asked for.
+    """
+    if signs != BOTH_SIDES:
+        raise ValueError("a space that stands at one point at a time tries both sides")
 
 
 def no_adapter() -> tuple[Adapter, Points]:

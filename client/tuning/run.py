@@ -39,6 +39,8 @@ from shared.machine import cores, peak_memory_bytes
 
 log = logging.getLogger("samara.tune")
 
+_APART = ("out", "model.stream", "model.stream-folder")
+"""Settings that change nothing in what a run does."""
 IDENTITY_FILE, METRICS_FILE, RESULT_FILE = "tune.json", "metrics.jsonl", "result.json"
 
 
@@ -235,7 +237,7 @@ def _untrained(bench: Workbench, record: _Record) -> dict[str, Any]:
 def _identity(bench: Workbench) -> dict[str, Any]:
     """All that decides what a run does, by key."""
     return {
-        "config": {key: value for key, value in bench.settings.flat().items() if key != "out"},
+        "config": {k: value for k, value in bench.settings.flat().items() if k not in _APART},
         "model_id": bench.base.model_id.hex(),
         "task": bench.task.digest,
         "metric": bench.task.metric,

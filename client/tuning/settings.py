@@ -142,6 +142,10 @@ class TuneSettings(Settings):
             mistakes.append(
                 "model.quantization: fo-adam needs weights that are not quantized; set it to none"
             )
+        if method == "fo-adam" and self.model.stream in ("host", "disk"):
+            mistakes.append(
+                "model.stream: the backward pass of fo-adam needs all blocks at once; set it to off"
+            )
         return mistakes
 
     def _about_the_data(self) -> list[str]:
@@ -182,6 +186,8 @@ class TuneSettings(Settings):
             threads: of this machine.
         """
         changes: dict[str, object] = {"threads": self.threads or threads}
+        if self.method == "fo-adam" and self.model.stream == "auto":
+            changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space
             changes["space"] = where

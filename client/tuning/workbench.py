@@ -12,11 +12,12 @@ from client.forward.body import Body
 from client.forward.grouping import Schedule
 from client.forward.memory import keep_freed_memory
 from client.forward.resident import ResidentForward
+from client.forward.streamed import forward_over
 from client.spaces.space import Run, no_adapter
+from client.streaming.loading import load
 from client.tuning.settings import TuneSettings
 from shared.config import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
-from shared.model.loading import load_base_model
 from shared.model.lora_fa import Adapters
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
@@ -79,7 +80,9 @@ class Workbench:
         settings: with nothing left open.
         task: what is asked.
         splits: by name.
+        loaded: the model, and its blocks if they are streamed.
         base: the model, as it was read.
+        stream: of its blocks, if they are streamed.
         scorer: of it.
         root: the seed of batches and directions.
         objective: of scores.
@@ -113,19 +116,22 @@ class Workbench:
     def load(self) -> None:
         """Read the model, also once more: base and scorer are then as they were at first."""
         model = self.settings.model
-        self.base = load_base_model(
-            model.path, model.family, model.device, model.quantization, model.dtype
-        )
+        self.loaded = load(model)
+        self.base, self.stream = self.loaded.base, self.loaded.streamed(self.loaded.base)
         # Not in inference mode: what a scorer keeps may be on the way of gradients.
         with torch.no_grad():
             self.scorer: Scorer = scorer_for(
                 self.base, self.task, model.max_length, Body(self.base, 0)
             )
 
+    def drop(self) -> None:
+        """Forget the model, before it is read once more: two need not be in memory at once."""
+        del self.loaded, self.base, self.stream, self.scorer
+
     def plain(self) -> tuple[ResidentForward, At]:
         """An engine of the model as it is, and its only point."""
         adapter, here = no_adapter()
-        forward = ResidentForward(adapter, self.scorer, Body(self.base, 0))
+        forward = forward_over(self.base, adapter, self.scorer, self.stream is not None)
         return forward, lambda run: run(here)
 
     def batch(self, step: int, device: int = 0) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """MeZO and P-RGE on one device: a space, its steps, and the trajectory that rebuilds it."""
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from client.descent import SGD, Adam, Descent, Momentum, Update
 from client.estimators import mezo, prge
 from client.estimators.mezo import learning_rate_at, queries_at
 from client.estimators.prge import Estimator, Trial, carried_out
-from client.forward.body import Body, trunk_cache
+from client.forward.body import trunk_cache
 from client.forward.grouping import Schedule, grouped
-from client.forward.resident import ResidentForward
-from client.spaces.full import FullSpace
+from client.forward.streamed import forward_over
+from client.spaces.full import FullSpace, check_trainable
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import Space
+from client.spaces.streamed import StreamedFullSpace
 from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from client.tuning.settings import Method
 from client.tuning.workbench import Figures, Split, Workbench
@@ -32,6 +34,8 @@ from shared.tasks.objectives import minus_answer_metric
 log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
+BLOCKS_FOLDER = "blocks"
+"""Of a run that trains all parameters of a streamed model, while it goes on."""
 
 UPDATES: dict[Method, Update] = {
     "prge": SGD(),
@@ -56,6 +60,7 @@ class ZerothOrder:
 
     def __init__(self, bench: Workbench, folder: Path, settings_hash: bytes) -> None:
         self._bench, self._path = bench, folder / TRAJECTORY_FILE
+        self._blocks = folder / BLOCKS_FOLDER
         settings = bench.settings
         self._update = UPDATES[settings.method]
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
@@ -148,8 +153,8 @@ class ZerothOrder:
 
     def _begin_anew(self, steps: int) -> None:
         """Go from the base to after so many steps of the trajectory."""
-        # Dropped first: two models need not be in memory at once.
-        del self._space, self._forward, self._descent, self._bench.base, self._bench.scorer
+        del self._space, self._forward, self._descent
+        self._bench.drop()
         self._bench.load()
         self._place()
         self._rebuild(steps)
@@ -159,25 +164,29 @@ class ZerothOrder:
         return self._space.digest().hex()
 
     def close(self) -> None:
-        """Close the trajectory."""
+        """Close the trajectory; the blocks that were trained can be made again from it."""
         self._trajectory.close()
+        shutil.rmtree(self._blocks, ignore_errors=True)
 
     def _place(self) -> None:
         """Put a space into the model, and an engine around it."""
         bench = self._bench
-        self._space = space_of(bench)
-        adapter = self._space.adapter
+        self._space = space = space_of(bench, self._blocks)
+        adapter = space.adapter
         cache = trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
-        body = Body(bench.base, adapter.first_block, cache)
-        self._forward = ResidentForward(adapter, bench.scorer, body)
+        standing = space if isinstance(space, StreamedFullSpace) else None
+        streamed = bench.stream is not None
+        self._forward = forward_over(bench.base, adapter, bench.scorer, streamed, cache, standing)
 
     def _rebuild(self, steps: int | None) -> None:
         """Go from the beginning to after so many steps, or all."""
         recorded = read_trajectory(self._path)
         recorded = replace(recorded, records=recorded.records[:steps])
-        # Held moments give the same bits as those that are made anew from all steps before.
+        # Held moments give the same bits as those that are made anew from all steps before, which
+        # is what is left where there is no memory for the model itself.
+        hold_moments = not isinstance(self._space, StreamedFullSpace)
         self._descent: Descent = recorded.rebuild(
-            self._space, self._update, self._bench.base.model_id, hold_moments=True
+            self._space, self._update, self._bench.base.model_id, hold_moments
         )
 
     def _losses_of(self, trial: Trial) -> NDArray[np.float64]:
@@ -214,8 +223,12 @@ def _gain(update: Update) -> float:
     return 1 / (1 - update.beta) if isinstance(update, Momentum) else 1.0
 
 
-def space_of(bench: Workbench) -> Space:
+def space_of(bench: Workbench, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
     """The space that the settings ask for, where it begins, in the model of the bench.
+
+    Args:
+        bench: with its model as it was loaded.
+        blocks: folder for those that are trained and streamed from disk.
 
     Raises:
         ModelError: if the model has no such space.
@@ -224,6 +237,14 @@ def space_of(bench: Workbench) -> Space:
     backend = backend_for(torch.device(settings.model.device), settings.threads)
     labels = bench.scorer.labels
     match settings.space:
+        case "full" if bench.stream is not None:
+            check_trainable(base)
+            bench.stream.detach()
+            store = bench.loaded.trainable(blocks)
+            distribution = settings.adapter.distribution
+            space = StreamedFullSpace(base, store, backend, distribution=distribution)
+            bench.stream = space.stream
+            return space
         case "full":
             return FullSpace(base, backend, distribution=settings.adapter.distribution)
         case "lora":

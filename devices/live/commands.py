@@ -22,7 +22,10 @@ def up(
     model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
     data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or jetson-….")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or a name of device list.")] = "cpu",
+    stream: Annotated[
+        str, typer.Option(help="auto, host, disk, off: where blocks wait that do not fit.")
+    ] = "auto",
     key: Annotated[Path | None, typer.Option(help="From `samara server keys create`.")] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
@@ -61,13 +64,15 @@ def up(
         raise ConfigError(
             "--key FILE is missing; the server's `samara server keys create` makes it"
         )
-    own = own_settings(model, data, task, torch_device(device), settings or [])
+    processor, profile = torch_device(device)
+    own = own_settings(model, data, task, processor, [f"model.stream={stream}", *(settings or [])])
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,
         superlink=superlink,
         device=live.identified(folder, key),
         own=own,
+        profile=profile,
         key=key.expanduser().absolute() if key else None,
         certificates=certs.expanduser().absolute() if certs else None,
         insecure=insecure,

@@ -17,11 +17,11 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import psutil
-
 from devices.jetson import telemetry
+from devices.live.memory import expected, free_memory, profile_for
 from devices.live.settings import ClientSettings, host_and_port
-from shared.config import EMBEDDED_MODEL, ModelSettings
+from devices.profile import DeviceProfile, load_device
+from shared.config import RunConfig
 from shared.errors import SamaraError
 
 _PYTHON = (3, 11)
@@ -29,13 +29,6 @@ _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
 _CONNECT_SECONDS = 10.0
 _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
 """Seconds. Flower refuses a signed request whose time is so far from the server's own."""
-_RUNTIME_BYTES = {"cpu": 600 * 2**20, "cuda": 1500 * 2**20}
-"""Interpreter, libraries and, on CUDA, its context."""
-_PASS_SHARE = 0.25
-"""Of the weights, for what a pass computes; a dry run tells the truth."""
-_WEIGHT_BYTES = {"none": 0.0, "nf4": 0.56, "int8": 1.01}
-"""Per weight in the blocks, with its scales; what is not quantized has its type's size."""
-_TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 class Outcome(StrEnum):
@@ -69,13 +62,15 @@ class Check:
 
 def checks(settings: ClientSettings) -> Iterator[Check]:
     """Every check, in the order in which a failure is best mended."""
-    model = settings.config.model
+    config = settings.config
+    model = config.model
     yield python_version()
     torch = torch_works(model.device)
     yield torch
     if torch.outcome is not Outcome.FAIL and model.quantization != "none":
         yield quantization_works(model.device)
-    yield memory(free_memory(model.device), model)
+    profile = load_device(settings.profile) if settings.profile else profile_for(model.device)
+    yield memory(free_memory(model.device), config, profile)
     yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")
     yield disk(shutil.disk_usage(settings.folder).free, settings.folder)
     reached, skew = superlink(settings)
@@ -132,58 +127,28 @@ def quantization_works(device: str) -> Check:
     return Check(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
 
 
-def free_memory(device: str) -> int:
-    """Bytes that a model may take on a device; a Jetson's GPU shares the processors' memory."""
-    free: int = psutil.virtual_memory().available
-    if not device.startswith("cuda") or telemetry.is_jetson():
-        return free
-    import torch
-
-    return min(free, torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else free
-
-
-def memory(free: int, model: ModelSettings) -> Check:
-    """Free memory against an estimate for the model.
+def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
+    """Free memory against what a step is expected to take.
 
     Args:
         free: bytes; on a board with unified memory the GPU's too.
-        model: which, how quantized, where.
+        config: of the device.
+        profile: of the device.
     """
-    weights = weight_bytes(model)
-    if weights is None:
-        found = f"{_size(free)} free; {model.path} is not on this disk yet, so its size is unknown"
+    try:
+        need = expected(config, profile).total
+    except SamaraError:
+        found = f"{_size(free)} free; what {config.model.path} takes is not known"
         return Check(Outcome.WARN, "memory", found, "see what --dry-run takes")
-    kind = "cuda" if model.device.startswith("cuda") else "cpu"
-    need = int(weights * (1 + _PASS_SHARE)) + _RUNTIME_BYTES[kind]
-    found = f"{_size(free)} free, about {_size(need)} needed"
+    examples = min(config.batch, config.micro_batch or config.batch)
+    found = (
+        f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
+        f"{examples} examples at a time, by {profile.name}"
+    )
     if free < need:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
         return Check(Outcome.FAIL, "memory", found, remedy)
     return Check(Outcome.PASS, "memory", found)
-
-
-def weight_bytes(model: ModelSettings) -> int | None:
-    """Bytes of a model's weights as they will be loaded; None if its files are not at hand."""
-    if model.path == EMBEDDED_MODEL:
-        return 0
-    sizes = [file.stat().st_size for file in Path(model.path).glob("*.safetensors")]
-    if not sizes:
-        return None
-    from safetensors import safe_open
-
-    kept = _TYPE_BYTES[model.dtype]
-    total = 0.0
-    for file in Path(model.path).glob("*.safetensors"):
-        with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118, it is no dictionary
-                shape = tensors.get_slice(name).get_shape()
-                count = 1
-                for extent in shape:
-                    count *= extent
-                # the blocks' matrices are named by their layer's number
-                quantized = len(shape) == 2 and any(part.isdigit() for part in name.split("."))
-                total += count * ((quantized and _WEIGHT_BYTES[model.quantization]) or kept)
-    return int(total)
 
 
 def power_mode(jetson: bool, mode: str) -> Check:
@@ -262,7 +227,7 @@ def _asked(host: str, port: int, context: ssl.SSLContext | None) -> float | None
     try:
         connection.connect()
         begun = time.time()
-        connection.request("GET", "/")
+        connection.request("GET", "/health")
         told = connection.getresponse().getheader("Date")
         middle = (begun + time.time()) / 2
     finally:

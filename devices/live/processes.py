@@ -37,6 +37,7 @@ class Child:
         command: gives the command; called for every start.
         environment: all of it.
         clock: monotonic seconds.
+        hint: what it may be when it ends with an error of its own.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Child:
         command: Callable[[], Sequence[str]],
         environment: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
+        hint: str = "",
     ) -> None:
-        self.name, self._command, self._clock = name, command, clock
+        self.name, self._command, self._clock, self._hint = name, command, clock, hint
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._failures, self._begun, self._due = 0, 0.0, 0.0
@@ -84,7 +86,8 @@ class Child:
         self._failures = 1 if steady else self._failures + 1
         pause = pause_before(self._failures)
         self._process, self._due = None, self._clock() + pause
-        return f"{self.name} ended with status {status}; it is started again in {pause:g} s"
+        hint = f"; {self._hint}" if self._hint and status > 0 else ""
+        return f"{self.name} ended with status {status}; it is started again in {pause:g} s{hint}"
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to it and what it started."""

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.own import OWN_SETTINGS
+from devices.profile import load_device
 from shared.config import RunConfig, Scalar, parse_assignment
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
@@ -28,6 +29,7 @@ class ClientSettings(BaseModel):
         folder: where it keeps everything.
         superlink: host:port.
         device: index, made of the key.
+        profile: of the device, a shipped one's name or a file; empty if none was named.
         own: the device's settings by dotted key, as `RunConfig` has them.
         key: private key file, given to the SuperLink as proof; none without TLS.
         certificates: PEM file that proves the server; none is the system's.
@@ -45,6 +47,7 @@ class ClientSettings(BaseModel):
     superlink: str
     device: int
     own: dict[str, Scalar]
+    profile: str = ""
     key: Path | None = None
     certificates: Path | None = None
     insecure: bool = False
@@ -144,17 +147,22 @@ def own_settings(
     return {key: value for key, value in config.flat().items() if key in own}
 
 
-def torch_device(name: str) -> str:
-    """The torch device that ``--device`` means; a Jetson's is its GPU.
+def torch_device(name: str) -> tuple[str, str]:
+    """The torch device that ``--device`` means, and the profile, if it names one.
 
     Raises:
-        ConfigError: if it means none.
+        ConfigError: if it means neither, or a processor that torch does not run on.
     """
-    if name.startswith("jetson"):
-        return "cuda"
-    if not _TORCH_DEVICE.fullmatch(name):
-        raise ConfigError(f"--device {name}: give cpu, cuda, cuda:1, mps, or jetson-…")
-    return name
+    if _TORCH_DEVICE.fullmatch(name):
+        return name, ""
+    try:
+        processor = load_device(name).compute.processor
+    except ConfigError as error:
+        raise ConfigError(f"--device: none of cpu, cuda, cuda:1 and mps, or {error}") from error
+    if processor == "npu":
+        raise ConfigError(f"--device {name}: torch does not run on its processor")
+    is_file = Path(name).is_file()
+    return "cuda" if processor == "gpu" else "cpu", _absolute(name) if is_file else name
 
 
 def _absolute(path: str) -> str:

@@ -41,6 +41,10 @@ _ENVIRONMENT = {
     "FLWR_LOG_LEVEL": "WARNING",
 }
 """A device talks to its server and to nobody else, and Flower not more than it must."""
+_TURNED_AWAY = (
+    "if the server turned it away, its key is not registered there, was revoked, or was connected "
+    "within the last minute"
+)
 
 
 def identified(folder: Path, key: Path | None) -> int:
@@ -119,7 +123,8 @@ class _Client:
         self._trainer = Child(
             "the trainer", lambda: _python("trainer", settings.folder, parent), environment()
         )
-        self._supernode = Child("the SuperNode", self._supernode_command, environment())
+        command = self._supernode_command
+        self._supernode = Child("the SuperNode", command, environment(), hint=_TURNED_AWAY)
 
     def serve(self) -> None:
         """See `up`."""

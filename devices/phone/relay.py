@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client.app import unpacked
 from devices.phone.gateway import Gateway, Signed
-from shared.errors import CatchUpError
+from shared.errors import ConfigError
 from shared.proto.trainer_pb2 import Work
 from shared.wire import DEVICES, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 
@@ -29,37 +30,36 @@ def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     """
     app = ClientApp()
 
-    def ask(work: int, message: Message, seconds: float) -> Message:
-        record = message.content.config_records.get(RECORD, ConfigRecord())
-        parts = [record.get(name, b"") for name in ("frame", "snapshot", "tail")]
-        devices = record.get(DEVICES)
-        if not all(isinstance(part, bytes) for part in parts):
-            raise CatchUpError("the message holds no frame; the server is not a Samara server")
-        frame, snapshot, tail = parts
+    def ask(work: int, message: Message, context: Context, seconds: float) -> Message:
+        config = context.run_config
+        if config.get("method") == "partial":
+            raise ConfigError("method = partial: a phone's program moves all numbers or none")
+        frame, catch_up = unpacked(message)
+        devices = message.content.config_records[RECORD].get(DEVICES)
         chosen = [int(device) for device in devices] if isinstance(devices, list) else None
-        question = gateway.ask(work, frame, seconds, chosen, snapshot, tail)  # type: ignore[arg-type]
+        question = gateway.ask(work, frame, seconds, chosen, catch_up.snapshot, catch_up.tail)
         answers = asyncio.run_coroutine_threadsafe(question, loop).result()
         return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
         """Every phone that is there introduces itself."""
-        return ask(Work.HELLO, message, HELLO_SECONDS)
+        return ask(Work.HELLO, message, context, HELLO_SECONDS)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """The phones that are named catch up, train and report."""
-        return ask(Work.TRAIN, message, _left(message))
+        return ask(Work.TRAIN, message, context, _left(message))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         """The phones that are named catch up and evaluate the global model."""
-        return ask(Work.EVALUATE, message, _left(message))
+        return ask(Work.EVALUATE, message, context, _left(message))
 
     @app.evaluate(PERSONAL_ACTION)
     def evaluate_personal(message: Message, context: Context) -> Message:
         """The same: a phone has no private rounds."""
-        return ask(Work.EVALUATE, message, _left(message))
+        return ask(Work.EVALUATE, message, context, _left(message))
 
     return app
 

@@ -1,13 +1,16 @@
 """A client's private rounds as one small file, 4 bytes per scalar (docs/ledger.md).
 
-    identity     "SAMARAPA" and the rest as in a segment
+    identity     "SAMARAPB" and the rest as in a segment
     fields       run's seed u64 · device u32 · rounds u32 · steps K u16 · queries q u16
                  · digest of the global state 32 · digest of the personal state 32
+                 · pull u8 · shrinks at the end u8
+    closing      bits of these shrinks, u8 each
     shifts       4 bits per round, the earlier round in the low half of a byte
     coefficients int32 [rounds, K · q]
     checksum     SHA-256 of everything before
 
-The seeds are not in it: they follow from the run's seed, the round and the device.
+The seeds are not in it: they follow from the run's seed, the round and the device. Every round
+ends with the same shrink, or none; after the last there may be more of them.
 """
 
 import hashlib
@@ -24,10 +27,10 @@ from shared.errors import LedgerError
 from shared.frames import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
-from shared.replay import MAX_SHIFT, Pass, digest, replay, zero_state
-from shared.round_delta import DerivedSeeds
+from shared.replay import MAX_SHIFT, MAX_SHRINK, Pass, Shrink, digest, replay, zero_state
+from shared.round_delta import DerivedSeeds, Group
 
-PERSONAL_MAGIC = b"SAMARAPA"
+PERSONAL_MAGIC = b"SAMARAPB"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,8 @@ class PersonalFile:
         queries: q of a step.
         global_digest: of the state that the rounds started from and are added to, 32 bytes.
         digest: of the personal state itself, 32 bytes.
+        pull: bits of the shrink after every round; 0 is none.
+        closing: bits of the shrinks after the last round.
         shifts: of the rounds' coefficients.
         coefficients: int32 [rounds, K · q].
     """
@@ -53,10 +58,12 @@ class PersonalFile:
     queries: int
     global_digest: bytes
     digest: bytes
+    pull: int
+    closing: tuple[int, ...]
     shifts: tuple[int, ...]
     coefficients: NDArray[np.int32]
 
-    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<QIIHH32s32s")
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<QIIHH32s32sBB")
 
     @classmethod
     def of(
@@ -73,11 +80,22 @@ class PersonalFile:
             LedgerError: if they are not all there, or are of a kind that this file does not hold.
         """
         passes: list[Pass] = []
+        pulls: set[int] = set()
+        closing: tuple[int, ...] | None = None
         shape, end = None, b""
         for number, record in enumerate(records, start=1):
-            match record.delta.groups:
-                case [group] if isinstance(group.source, DerivedSeeds):
-                    source = group.source
+            entries = record.delta.entries
+            if closing is not None:
+                raise LedgerError(f"round {record.delta.round} follows the shrinks at the end")
+            match entries:
+                case [Group(_, DerivedSeeds() as source) as group]:
+                    pulls.add(0)
+                case [Group(_, DerivedSeeds() as source) as group, Shrink(bits)]:
+                    pulls.add(bits)
+                case _ if passes and not record.delta.groups:
+                    closing = tuple(e.bits for e in entries if isinstance(e, Shrink))
+                    end = record.end_digest
+                    continue
                 case _:
                     raise LedgerError(f"round {record.delta.round} is not one group of scalars")
             shape = shape or (source.steps, source.queries)
@@ -90,6 +108,8 @@ class PersonalFile:
             end = record.end_digest
         if shape is None:
             raise LedgerError("there is no private round")
+        if len(pulls) > 1:
+            raise LedgerError("its rounds do not all end with the same shrink")
         return cls(
             header,
             seed,
@@ -97,12 +117,14 @@ class PersonalFile:
             *shape,
             global_digest,
             end,
+            pulls.pop(),
+            closing or (),
             tuple(one.shift for one in passes),
             np.stack([one.coefficients for one in passes]),
         )
 
     def encode(self) -> bytes:
-        """The file: at most 4 bytes per scalar, 172 more, and half a byte per round."""
+        """The file: 4 bytes per scalar, 174 more, half a byte per round, one per last shrink."""
         rounds = len(self.shifts)
         fields = self._FIELDS.pack(
             self.seed,
@@ -112,10 +134,12 @@ class PersonalFile:
             self.queries,
             self.global_digest,
             self.digest,
+            self.pull,
+            len(self.closing),
         )
         halves = np.array([*self.shifts, 0], np.uint8)[: rounds + rounds % 2].reshape(-1, 2)
         shifts = (halves[:, 0] | halves[:, 1] << 4).tobytes()
-        content = self.header.encode(PERSONAL_MAGIC) + fields + shifts
+        content = self.header.encode(PERSONAL_MAGIC) + fields + bytes(self.closing) + shifts
         content += self.coefficients.astype("<i4").tobytes()
         return content + hashlib.sha256(content).digest()
 
@@ -133,9 +157,10 @@ class PersonalFile:
         if hashlib.sha256(content).digest() != checksum:
             raise LedgerError("it is damaged; export it again")
         header = LedgerHeader.decode(content, PERSONAL_MAGIC)
-        seed, device, rounds, steps, queries, started, end = cls._FIELDS.unpack_from(
+        seed, device, rounds, steps, queries, started, end, pull, last = cls._FIELDS.unpack_from(
             content, IDENTITY_BYTES
         )
+        closing, start = tuple(content[start : start + last]), start + last
         middle = start + (rounds + 1) // 2
         if not rounds * steps * queries or len(content) != middle + 4 * rounds * steps * queries:
             raise LedgerError("its length is not what its fields say")
@@ -143,6 +168,8 @@ class PersonalFile:
         shifts = np.column_stack([halves & 15, halves >> 4]).ravel()[:rounds]
         if shifts.max() > MAX_SHIFT:
             raise LedgerError("a shift is out of range")
+        if max(pull, *closing, 0) > MAX_SHRINK or 0 in closing:
+            raise LedgerError("a shrink is out of range")
         coefficients = np.frombuffer(content[middle:], "<i4").astype(np.int32)
         return cls(
             header,
@@ -152,6 +179,8 @@ class PersonalFile:
             queries,
             started,
             end,
+            pull,
+            closing,
             tuple(shifts.tolist()),
             coefficients.reshape(rounds, steps * queries),
         )
@@ -166,13 +195,14 @@ class PersonalFile:
         if self.header.layout_hash != layout.hash:
             raise LedgerError("it is for another layout")
         state = zero_state(layout.size)
+        pulled = [Shrink(self.pull)] if self.pull else []
         for number, (shift, coefficients) in enumerate(
             zip(self.shifts, self.coefficients, strict=True), start=1
         ):
             source = _source(self.seed, number, self.device, self.steps, self.queries)
-            state = replay(
-                state, [(source.seeds(), Pass(shift, coefficients))], layout.distribution
-            )
+            scalars = source.seeds(), Pass(shift, coefficients)
+            state = replay(state, [scalars, *pulled], layout.distribution)
+        state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
         if digest(layout.hash, state) != self.digest:
             raise LedgerError("its scalars do not lead to its digest")
         return state

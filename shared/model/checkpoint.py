@@ -1,13 +1,15 @@
-"""Load a safetensors checkpoint straight into a quantized network, one tensor at a time.
+"""Load a safetensors checkpoint straight into a network, one tensor at a time.
 
 The network is built with its parameters on the meta device, where they take no memory. Then every
 tensor of the checkpoint is read alone, quantized or put in its place, and dropped. At no time is
-more than one tensor held in full precision beside the quantized model.
+more than one tensor held in full precision beside the quantized model. A model whose blocks are
+streamed gets all but these.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,27 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError
-from shared.model.quantized import Quantization, quantized_linear
+from shared.model.quantized import Quantization, empty_like, quantized_linear
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
+_CACHE_LINE = 64
 _UNUSED = "pooler"
 """No scorer uses BERT's pooler, and checkpoints of masked LMs lack it."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint has a tensor.
+
+    Attributes:
+        file: of the checkpoint.
+        key: the tensor's name in it.
+    """
+
+    file: Path
+    key: str
 
 
 @contextmanager
@@ -89,13 +105,131 @@ def load_quantized(
             setattr(network.get_submodule(parent), child, quantized)
     network.tie_weights()
     _fill_unused(network, device)
-    if missing := [name for name, p in network.named_parameters() if p.is_meta]:
+    missing = [name for name, parameter in network.named_parameters() if parameter.is_meta]
+    _check_complete(folder, missing)
+    network.to(device)
+
+
+def load_around_blocks(
+    network: Any, blocks: nn.ModuleList, folder: Path, device: torch.device
+) -> list[dict[str, Origin]]:
+    """Fill a network that has its parameters on the meta device, but for its blocks.
+
+    Args:
+        network: of transformers, built inside `parameters_on_meta`.
+        blocks: its transformer blocks; their parameters stay on the meta device.
+        folder: with ``model.safetensors``, or with shards and their index.
+        device: where the rest goes.
+
+    Returns:
+        Of each block, where the checkpoint has its parameters, by their names in the block.
+
+    Raises:
+        ModelError: if a tensor is missing or has another shape.
+    """
+    files = _files(folder)
+    known = _names_in_checkpoint(network, files)
+    prefixes = {id(module): name for name, module in network.named_modules()}
+    inside: list[dict[str, Origin]] = []
+    missing: list[str] = []
+    for block in blocks:
+        own = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
+        missing += [whole for whole in own.values() if whole not in known]
+        origins = {name: known[whole] for name, whole in own.items() if whole in known}
+        inside.append({name: Origin(files[key], key) for name, key in origins.items()})
+        for whole in own.values():
+            known.pop(whole, None)
+    for name, key in known.items():
+        _set(network, name, _read(files, key, as_mapped=True), device)
+    network.tie_weights()
+    _fill_unused(network, device)
+    streamed = {id(parameter) for parameter in blocks.parameters()}
+    missing += [n for n, p in network.named_parameters() if p.is_meta and id(p) not in streamed]
+    _check_complete(folder, missing)
+    for module in network.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    return inside
+
+
+def quantized_block(
+    block: nn.Module,
+    origins: Mapping[str, Origin],
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """A block's tensors as they are after its linear layers were quantized, on the CPU.
+
+    Args:
+        block: with its parameters on the meta device; it is left as it is.
+        origins: of its parameters.
+        quantization: nf4 or int8.
+        dtype: compute type, and the type of what is not quantized.
+        device: where the layers are quantized.
+
+    Raises:
+        ModelError: if a tensor cannot be read, has another shape, or is not finite.
+    """
+    layers = {name: module for name, module in block.named_modules() if _is_linear(module)}
+    files = {origin.key: origin.file for origin in origins.values()}
+    found: dict[str, Tensor] = {}
+    for name, parameter in block.named_parameters():
+        layer, _, part = name.rpartition(".")
+        if layer in layers and part == "bias":
+            continue
+        tensor = _read(files, origins[name].key)
+        if layer not in layers:
+            _check_shape(name, parameter, tensor)
+            found[name] = tensor.to(dtype)
+            continue
+        bias = origins.get(f"{layer}.bias")
+        quantized = quantized_linear(
+            _weight(layers[layer], name, tensor).to(device),
+            None if bias is None else _read(files, bias.key),
+            quantization,
+            dtype,
+        )
+        found |= {
+            f"{layer}.{buffer}": value.cpu()
+            for buffer, value in quantized.named_buffers()
+            if value is not None
+        }
+    return found
+
+
+def make_room_for_quantized(
+    block: nn.Module, tensors: Mapping[str, Tensor], quantization: Quantization, dtype: torch.dtype
+) -> None:
+    """Replace a block's linear layers by quantized ones without content.
+
+    Args:
+        block: with its parameters on the meta device.
+        tensors: as `quantized_block` gives them, on the meta device.
+        quantization: nf4 or int8.
+        dtype: compute type.
+    """
+    layers = {name: module for name, module in block.named_modules() if _is_linear(module)}
+    for name, layer in layers.items():
+        weight: Any = layer.weight
+        rows, columns = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
+        own = {key.rpartition(".")[2]: t for key, t in tensors.items() if _layer_of(key) == name}
+        parent, _, child = name.rpartition(".")
+        empty = empty_like(rows, columns, own, quantization, dtype)
+        setattr(block.get_submodule(parent), child, empty)
+
+
+def _layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _check_complete(folder: Path, missing: list[str]) -> None:
+    if missing:
         raise ModelError(
             f"{folder}: the checkpoint lacks {', '.join(missing[:5])}"
             f"{' and more' * (len(missing) > 5)}, or calls them otherwise; download the whole "
-            "model, or set model.quantization = none"
+            "model, or set model.quantization = none and stream = off"
         )
-    network.to(device)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -121,23 +255,39 @@ def _files(folder: Path) -> dict[str, Path]:
             return dict.fromkeys(file.keys(), folder / _SINGLE)
     except FileNotFoundError as error:
         raise ModelError(
-            f"{folder}: quantized loading needs {_SINGLE} or {_INDEX}; save the model once with "
-            "save_pretrained"
+            f"{folder}: quantized or streamed loading needs {_SINGLE} or {_INDEX}; save the model "
+            "once with save_pretrained"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
         raise ModelError(f"{folder}: {_INDEX} or {_SINGLE} is damaged: {error!r}") from error
 
 
-def _read(files: dict[str, Path], key: str) -> Tensor:
-    """One tensor; the file is opened for it alone, so that no mapped pages stay behind."""
+def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
+    """One tensor; the file is opened for it alone, so that no mapped pages stay behind.
+
+    Args:
+        files: which of them holds which tensor.
+        key: of the tensor.
+        as_mapped: have it begin where it would, between two cache lines, if the file were mapped
+            as `from_pretrained` does: the last bits of a product depend on that.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(files[key], "pt") as file:
-            tensor: Tensor = file.get_tensor(key).clone()
+            mapped: Tensor = file.get_tensor(key)
+            tensor = _in_phase(mapped) if as_mapped else mapped.clone()
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{files[key]}: {key} cannot be read: {error}") from error
     return tensor
+
+
+def _in_phase(mapped: Tensor) -> Tensor:
+    """A copy that lies relative to a cache line as the original does."""
+    memory = torch.empty(mapped.nbytes + _CACHE_LINE, dtype=torch.uint8)
+    start = (mapped.data_ptr() - memory.data_ptr()) % _CACHE_LINE
+    copy = memory[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape)
+    return copy.copy_(mapped)
 
 
 def _names_in_checkpoint(network: Any, files: dict[str, Path]) -> dict[str, str]:

@@ -80,6 +80,11 @@ class DualForwarding:
         """P: signs · q."""
         return self.b.shape[0] * self.b.shape[1]
 
+    @property
+    def clients(self) -> int:
+        """One."""
+        return 1
+
     def part(self, signs: slice, queries: slice) -> "DualForwarding":
         """Those of some signs and some queries."""
         return DualForwarding(self.layout, self.b[signs, queries])

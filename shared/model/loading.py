@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,7 +16,12 @@ from torch import nn
 
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
-from shared.model.checkpoint import load_quantized, parameters_on_meta
+from shared.model.checkpoint import (
+    Origin,
+    load_around_blocks,
+    load_quantized,
+    parameters_on_meta,
+)
 from shared.model.quantized import Quantization, check_quantization
 
 Family = Literal["causal", "masked", "encoder"]
@@ -128,14 +134,69 @@ def load_base_model(
         ModelError: if the folder is missing or incomplete, or is not what it should be; if
             bitsandbytes is needed and cannot be used.
     """
+    place = _device(device)
+
+    def network(folder: Path, known_family: Family) -> Any:
+        return _network(folder, known_family, quantization, getattr(torch, dtype), place)
+
+    return _loaded(path, family, place, quantization, network)
+
+
+def load_without_blocks(
+    path: str,
+    family: Family | Literal["auto"] = "auto",
+    device: str = "cpu",
+    quantization: Quantization = "none",
+    dtype: Dtype = "float32",
+) -> tuple[BaseModel, list[dict[str, Origin]]]:
+    """Load a model but for its blocks, whose parameters stay on the meta device.
+
+    Args:
+        path: as in `load_base_model`.
+        family: as in `load_base_model`.
+        device: as in `load_base_model`.
+        quantization: what the blocks' linear layers are going to be; they are not replaced here.
+        dtype: as in `load_base_model`.
+
+    Returns:
+        The model, and of each block where the checkpoint has its parameters, by their names in it.
+
+    Raises:
+        ModelError: as in `load_base_model`, and if the checkpoint is not in safetensors files.
+    """
+    origins: list[dict[str, Origin]] = []
+
+    def network(folder: Path, known_family: Family) -> Any:
+        empty = _empty(folder, known_family, getattr(torch, dtype))
+        blocks = _blocks(_body(empty), folder)
+        origins.extend(load_around_blocks(empty, blocks, folder, _device(device)))
+        empty.config.use_cache = False
+        return empty
+
+    return _loaded(path, family, _device(device), quantization, network), origins
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device = {name}: torch has no such device") from error
+
+
+def _loaded(
+    path: str,
+    family: Family | Literal["auto"],
+    device: torch.device,
+    quantization: Quantization,
+    network_of: Callable[[Path, Family], Any],
+) -> BaseModel:
     folder = _model_folder(path)
     known_family = family_of(folder) if family == "auto" else family
     try:
-        place = torch.device(device)
         if quantization != "none":
-            check_quantization(place)
+            check_quantization(device)
         tokenizer = _tokenizer(folder)
-        network = _network(folder, known_family, quantization, getattr(torch, dtype), place)
+        network = network_of(folder, known_family)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
@@ -197,7 +258,7 @@ def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
     if path == EMBEDDED_MODEL:
-        return _embedded()
+        return embedded_folder()
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -215,7 +276,7 @@ def _resolve(path: str) -> Path:
         ) from error
 
 
-def _embedded() -> Path:
+def embedded_folder() -> Path:
     """Where the installed Samara keeps its model.
 
     Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the

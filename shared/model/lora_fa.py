@@ -45,7 +45,7 @@ _QUERY_AND_VALUE = (
 
 
 class Adapters(Protocol):
-    """The adapters that a pass is evaluated at, one per point."""
+    """The adapters that a pass is evaluated at, one per point and client."""
 
     @property
     def layout(self) -> Layout:
@@ -57,13 +57,17 @@ class Adapters(Protocol):
 
     @property
     def count(self) -> int:
-        """P, how many there are: every sign of every query, sign by sign, or 1."""
+        """P, points of a client: every sign of every query, sign by sign, or 1."""
+
+    @property
+    def clients(self) -> int:
+        """C, clients that share the pass; usually 1."""
 
     def part(self, signs: slice, queries: slice) -> "Adapters":
         """Those of some signs and some queries."""
 
     def tensor(self, name: str) -> TorchTensor:
-        """One tensor of all of them, float32 [P, rows, columns]."""
+        """One tensor of all of them, float32 [P·C, rows, columns], points outermost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +112,11 @@ class Points:
         """P: signs · q, or 1 without directions."""
         return len(self.signs) * self.queries or 1
 
+    @property
+    def clients(self) -> int:
+        """One."""
+        return 1
+
     def part(self, signs: slice, queries: slice) -> "Points":
         """Points of some signs and some queries; there must be directions."""
         assert self.directions is not None
@@ -129,8 +138,8 @@ class Points:
 class LoRAFALinear(nn.Module):
     """A frozen linear layer with the adapters of the points of a pass.
 
-    Shapes: x [P·n, S, in] with the rows of a point side by side → [P·n, S, out];
-    A [r, in]; B [P, out, r].
+    Shapes: x [P·C·n, S, in] with the rows of a point side by side, and of a client within it
+    → [P·C·n, S, out]; A [r, in]; B [P·C, out, r].
     """
 
     a: TorchTensor
@@ -158,13 +167,29 @@ class LoRAFALinear(nn.Module):
         alike = self._adapter[0].alike_for_all_points(x)
         own = x[: rows // points.count] if alike else x
         b = points.tensor(self.name).to(x.dtype)
-        groups = 1 if alike else points.count
+        groups = points.clients * (1 if alike else points.count)
         projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])
         by_point = self.base(own).view(groups, -1, b.shape[1])
-        if alike:
+        if alike and points.clients == 1:
             projected = projected.expand(points.count, -1, -1)
+        elif alike:
+            projected = projected.repeat(points.count, 1, 1)
+            by_point = by_point.repeat(points.count, 1, 1)
         added = torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=self._adapter[0].scale)
         return added.view(rows, length, -1)
+
+
+@dataclass(eq=False)
+class Pass:
+    """A pass that may rest while others go on.
+
+    Attributes:
+        points: that it is evaluated at.
+        first_input: of its first adapted layer, if it has come that far.
+    """
+
+    points: Adapters
+    first_input: weakref.ref[TorchTensor] | None = None
 
 
 class Adapter:
@@ -185,10 +210,17 @@ class Adapter:
     @contextmanager
     def at(self, points: Adapters) -> Iterator[None]:
         """Evaluate the one pass inside the block at these points."""
-        self.points = points
+        with self.within(Pass(points)):
+            yield
+
+    @contextmanager
+    def within(self, one: Pass) -> Iterator[None]:
+        """Go on with a pass, which rests again at the end."""
+        self.points, self._first_input = one.points, one.first_input
         try:
             yield
         finally:
+            one.first_input = self._first_input
             self.points = self._first_input = None
 
     def alike_for_all_points(self, x: TorchTensor) -> bool:

@@ -8,6 +8,7 @@ turn the loss difference of a small perturbation into steps, and that is what bi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -113,6 +114,31 @@ def quantized_linear(
     if not bool(torch.isfinite(weight).all()):
         raise ModelError("a weight holds numbers that are not finite; download the model again")
     return _LAYERS[quantization](weight, bias, dtype)
+
+
+def empty_like(
+    out_features: int,
+    in_features: int,
+    buffers: Mapping[str, Tensor],
+    quantization: Quantization,
+    dtype: torch.dtype,
+) -> QuantizedLinear:
+    """A quantized layer around tensors that come later.
+
+    Args:
+        out_features: of the layer.
+        in_features: of the layer.
+        buffers: its tensors by name, on the meta device.
+        quantization: nf4 or int8.
+        dtype: compute type.
+    """
+    kind = _LAYERS[quantization]
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    layer.out_features, layer.in_features, layer.dtype = out_features, in_features, dtype
+    for name, buffer in {"bias": None, **buffers}.items():
+        layer.register_buffer(name, buffer)
+    return layer
 
 
 def check_quantization(device: torch.device) -> None:

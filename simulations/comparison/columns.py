@@ -17,6 +17,8 @@ COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", LOCAL, GLOBAL)
 """What needs no private rounds on top of the federation's model; the other columns do."""
 TRAINED = (LOCAL, GLOBAL)
 """Those of them that depend on how a run trains."""
+UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
+"""Those that do not: the same in every run on the same clients."""
 
 
 def client_columns(result: RunResult) -> dict[str, Figures]:
@@ -32,11 +34,11 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     tests = [e.columns for e in result.evaluations if e.split == "test" and e.columns]
     if not tests:
         raise SamaraError("no client evaluated on test examples; give the data a test split")
-    if any(GLOBAL not in e.columns for e in result.evaluations if e.columns):
+    if any(GLOBAL not in columns for columns in tests):
         raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which devices answered it")
     columns: dict[str, Figures] = {}
     for evaluation in result.evaluations:
-        if evaluation.split == "validation" and evaluation.columns:
+        if evaluation.split == "validation" and GLOBAL in evaluation.columns:
             labels = np.sum(evaluation.columns[GLOBAL].confusion, axis=1)
             columns[MAJORITY] = _constant(tests[0][GLOBAL].clients, int(labels.argmax()))
             break

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.config import RunConfig
 from simulations.comparison.columns import GLOBAL
 from simulations.comparison.statistics import (
     CONFIDENCE,
@@ -100,12 +101,13 @@ class Comparison:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Every arm of every variant."""
-        return [
-            Line(arm, summarized(arm.accuracy), float(arm.macro_f1.mean()))
-            for variant in self.field.variants
-            for arm in variant.arms.values()
-        ]
+        """Every arm that is shown, of the clients that trained."""
+        return [_line(arm) for arm in self.field.shown()]
+
+    @cached_property
+    def new_lines(self) -> list[Line]:
+        """The same of newcomers; empty without any."""
+        return [_line(arm) for arm in self.field.shown(new=True)]
 
     @cached_property
     def tested(self) -> list[Tested]:
@@ -134,7 +136,9 @@ class Comparison:
         several = len(self.field.variants) > 1
         groups: dict[str, dict[str, Tested]] = {}
         for row in self.tested:
-            if several:
+            if self.field.methods:
+                title, name = f"{self.named(row.arm)} against", self.named(row.against)
+            elif several:
                 title, name = f"{row.arm.variant} against {row.against.variant}", row.arm.name
             else:
                 title, name = f"{row.arm.name} against", row.against.name
@@ -142,7 +146,14 @@ class Comparison:
         return groups
 
     def named(self, arm: Arm) -> str:
-        """An arm in words; the variant's letter is said only where there are several."""
+        """An arm in words: of different methods by these, of several variants with a letter."""
+        variants = {variant.letter: variant for variant in self.field.variants}
+        if self.field.methods:
+            own = variants[arm.variant]
+            if arm.name != own.served:
+                return arm.name
+            alike = sum(variant.method == own.method for variant in variants.values()) > 1
+            return f"{own.method} {arm.variant}" if alike else own.method
         return f"{arm.name} {arm.variant}" if len(self.field.variants) > 1 else arm.name
 
     def answer(self) -> str:
@@ -176,12 +187,12 @@ class Comparison:
     def cost(self, variant: Variant) -> Cost:
         """What a client spends; see `Cost`."""
         results = [run.result for run in variant.runs]
-        config = variant.first.config
-        steps, rounds = int(config["steps"]), len(variant.first.rounds)
-        private = steps * int(config["personal.rounds"])
-        queries = int(config["queries"])
-        points = queries + 1 if config.get("differences") == "forward" else 2 * queries
-        rows = points * int(config["batch"])
+        settings = RunConfig.of(variant.first.config, str(variant.runs[0].folder))
+        steps, rounds = settings.steps, settings.federated_rounds
+        private = steps * settings.private_rounds
+        queries = settings.queries
+        points = queries + 1 if settings.differences == "forward" else 2 * queries
+        rows = points * settings.batch
         return Cost(
             float(np.mean([result.bytes_up / len(result.devices) for result in results])),
             float(np.mean([result.bytes_down / len(result.devices) for result in results])),
@@ -242,6 +253,10 @@ def points(difference: float) -> str:
 def p_text(p: float) -> str:
     """A p-value as it is printed."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _line(arm: Arm) -> Line:
+    return Line(arm, summarized(arm.accuracy), float(arm.macro_f1.mean()))
 
 
 def _history(run: Run, clients: Sequence[int]) -> dict[int, Moment]:

@@ -5,10 +5,12 @@ import io
 from collections.abc import Iterator, Mapping
 from math import isnan
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shared.result import ClientCost
 from simulations.comparison.comparison import Comparison, Tested, p_text, percent, points
 
 _NAMED_LOSERS = 5
@@ -24,7 +26,11 @@ def printed(comparison: Comparison) -> Iterator[RenderableType]:
     if field.left_out:
         who = "1 client is" if len(field.left_out) == 1 else f"{len(field.left_out)} clients are"
         yield Text(f"{who} left out, for want of some figure")
-    yield _arms(comparison)
+    clients = len(comparison.field.clients)
+    yield _arms(f"On each client's own test examples, mean over {clients} clients", comparison)
+    if newcomers := len(comparison.field.newcomers):
+        title = f"The same of clients that trained no global model, mean over {newcomers}"
+        yield _arms(title, comparison, new=True)
     for title, rows in comparison.grouped().items():
         yield _differences(title, rows)
     yield _notes(comparison)
@@ -32,21 +38,25 @@ def printed(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def csv_of(comparison: Comparison) -> str:
-    """A line per variant, client and column; figures are means over seeds, with all digits."""
+    """A line per variant, client and column; figures and costs are means over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["variant", "runs", "client", "column", "accuracy", "macro_f1"])
+    columns = ["variant", "runs", "client", "column", "accuracy", "macro_f1"]
+    rows.writerow([*columns, *ClientCost._fields])
     for variant in comparison.field.variants:
         runs = " ".join(str(run.folder) for run in variant.runs)
-        for arm in variant.arms.values():
-            figures = zip(comparison.field.clients, arm.accuracy, arm.macro_f1, strict=True)
+        field = comparison.field
+        arms = [(field.clients, arm) for arm in variant.arms.values()]
+        for clients, arm in [*arms, *((field.newcomers, arm) for arm in variant.new.values())]:
+            figures = zip(clients, arm.accuracy, arm.macro_f1, strict=True)
             for client, accuracy, macro_f1 in figures:
-                rows.writerow([variant.letter, runs, client, arm.name, accuracy, macro_f1])
+                spent = np.mean([run.result.spent(client) for run in variant.runs], axis=0)
+                shown = [variant.letter, runs, client, arm.name, accuracy, macro_f1]
+                rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
 
-def _arms(comparison: Comparison) -> RenderableType:
-    clients = len(comparison.field.clients)
+def _arms(title: str, comparison: Comparison, new: bool = False) -> RenderableType:
     table = _table()
     for heading in (
         "accuracy\n%",
@@ -57,8 +67,8 @@ def _arms(comparison: Comparison) -> RenderableType:
     ):
         table.add_column(heading, justify="right")
     before = ""
-    for line in comparison.lines:
-        if before not in ("", line.arm.variant):
+    for line in comparison.new_lines if new else comparison.lines:
+        if before not in ("", line.arm.variant) and not comparison.field.methods:
             table.add_section()
         before = line.arm.variant
         own = line.accuracy
@@ -70,7 +80,6 @@ def _arms(comparison: Comparison) -> RenderableType:
             percent(own.spread),
             percent(line.macro_f1),
         )
-    title = f"On each client's own test examples, mean over {clients} clients"
     return Group(Text(title, style="italic"), table)
 
 

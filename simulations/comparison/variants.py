@@ -15,6 +15,7 @@ from simulations.comparison.columns import (
     COMMON,
     GLOBAL,
     TRAINED,
+    UNTRAINED,
     ZERO_SHOT,
     Figures,
     client_columns,
@@ -24,6 +25,8 @@ from simulations.comparison.statistics import Numbers
 _OF_A_REPETITION = {"seed", "out", "threads", "model.path", "data.path"}
 """Settings that may differ between repetitions; model and data are known by their content."""
 _LISTED = 5
+BASELINES = ("global", "local")
+"""Methods that the others are held against."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,24 @@ class Variant:
     Attributes:
         letter: A, B, C …, in the order of the command line.
         runs: at least one.
-        arms: by column.
+        arms: by column, of the clients that trained.
+        new: the same of newcomers, who did not; empty without any.
     """
 
     letter: str
     runs: tuple[Run, ...]
     arms: dict[str, Arm]
+    new: dict[str, Arm]
+
+    @property
+    def method(self) -> str:
+        """How these runs make a client's model."""
+        return str(self.first.config.get("method", "finetune"))
+
+    @property
+    def served(self) -> str:
+        """The column of the model that the method gives a client in the end."""
+        return (self.personal or [GLOBAL])[-1]
 
     @property
     def first(self) -> RunResult:
@@ -102,22 +117,57 @@ class Field:
     Attributes:
         variants: at least one.
         clients: whose figures every arm has, in ascending order; arms hold theirs in this order.
+        newcomers: the same of clients that never trained the global model.
         left_out: clients of which some figure is missing.
         differing: settings in which the variants differ, each with a value per variant.
     """
 
     variants: tuple[Variant, ...]
     clients: tuple[int, ...]
+    newcomers: tuple[int, ...]
     left_out: tuple[int, ...]
     differing: dict[str, tuple[object, ...]]
+
+    @property
+    def methods(self) -> bool:
+        """Whether the variants make clients' models by different methods."""
+        return len({variant.method for variant in self.variants}) > 1
+
+    def shown(self, new: bool = False) -> list[Arm]:
+        """The arms of a table: all, or of different methods what each gives a client in the end.
+
+        Args:
+            new: the newcomers' arms instead of the others'.
+        """
+        held = [variant.new if new else variant.arms for variant in self.variants]
+        if not self.methods:
+            return [arm for arms in held for arm in arms.values()]
+        common: dict[str, Arm] = {}
+        for arms in held:
+            common = {name: arms[name] for name in UNTRAINED if name in arms} | common
+        served = zip(held, self.variants, strict=True)
+        ordered = [common[name] for name in UNTRAINED if name in common]
+        return ordered + [arms[v.served] for arms, v in served if v.served in arms]
 
     def pairs(self) -> list[tuple[Arm, Arm]]:
         """Which arm is tested against which.
 
         Of one variant: every personal arm, or without one the global, against all that is common.
-        Of several: every trained arm against the same one of the first variant.
+        Of different methods: what each gives a client, against what local and global give and
+        against all that needs no training. Otherwise every trained arm against the same one of
+        the first variant.
         """
         first, *others = self.variants
+        if self.methods:
+            plain = [v.arms[v.served] for v in self.variants if v.method in BASELINES]
+            untrained = [arm for arm in self.shown() if arm.name in UNTRAINED]
+            return [
+                (variant.arms[variant.served], against)
+                for variant in self.variants
+                for against in [*plain, *untrained]
+                if against is not variant.arms[variant.served]
+                and (variant.method not in BASELINES or against.name in UNTRAINED)
+            ]
         if others:
             return [
                 (arm, first.arms[name])
@@ -131,6 +181,10 @@ class Field:
 
     def main_pair(self) -> tuple[Arm, Arm]:
         """The pair that answers the question that one comes with."""
+        if self.methods:
+            pairs = self.pairs()
+            best = max((arm.accuracy.mean() for arm, _ in pairs), default=0.0)
+            return next(pair for pair in pairs if pair[0].accuracy.mean() == best)
         first, last = self.variants[0], self.variants[-1]
         names = [name for name in last.arms if name in first.arms]
         if first is not last:
@@ -158,11 +212,19 @@ def field_of(folders: Sequence[Path]) -> Field:
                 raise SamaraError(f"{run.folder}: the same run as {other.folder}; name it once")
         group.append(run)
     everyone = [set(figures) for run in runs for figures in run.columns.values()]
-    clients = sorted(set.intersection(*everyone))
+    complete = sorted(set.intersection(*everyone))
+    new = {client for run in runs for client in run.result.newcomers}
+    clients = [client for client in complete if client not in new]
+    newcomers = [client for client in complete if client in new]
     if not clients:
         raise SamaraError("no client has figures under every column of every run")
     variants = tuple(
-        Variant(_letter(index), tuple(group), _arms(_letter(index), group, clients))
+        Variant(
+            _letter(index),
+            tuple(group),
+            _arms(_letter(index), group, clients),
+            _arms(_letter(index), group, newcomers) if newcomers else {},
+        )
         for index, group in enumerate(groups.values())
     )
     configs = [variant.first.config for variant in variants]
@@ -171,7 +233,8 @@ def field_of(folders: Sequence[Path]) -> Field:
     return Field(
         variants,
         tuple(clients),
-        tuple(sorted(set.union(*everyone) - set(clients))),
+        tuple(newcomers),
+        tuple(sorted(set.union(*everyone) - set(complete))),
         {key: values for key, values in differing.items() if len(set(values)) > 1},
     )
 

@@ -40,25 +40,25 @@ _COLOURS = {
     "series2": "#090909",
     "series3": "#0a0a0a",
 }
-_INK, _MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
-_UP, _DOWN = _COLOURS["up"], _COLOURS["down"]
-_SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
+INK, MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
+UP, DOWN = _COLOURS["up"], _COLOURS["down"]
+SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "samara",
     "text.parse_math": False,
     "font.size": 11.5,
-    "text.color": _INK,
+    "text.color": INK,
     "axes.edgecolor": _RULE,
-    "axes.labelcolor": _MUTED,
+    "axes.labelcolor": MUTED,
     "axes.labelsize": 11.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.axisbelow": True,
     "axes.unicode_minus": True,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "grid.color": _RULE,
@@ -114,18 +114,18 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
 
     def draw(axes: Axes) -> None:
         places = np.arange(len(stops))
-        for better, colour in ((True, _UP), (False, _DOWN)):
+        for better, colour in ((True, UP), (False, DOWN)):
             drawn = [np.column_stack([places, values[:, i]]) for i in chosen if gains[i] == better]
             fade = 0.55 if len(chosen) <= 40 else 0.28
             axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1.3, alpha=fade))
         means = values.mean(axis=1)
-        axes.plot(places, means, color=_INK, linewidth=2.6, marker="o", markersize=6)
+        axes.plot(places, means, color=INK, linewidth=2.6, marker="o", markersize=6)
         axes.set_xlim(-0.3, len(stops) - 0.7)
         axes.set_ylim(*_around(everywhere * 100))
         labels = [
             f"{name}\n{percent(mean / 100)} %" for name, mean in zip(stops, means, strict=True)
         ]
-        axes.set_xticks(places, labels, color=_INK)
+        axes.set_xticks(places, labels, color=INK)
         axes.grid(axis="y")
 
     of = f" {variant.letter}" if len(comparison.field.variants) > 1 else ""
@@ -136,7 +136,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         f"{name} {percent(mean / 100)} %"
         for name, mean in zip(stops, values.mean(axis=1), strict=True)
     )
-    return _figure(
+    return drawn(
         f"slopes{variant.letter}",
         f"Every client's way{of}",
         f"Accuracy, %. A line is a client, rust where {stops[-1]} is worse than {stops[-2]}; "
@@ -156,21 +156,21 @@ def _differences(comparison: Comparison) -> Figure:
     ]
 
     def draw(axes: Axes) -> None:
-        axes.axvline(0, color=_MUTED, linewidth=1)
+        axes.axvline(0, color=MUTED, linewidth=1)
         for place, (_, tested) in enumerate(rows):
             own = tested.accuracy
-            colours = [_DOWN if value < 0 else _UP for value in own.own]
+            colours = [DOWN if value < 0 else UP for value in own.own]
             _dots(axes, own.own * 100, place, colours)
-            axes.plot([own.low * 100, own.high * 100], [place] * 2, color=_INK, linewidth=2.6)
-            axes.plot(own.mean * 100, place, "o", color=_INK, markersize=6)
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=_INK)
+            axes.plot([own.low * 100, own.high * 100], [place] * 2, color=INK, linewidth=2.6)
+            axes.plot(own.mean * 100, place, "o", color=INK, markersize=6)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.grid(axis="x")
         axes.set_xlabel("points of accuracy, better to the right")
 
     (title, *more) = comparison.grouped()
     told = "; ".join(_told(name, tested) for name, tested in rows)
-    return _figure(
+    return drawn(
         "differences",
         "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
         "A dot is a client, rust where it loses; bold are mean and 95 % interval.",
@@ -193,9 +193,9 @@ def _distribution(comparison: Comparison) -> Figure:
             colour = _series(comparison, line.arm.variant)
             _dots(axes, line.arm.accuracy * 100, place, [colour] * len(line.arm.accuracy))
             mean = line.accuracy.mean * 100
-            axes.plot([mean, mean], [place - 0.3, place + 0.3], color=_INK, linewidth=2.6)
+            axes.plot([mean, mean], [place - 0.3, place + 0.3], color=INK, linewidth=2.6)
         names = [comparison.named(line.arm) for line in lines]
-        axes.set_yticks(range(len(lines)), names, color=_INK)
+        axes.set_yticks(range(len(lines)), names, color=INK)
         axes.set_ylim(len(lines) - 0.45, -0.55)
         axes.grid(axis="x")
         axes.set_xlabel("accuracy, %")
@@ -205,7 +205,7 @@ def _distribution(comparison: Comparison) -> Figure:
         f"worst tenth {line.accuracy.worst:.1%}"
         for line in lines
     )
-    return _figure(
+    return drawn(
         "distribution",
         "How evenly clients are served",
         "A dot is a client; the bold mark is their mean.",
@@ -239,7 +239,7 @@ def _learning(comparison: Comparison) -> Figure:
         if (curve := comparison.curve(variant))
     )
     alone = len(comparison.field.variants) == 1
-    return _figure(
+    return drawn(
         "learning",
         "The global model learns",
         "Accuracy on validation examples, %, mean over clients"
@@ -261,7 +261,7 @@ def _loss(comparison: Comparison) -> Figure:
             [[_or_nan(entry.loss) for entry in run.result.rounds] for run in variant.runs], axis=0
         )
         for variant in comparison.field.variants
-        if len({len(run.result.rounds) for run in variant.runs}) == 1
+        if len({len(run.result.rounds) for run in variant.runs}) == 1 and variant.first.rounds
     }
 
     def draw(axes: Axes) -> None:
@@ -279,7 +279,7 @@ def _loss(comparison: Comparison) -> Figure:
     told = "; ".join(
         f"{letter}: from {losses[0]:.3f} to {losses[-1]:.3f}" for letter, losses in curves.items()
     )
-    return _figure(
+    return drawn(
         "loss",
         "Loss while training",
         "Mean over the clients of a round, on their own batches.",
@@ -301,14 +301,14 @@ def _cost(comparison: Comparison) -> Figure:
             colour = _series(comparison, variant.letter)
             axes.plot(spent, means, color=colour, linewidth=2.2, marker="o", markersize=5)
             _end_label(axes, comparison, variant.letter, spent[-1], means[-1], colour)
-        axes.axvline(adapter, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.axvline(adapter, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
         axes.annotate(
             "adapter, once",
             (adapter, 1),
             (4, -2),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
-            color=_MUTED,
+            color=MUTED,
             va="top",
             fontsize=10.5,
         )
@@ -321,7 +321,7 @@ def _cost(comparison: Comparison) -> Figure:
         for variant in variants
         if (curve := comparison.curve(variant))
     )
-    return _figure(
+    return drawn(
         "cost",
         "Accuracy for bytes",
         "Validation accuracy, %, against traffic in training. "
@@ -359,7 +359,7 @@ def _end_label(
 
 def _series(comparison: Comparison, letter: str) -> str:
     letters = [variant.letter for variant in comparison.field.variants]
-    return _SERIES[letters.index(letter) % len(_SERIES)]
+    return SERIES[letters.index(letter) % len(SERIES)]
 
 
 def _chosen(values: Numbers) -> list[int]:
@@ -374,9 +374,19 @@ def _around(values: Numbers) -> tuple[float, float]:
     return max(0.0, float(values.min()) - room), min(100.0, float(values.max()) + room)
 
 
-def _figure(
+def drawn(
     name: str, title: str, caption: str, told: str, draw: Callable[[Axes], None], height: float
 ) -> Figure:
+    """A figure of one pair of axes.
+
+    Args:
+        name: unique on the page.
+        title: what it shows.
+        caption: how to read it.
+        told: the same for those who cannot see it.
+        draw: draws it.
+        height: inches.
+    """
     with mpl.rc_context(_STYLE):
         canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
         draw(canvas.subplots())

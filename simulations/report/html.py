@@ -13,6 +13,8 @@ from shared.errors import SamaraError
 from simulations.comparison.comparison import Comparison, p_text, percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
+from simulations.report.fleet import kinds_of
+from simulations.report.fleet_figures import fleet_figures
 
 try:
     from jinja2 import Environment, StrictUndefined
@@ -57,6 +59,11 @@ def page_of(comparison: Comparison) -> str:
         field=comparison.field,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),
+        fleets={
+            variant.letter: (kinds_of(fleet), fleet_figures(variant.letter, variant.first))
+            for variant in variants
+            if (fleet := variant.first.fleet)
+        },
         several=len(variants) > 1,
         shown=DRAWN_CLIENTS,
         labels=comparison.labels(),

@@ -10,9 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.config import EMBEDDED_DATA
-from shared.result import RESULT_FILE, Evaluation, RunResult
+from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
+from simulations.report.fleet import clock_of, kinds_of
+
+_CLIENTS_SHOWN = 60
+"""Of more clients, only the means are."""
 
 
 def print_result(folder: Path, result: RunResult) -> None:
@@ -27,6 +31,14 @@ def print_result(folder: Path, result: RunResult) -> None:
         console.print(
             f"ceilings: {limits.common_rule:.1%} for the best common rule, "
             f"{limits.own_rule:.1%} for every writer's own",
+            highlight=False,
+        )
+    if result.fleet:
+        console.print(fleet_table(result.fleet))
+        begun, ended = result.fleet.begun, result.fleet.ended
+        console.print(
+            f"virtual time: {(ended - begun) / 3600:.2f} h, "
+            f"from {clock_of(begun)} to {clock_of(ended)}",
             highlight=False,
         )
     console.print(
@@ -70,6 +82,32 @@ def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
 
 
+def fleet_table(fleet: Fleet) -> Table:
+    """What the run took of a device of each kind, on the average."""
+    table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
+    table.add_column("kind", no_wrap=True)
+    # Short words, so that all columns fit 80 characters.
+    for column in ("", "step\ns", "work\nmin", "link\ns", "wait\nmin", "kJ", "MiB"):
+        table.add_column(column, justify="right")
+    for column in ("in\ntime", "late", "failed"):
+        table.add_column(column, justify="right")
+    for kind in kinds_of(fleet):
+        table.add_row(
+            kind.name.replace(", ", "\n", 1),
+            str(kind.count),
+            f"{kind.step_seconds:.3g}",
+            f"{kind.compute_seconds / 60:.1f}",
+            f"{kind.transfer_seconds:.1f}",
+            f"{kind.waiting_seconds / 60:.1f}",
+            "" if kind.energy_joules is None else f"{kind.energy_joules / 1000:.2f}",
+            f"{kind.peak_memory_bytes / 2**20:.0f}",
+            str(kind.outcomes["reported"]),
+            str(kind.outcomes["late"]),
+            str(kind.outcomes.total() - kind.outcomes["reported"] - kind.outcomes["late"]),
+        )
+    return table
+
+
 def splits_table(evaluations: Sequence[Evaluation]) -> Table:
     """The global model before and after, on all clients' examples together."""
     table = Table(title="Global model, all clients' examples together")
@@ -78,7 +116,7 @@ def splits_table(evaluations: Sequence[Evaluation]) -> Table:
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
-        if event.round in (0, last) and len(event.columns) == 1:
+        if event.round in (0, last) and list(event.columns) == [GLOBAL]:
             whole = event.columns[GLOBAL]
             table.add_row(
                 "zero-shot" if event.round == 0 else f"round {last}",
@@ -105,7 +143,8 @@ def clients_table(columns: Mapping[str, Figures]) -> Table:
         # Short names, so that all columns fit 80 characters.
         heading = name.replace("personalized", "personal").replace(" ", "\n")
         table.add_column(heading, justify="right")
-    for client in sorted({client for figures in columns.values() for client in figures}):
+    everybody = sorted({client for figures in columns.values() for client in figures})
+    for client in everybody if len(everybody) <= _CLIENTS_SHOWN else ():
         own = [figures.get(client) for figures in columns.values()]
         examples = next(str(figures.examples) for figures in own if figures)
         cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in own]

@@ -1,13 +1,21 @@
-"""A handful of what benchmarks/server_kill.py and hostile_frames.py do at length."""
+"""A handful of what the scripts in benchmarks/ do to live runs at length."""
 
 from pathlib import Path
 
 import pytest
 
+from benchmarks.absence import catch_up
+from benchmarks.hostile_devices import attack
 from benchmarks.hostile_frames import attack_decoders, attack_strategy
 from benchmarks.server_kill import kill_in_process, kill_live
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for the name of a socket."""
+    return tmp_path_factory.mktemp("s")
 
 
 def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
@@ -23,3 +31,12 @@ def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:
 
 def test_killed_processes_of_a_live_server_are_replaced(tmp_path: Path) -> None:
     assert "none lost" in kill_live(1, 2, tmp_path)
+
+
+def test_a_live_server_folds_nothing_of_hostile_devices(short: Path) -> None:
+    ways, _ = attack(short, rounds=3, hostile=1)
+    assert sum(ways.values()) == 3
+
+
+def test_a_client_that_was_away_catches_up_live(short: Path) -> None:
+    assert "All digests agree" in catch_up(short, rounds=4, snapshot_every=0)

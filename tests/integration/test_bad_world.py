@@ -1,16 +1,19 @@
 """Rounds in a bad world: absent and late devices, too few reports, revoked keys, hostile frames."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from federations import ledger_of
-from flwr.app import Message, MessageType
+from flwr.app import Error, Message, MessageType
+from flwr.app.user_config import UserConfig
+from flwr.common.constant import ErrorCode
 from helpers import no_room
 
 from benchmarks.toy_device import app
+from client.own import DEVICE
 from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_VARIABLE, Keys
@@ -18,7 +21,7 @@ from server.post import Post
 from server.status import status_of
 from server.store import replayed
 from shared.config import RunConfig
-from shared.errors import ConfigError, LedgerError, TrainingError
+from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
 from shared.frames import Report
 from shared.ledger.reading import read_ledger
 from shared.result import read_result
@@ -72,8 +75,10 @@ def grid_of(
     config: RunConfig,
     delay: Callable[[int, int], int | None] = lambda device, number: 0,
     tamper: Callable[[Message, int, int], Message] = lambda reply, device, number: reply,
+    indices: Sequence[int] = (),
 ) -> Unpunctual:
-    grid = Unpunctual(app, config.data.clients, config.flat())
+    nodes: list[UserConfig] = [{DEVICE: index} for index in indices]
+    grid = Unpunctual(app, config.data.clients, config.flat(), nodes=nodes)
     grid.delay, grid.tamper = delay, tamper  # type: ignore[method-assign]
     return grid
 
@@ -200,6 +205,7 @@ def test_a_revoked_devices_reports_are_refused(
     for number in range(CLIENTS):
         keys.create(f"device-{number}")
     public = [key.public_key.encode() for key in keys.all()]
+    indices = [key.device for key in keys.all()]
     public[3] = b"of a stranger"
     monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
     monkeypatch.setattr(
@@ -212,15 +218,16 @@ def test_a_revoked_devices_reports_are_refused(
         return reply
 
     config = config_of(tmp_path / "run")
-    run = serve(config, grid_of(config, tamper=revokes))
-    assert contributors(run) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
-    second = read_result(run)["rounds"][1]
-    assert "its key device-1 was revoked" in second["refused"]["1"]
-    assert [key.device for key in keys.all()] == [0, 1, 2, -1]
+    run = serve(config, grid_of(config, tamper=revokes, indices=indices))
+    first, second, third, stranger = indices
+    assert contributors(run) == [sorted(indices[:3]), *[sorted([first, third])] * 3]
+    refused = read_result(run)["rounds"][1]["refused"]
+    assert "its key device-1 was revoked" in refused[str(second)]
     status = status_of(tmp_path / "run")
-    assert (status.round, list(status.devices)) == (4, [0, 1, 2])
-    assert (status.devices[1].name, status.devices[1].state) == ("device-1", "revoked")
-    assert (status.devices[2].reports, status.devices[2].position) == (4, 3)
+    assert (status.round, list(status.devices)) == (4, sorted(indices))
+    assert (status.devices[second].name, status.devices[second].state) == ("device-1", "revoked")
+    assert (status.devices[third].reports, status.devices[third].position) == (4, 3)
+    assert status.devices[stranger].reports == 0
 
 
 @pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
@@ -232,6 +239,46 @@ def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: i
     run = serve(config, grid_of(config))
     whole = config_of(tmp_path / "whole", rounds=6)
     assert ledger_of(run) == ledger_of(serve(whole, grid_of(whole)))
+
+
+class Misheard(InProcessGrid):
+    """Hands out something else than the first hello of every device."""
+
+    def __init__(self, config: RunConfig, first: Callable[[Message], Message]) -> None:
+        super().__init__(app, config.data.clients, config.flat())
+        self._first, self._heard = first, 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(message_ids))
+        hellos = [r for r in replies if r.metadata.message_type == MessageType.QUERY]
+        self._heard += len(hellos)
+        return list(map(self._first, replies)) if self._heard <= CLIENTS else replies
+
+
+def test_a_hello_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
+    def lost(reply: Message) -> Message:
+        reply.__dict__["_content"] = None
+        reply.__dict__["_error"] = Error(ErrorCode.MESSAGE_UNAVAILABLE, "it expired")
+        return reply
+
+    config = config_of(tmp_path / "run", rounds=1)
+    assert contributors(serve(config, Misheard(config, lost))) == [[0, 1, 2, 3]]
+
+
+def test_a_live_run_waits_on_when_nobody_can_take_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.roster._REFUSED_SECONDS", 0.0)
+
+    def garbage(reply: Message) -> Message:
+        reply.content.config_records["samara"]["frame"] = b"garbage"
+        return reply
+
+    config = config_of(tmp_path / "run", rounds=1)
+    with pytest.raises(SamaraError, match=r"no device can take part: .* truncated"):
+        serve(config, Misheard(config, garbage))
+    run = serve(config, Misheard(config, garbage), patient=True)
+    assert contributors(run) == [[0, 1, 2, 3]]
 
 
 def test_late_reports_need_directions_of_their_own() -> None:

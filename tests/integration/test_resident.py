@@ -20,7 +20,7 @@ from live import QUIET
 
 from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
-from client.memory import FolderMemory, decode_session, encode_session
+from client.memory import SESSIONS_KEPT, FolderMemory, decode_session, encode_session
 from client.own import of_device
 from client.remote import RemoteTrainer, address_of
 from client.resident import Resident
@@ -30,11 +30,13 @@ from devices.live.settings import ClientSettings, own_settings
 from server.app import serve
 from server.roster import message_to
 from shared.config import RunConfig
-from shared.errors import CatchUpError, DataError, TrainerError
+from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
 from shared.frames import Hello, Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
+from shared.result import read_result
 from simulations.engine import InProcessGrid
+from simulations.simulate import simulate
 
 DEVICES = (7, 4_000_000_000)
 START_SECONDS = 300.0
@@ -135,6 +137,13 @@ def test_a_run_over_sockets_ends_where_the_devices_stand(
         assert session.position.round == 3
     assert (status.model_loads, status.paused) == (1, "")
     assert status.answered > 6
+    for device, where in zip(DEVICES, folders, strict=True):
+        device_settings(settings, device, where).write()
+    repeated = config_of(server_config.flat(), out=str(short / "again"))
+    again = simulate(repeated, cohorts_from=folder, homes=folders)
+    assert read_result(again)["final_digest"] == result["final_digest"]
+    with pytest.raises(ConfigError, match="add --cohorts-from"):
+        simulate(repeated, homes=folders)
 
 
 def test_killing_the_trainer_between_messages_changes_nothing(
@@ -193,6 +202,16 @@ def test_a_damaged_session_begins_anew_and_says_so(
     with caplog.at_level(logging.WARNING, "samara.client"):
         assert memory.session(bytes(8)) is None
     assert "begins anew" in caplog.text
+
+
+def test_sessions_of_runs_long_past_are_forgotten(tmp_path: Path) -> None:
+    memory, runs = FolderMemory(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
+    for age, run in enumerate(runs):
+        memory.remember(run, _session())
+        (tmp_path / "runs" / run.hex() / "own").touch()
+        os.utime(tmp_path / "runs" / run.hex() / "session", (age, age))
+    assert [memory.session(run) is None for run in runs] == [True, True] + [False] * SESSIONS_KEPT
+    assert len(list(tmp_path.glob("runs/*/own"))) == len(runs)
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 60])

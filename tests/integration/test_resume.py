@@ -1,5 +1,6 @@
 """Runs that are interrupted, clients that were away, and the ledger that brings them on."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,15 @@ def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(
 
 
 def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
-    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """It returns, lowers the rate that was given by hand, and says so; nobody contributed."""
+    """It returns, lowers the rate that was given by hand, and says so; nobody contributed.
+
+    All that can be repeated, as whose reports decided it is written down.
+    """
 
     def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
         loss = 9.0 if instruction.round == 6 else 0.7
@@ -125,6 +132,13 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     rates = [event["learning_rate"] for event in read_result(folder)["rounds"]]
     assert rates[:6] == [0.1] * 6
     assert rates[6] == pytest.approx(0.01)
+    changes = {"learning_rate": 0.1, "rounds": 7, "out": str(tmp_path / "again")}
+    again = simulate(config_of(settings, **changes), cohorts_from=folder)
+    assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]
+    file = folder / "step_size.jsonl"
+    file.write_text(re.sub(r'"devices": \[[^]]*\], ', "", file.read_text()))
+    with pytest.raises(LedgerError, match="does not say whose reports decided round 6"):
+        simulate(config_of(settings, **changes), cohorts_from=folder)
 
 
 def with_small_records(settings: Settings, **changes: Any) -> RunConfig:

@@ -191,3 +191,74 @@ def test_costs_are_per_client(compared: Compared) -> None:
     assert cost.adapter_bytes == 4 * 1536
     curve = comparison.curve(comparison.field.variants[0])
     assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]
+
+
+METHODS = {"global": 0.0, "local": -0.05, "finetune": 0.08, "ditto": 0.09}
+
+
+def _of_methods(seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
+    return [
+        result_of(30, seed=seed, personal=method != "global", gain=gain, method=method, **settings)
+        for method, gain in METHODS.items()
+    ]
+
+
+def test_methods_are_held_against_global_local_and_what_needs_no_training(
+    compared: Compared,
+) -> None:
+    comparison = compared(*_of_methods(), *_of_methods(seed=1))
+    assert [variant.method for variant in comparison.field.variants] == list(METHODS)
+    names = [comparison.named(line.arm) for line in comparison.lines]
+    untrained = ["majority", "base rate", "zero-shot", "label bias"]
+    assert names == [*untrained, *METHODS]
+    groups = comparison.grouped()
+    assert list(groups) == [f"{method} against" for method in METHODS]
+    assert list(groups["ditto against"]) == ["global", "local", *untrained]
+    assert list(groups["local against"]) == untrained
+    assert len(comparison.tested) == 2 * 6 + 2 * 4
+    assert (comparison.named(comparison.main.arm), comparison.main.against.name) == (
+        "ditto",
+        "global",
+    )
+    assert comparison.answer().startswith("ditto serves clients better than global: +")
+    text = said(comparison)
+    assert "finetune against" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_newcomers_stand_apart(compared: Compared) -> None:
+    comparison = compared(*_of_methods(cohort__newcomers=4))
+    assert comparison.field.clients == tuple(range(26))
+    assert comparison.field.newcomers == (26, 27, 28, 29)
+    assert all(len(row.accuracy.own) == 26 for row in comparison.tested)
+    whole = compared(*_of_methods())
+    held, new, every = (
+        found.field.variants[2].arms["personalized"].accuracy
+        if found is not None
+        else comparison.field.variants[2].new["personalized"].accuracy
+        for found in (comparison, None, whole)
+    )
+    np.testing.assert_array_equal(np.concatenate([held, new]), every)
+    assert "clients that trained no global model, mean over 4" in " ".join(said(comparison).split())
+    assert csv_of(comparison).count("personalized,") == csv_of(whole).count("personalized,")
+
+
+def test_csv_tells_what_a_client_spent(compared: Compared) -> None:
+    result = result_of(steps=3)
+    del result["rounds"][0]["clients"]["1"]
+    rows = list(csv.DictReader(io.StringIO(csv_of(compared(result, result_of(steps=3, seed=1))))))
+    spent = {
+        row["client"]: [row[key] for key in ("steps", "private_steps", "bytes_up", "bytes_down")]
+        for row in rows
+    }
+    assert spent["0"] == ["60.0", "15.0", "3200.0", "31220.0"]
+    assert spent["1"] == ["58.5", "15.0", "3120.0", "30439.5"]
+
+
+def test_a_page_shows_methods(compared: Compared) -> None:
+    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    from simulations.report.html import page_of
+
+    page = page_of(compared(*_of_methods(cohort__newcomers=3)))
+    assert "ditto serves clients better than global" in page
+    assert "clients that trained no global model" in page

@@ -137,11 +137,11 @@ def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
         starts.append(clock.now)
         return [sys.executable, "-S", "-c", "raise SystemExit(4)"]
 
-    child = Child("it", command, os.environ, clock)
+    child = Child("it", command, os.environ, clock, "it may be this")
     assert child.tend() == ""
     child.end()
     assert child.exit_status == 4
-    assert child.tend() == "it ended with status 4; it is started again in 2 s"
+    assert child.tend() == "it ended with status 4; it is started again in 2 s; it may be this"
     clock.now = 1.9
     assert child.tend() == ""
     assert starts == [0]

@@ -11,19 +11,18 @@ from typer.testing import CliRunner
 
 import samara
 from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
+from devices.live.memory import expected, free_memory, profile_for
 from devices.live.preflight import (
     Check,
     Outcome,
     clock,
     disk,
-    free_memory,
     memory,
     power_mode,
     python_version,
     quantization_works,
     superlink,
     torch_works,
-    weight_bytes,
 )
 from devices.live.settings import (
     ClientSettings,
@@ -32,7 +31,8 @@ from devices.live.settings import (
     own_settings,
     torch_device,
 )
-from shared.config import ModelSettings
+from devices.profile import load_device, shipped_devices
+from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
 
 GIB = 2**30
@@ -164,22 +164,24 @@ def test_a_quantization_kernel_is_launched() -> None:
     assert quantization_works("cpu").outcome is Outcome.PASS
 
 
-def test_memory_is_weighed_against_the_model(model_folder: Callable[[str], Path]) -> None:
-    folder = model_folder("causal")
+def test_memory_is_weighed_against_model_and_profile(model_folder: Callable[[str], Path]) -> None:
+    board = load_device(next(d.name for d in shipped_devices() if d.compute.processor == "gpu"))
     assert free_memory("cpu") > 0
-    plain = ModelSettings.model_validate({"path": str(folder)})
-    weights = weight_bytes(plain)
-    files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert weights is not None
-    assert 0.9 * files < weights <= files
-    small = plain.model_copy(update={"quantization": "nf4", "dtype": "bfloat16"})
-    quantized = weight_bytes(small)
-    assert quantized is not None
-    assert quantized < weights / 2
-    assert memory(8 * GIB, plain).outcome is Outcome.PASS
-    assert memory(GIB // 2, plain).outcome is Outcome.FAIL
-    elsewhere = ModelSettings.model_validate({"path": "someone/some-model"})
-    assert memory(8 * GIB, elsewhere).outcome is Outcome.WARN
+    own = {"model.path": str(model_folder("causal")), "data.path": "d.jsonl", "task": "sst2"}
+    config = RunConfig.of(own, "test")
+    need = expected(config, board)
+    assert need.total > board.memory.runtime_bytes
+    check = memory(need.total + 1, config, board)
+    assert (check.outcome, board.name in check.finding) == (Outcome.PASS, True)
+    check = memory(need.total - 1, config, board)
+    assert check.outcome is Outcome.FAIL
+    assert "quantize" in check.remedy
+    quantized = RunConfig.of(own | {"model.quantization": "nf4"}, "test")
+    assert expected(quantized, board).blocks < need.blocks / 2
+    elsewhere = RunConfig.of(own | {"model.path": "someone/some-model"}, "test")
+    assert memory(8 * GIB, elsewhere, board).outcome is Outcome.WARN
+    assert memory(8 * GIB, RunConfig(), profile_for("cpu")).outcome is Outcome.PASS
+    assert profile_for("cuda:1").compute.processor == "gpu"
 
 
 def test_disk_and_power_mode() -> None:
@@ -254,9 +256,15 @@ def test_names_addresses_and_devices() -> None:
     for wrong in ("", "..", "a/b", "kitchen orin", "-a"):
         with pytest.raises(ConfigError, match="--name"):
             check_name(wrong)
-    assert torch_device("jetson-orin-nano") == "cuda"
-    assert torch_device("cuda:1") == "cuda:1"
-    with pytest.raises(ConfigError, match="--device orin"):
+    assert torch_device("cuda:1") == ("cuda:1", "")
+    for profile in shipped_devices():
+        if profile.compute.processor == "npu":
+            with pytest.raises(ConfigError, match="torch does not run"):
+                torch_device(profile.name)
+        else:
+            expected_device = "cuda" if profile.compute.processor == "gpu" else "cpu"
+            assert torch_device(profile.name) == (expected_device, profile.name)
+    with pytest.raises(ConfigError, match=r"--device: none of .* nor a file"):
         torch_device("orin")
 
 
@@ -265,7 +273,7 @@ def test_names_addresses_and_devices() -> None:
     [
         ([], "--key FILE is missing"),
         (["--insecure", "--set", "rounds=3"], "the server decides"),
-        (["--insecure", "--device", "orin"], "--device orin"),
+        (["--insecure", "--device", "orin"], "--device: none of cpu"),
         (["--insecure", "--set", "threads=-1"], "threads"),
         (["--key", "/nowhere/key"], "the key cannot be read"),
     ],

@@ -77,6 +77,20 @@ def test_no_such_profile() -> None:
         load_device("nano")
 
 
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("jetson-orin-nano", "orin-nano-8gb"),
+        ("orin-nano", "orin-nano-8gb"),
+        ("jetson-orin-nano-4gb", "orin-nano-4gb"),
+        ("jetson-agx-orin", "agx-orin-64gb"),
+        ("oneplus-12", "oneplus-12"),
+    ],
+)
+def test_a_board_may_be_called_as_a_live_client_calls_it(name: str, profile: str) -> None:
+    assert load_device(name).name == profile
+
+
 def test_a_power_mode_scales_what_its_clocks_drive() -> None:
     device = load_device("orin-nano-8gb")
     slow = device.in_mode("7W")

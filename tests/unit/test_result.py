@@ -16,6 +16,10 @@ from shared.result import (
     Column,
     Device,
     Evaluation,
+    Fleet,
+    FleetDevice,
+    FleetJob,
+    FleetRound,
     Round,
     RunResult,
 )
@@ -93,7 +97,11 @@ def test_shares_outside_0_to_1_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [RunResult, Round, ClientRound, Evaluation, Column, ClientFigures, Device]
+    "part",
+    [
+        *(RunResult, Round, ClientRound, Evaluation, Column, ClientFigures, Device),
+        *(Fleet, FleetRound, FleetJob, FleetDevice),
+    ],
 )
 def test_every_key_is_documented(part: type[BaseModel]) -> None:
     page = PAGE.read_text(encoding="utf-8")
@@ -102,5 +110,5 @@ def test_every_key_is_documented(part: type[BaseModel]) -> None:
 
 
 def test_made_up_results_have_the_keys_of_real_ones() -> None:
-    known = set(RunResult.model_fields)
+    known = set(RunResult.model_fields) - {"groups", "fleet"}  # of clusters, of fleets alone
     assert set(json.loads(json.dumps(result_of()))) == known

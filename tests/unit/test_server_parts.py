@@ -16,12 +16,13 @@ from server.certificates import given_certificates, own_certificates
 from server.health import Health
 from server.keys import Keys
 from server.superlink import DOOR_PATH, Door, is_open_to
-from server.watch import Tail
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.events import Tail
+from shared.identity import device_of
 
 
-def test_a_key_is_made_bound_and_revoked(tmp_path: Path) -> None:
+def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "keys")
     secret = keys.create("kitchen")
     keys.create("garage")
@@ -29,19 +30,20 @@ def test_a_key_is_made_bound_and_revoked(tmp_path: Path) -> None:
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     garage, kitchen = (key.public_key.encode() for key in keys.all())
     assert keys.refusal(kitchen) == ""
-    keys.bind(kitchen, 7)
-    keys.bind(kitchen, 7)
-    with pytest.raises(SamaraError, match="its key kitchen is device 7, not 8"):
-        keys.bind(kitchen, 8)
-    with pytest.raises(SamaraError, match="device 7 has the key kitchen, not garage"):
-        keys.bind(garage, 7)
+    device = device_of(kitchen)
+    assert [key.device for key in keys.all()] == [device_of(garage), device]
+    keys.check(kitchen, device)
+    with pytest.raises(SamaraError, match=f"its key is that of device {device}, not 8"):
+        keys.check(kitchen, 8)
+    with pytest.raises(SamaraError, match=f"not {device}"):
+        keys.check(garage, device)
     before = keys.stamp()
     keys.revoke("kitchen")
     assert keys.stamp() != before
     assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
-        keys.bind(kitchen, 7)
-    keys.bind(garage, 7)
+        keys.check(kitchen, device)
+    keys.check(garage, device_of(garage))
     assert "is not registered here" in keys.refusal(b"another")
 
 
@@ -134,7 +136,7 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     async def send(message: Any) -> None:
         sent.append(message.get("status", 0))
 
-    door = Door(flower)
+    door = Door(flower, 100)
     for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
         scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
         asyncio.run(door(scope, None, send))
@@ -144,6 +146,30 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     assert len(told) == 2
     assert "10.0.0.7 was turned away: its key is not registered" in told[0]
     assert "/v1/control/start-run, which is for this machine only" in told[1]
+
+
+def test_a_body_that_is_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            heard.append(len((await receive())["body"]))
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(40), "more_body": True}
+
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    scope = {"type": "http", "client": ("10.0.0.7", 1), "path": "/v1/fleet/push-object"}
+    asyncio.run(Door(flower, 100)(scope, receive, send))
+    assert (heard, sent) == ([40, 40], [403, 0])
+    assert "10.0.0.7 sent more than 100 bytes at once" in caplog.text
+    asyncio.run(Door(flower, 120)(scope, receive, send))
+    assert sent == [403, 0, 200]
 
 
 def test_rests_double_and_end_with_a_success() -> None:

@@ -151,6 +151,20 @@ def test_noise_is_no_rise() -> None:
         assert size.back_to is None
 
 
+def test_a_jump_in_the_first_step_is_taken_back() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.02, 20)
+    size = StepSize(STEPS, given=100.0).after(replace(CALM, loss=0.7))
+    for loss in 0.95 + noise:
+        size = size.after(replace(CALM, loss=float(loss)))
+        if size.back_to is not None:
+            break
+    assert (size.back_to, size.learning_rate) == (0, pytest.approx(100.0 * SETBACK))
+    calm = StepSize(STEPS, given=100.0)
+    for loss in 0.7 + noise:
+        calm = calm.after(replace(CALM, loss=float(loss)))
+        assert calm.back_to is None
+
+
 def test_a_loss_that_is_not_finite_returns_at_once() -> None:
     size = after(StepSize(STEPS), [CALM] * 20)
     assert after(size, [replace(CALM, loss=np.nan)]).back_to is not None

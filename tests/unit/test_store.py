@@ -16,6 +16,7 @@ from server.store import (
     METRICS_FILE,
     RESULT_FILE,
     RunStore,
+    finish,
     replayed,
 )
 from shared.errors import LedgerError, SamaraError
@@ -36,7 +37,7 @@ def write_run(folder: Path, rounds: int = 3, every: int = 0) -> Path:
             store.ledger.append(delta)
             store.note({"event": "round", "round": delta.round})
         digest = store.ledger.digest.hex()
-        store.finish({"final_round": rounds, "final_digest": digest})
+        finish(store.folder, {"final_round": rounds, "final_digest": digest})
     return folder
 
 
@@ -79,7 +80,7 @@ def test_events_survive_reopening(tmp_path: Path) -> None:
         with opened(tmp_path) as store:
             store.note(event)
     with opened(tmp_path) as store:
-        assert store.events == events
+        assert store.events() == events
 
 
 def test_a_ledger_that_lost_rounds_which_the_metrics_tell_of_is_refused(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_an_event_noted_after_a_crash_survives_too(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.note({"round": 2})
     with opened(tmp_path) as store:
-        assert store.events == [{"round": 1}, {"round": 2}]
+        assert store.events() == [{"round": 1}, {"round": 2}]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "1"])

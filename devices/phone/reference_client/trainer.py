@@ -10,12 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.estimators.prge import Estimate, Trial, carried_out, estimate
+from client.reporting import label_by_label, report_of
 from devices.phone.reference_client.rows import Rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend
 from shared.directions import batch_order
 from shared.errors import CatchUpError, TrainingError
-from shared.frames import Figures, Hello, Report, SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames import (
+    GROUPING_TRACK,
+    Figures,
+    Hello,
+    Report,
+    Split,
+    TrainInstruction,
+    token_of,
+)
 from shared.replay import check_fits, quantize, summed
+from shared.step_size import REACH
 
 _Number = TypeVar("_Number", bound=np.generic)
 _NO_SEEDS = np.zeros(0, np.uint64)
@@ -70,9 +80,12 @@ class PhoneTrainer:
         """
         rows, seeds = self._rows[Split.TRAIN], instruction.seeds(device)
         estimates: list[Estimate] = []
-        pending = _NOTHING
+        losses: list[float] = []
+        pending, energy = _NOTHING, 0.0
         for step in range(instruction.steps):
             order = batch_order(instruction.root, device, step, len(rows))
+            if instruction.track == GROUPING_TRACK:
+                order = label_by_label(order, rows.labels)
             work = _Calls(self._program, rows, state, pending)
             curvature = instruction.measures_curvature(step)
             trials = estimate(
@@ -90,21 +103,15 @@ class PhoneTrainer:
                     "lower learning-rate or epsilon, or check the program"
                 )
             estimates.append(found)
-            passes = quantize(instruction.coefficients(instruction.clipped(found.gradients)))
+            if energy <= (REACH * instruction.epsilon) ** 2:
+                losses.append(found.mean_loss)
+            coefficients = instruction.coefficients(instruction.clipped(found.gradients))
+            energy += float(coefficients @ coefficients)
+            passes = quantize(coefficients)
             check_fits(state, passes)
             pending = summed([(seeds[step], one_pass) for one_pass in passes])
-        gradients = np.stack([found.gradients for found in estimates])
-        bends = [found.curvature for found in estimates if found.curvature is not None]
-        pooled = instruction.seed_policy is SeedPolicy.POOL
-        return Report(
-            token_of(instruction.encode()),
-            device,
-            len(rows),
-            float(np.mean([found.mean_loss for found in estimates])),
-            instruction.sums(gradients) if pooled else gradients,
-            summed_steps=instruction.steps if pooled else 0,
-            curvature=float(np.mean(bends)) if bends else None,
-        )
+        token = token_of(instruction.encode())
+        return report_of(instruction, token, device, len(rows), estimates, losses)
 
     def figures(self, name: str, state: NDArray[np.int64], split: Split) -> Figures:
         """Loss and confusion of a state on a split: ``forward`` with ε = 0."""

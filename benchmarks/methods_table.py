@@ -1,0 +1,135 @@
+"""Every method with the settings that a sweep chose for it, several seeds each, as one comparison.
+
+    samara simulate benchmarks/methods/messages.toml --sweep benchmarks/methods/sweep.toml \\
+        --set data.clients=20 --set cohort.newcomers=0 --out FOLDER/sweep
+    python -m benchmarks.methods_table --sweep FOLDER/sweep --out FOLDER/table --seeds 0 1 2 \\
+        --set data.clients=44 --set cohort.newcomers=4
+
+What has ended is in FOLDER/table/METHOD-SEED, and the same command goes on from there; --seconds
+ends it between two runs. --words adds the reader's base rate with a bag of words: a logistic
+regression on all training texts together, with an intercept of each client's own, whose penalty is
+chosen on validation. It is no federation: all texts are in one place.
+"""
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from shared.config import RunConfig, load_scenario
+from shared.result import RESULT_FILE, RunResult
+from shared.tasks.catalog import load_task
+from shared.tasks.data import load_examples
+from shared.tasks.kinds import ClassificationTask
+from shared.tasks.metrics import Confusion
+from shared.tasks.partition import partition
+from shared.tasks.rows import Example
+from simulations.comparison.comparison import Comparison, comparison_of, p_text, percent, points
+from simulations.comparison.statistics import compared, holm
+from simulations.comparison.tables import csv_of, printed
+from simulations.simulate import simulate
+
+PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+INTERCEPT = 3.0
+"""How large a client's own feature is: the penalty is to weigh on words more than on base rates."""
+
+
+def words_figures(config: RunConfig) -> dict[int, Confusion]:
+    """Base rate and bag of words of every client's test examples."""
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    task, data = load_task(config.task), config.data
+    assert isinstance(task, ClassificationTask)
+    examples = load_examples(data.path, task, data.seed, data.limit)
+    shares = partition(examples, data.partition, data.clients, data.alpha, data.seed)
+    rows = [(client, example) for client, own in enumerate(shares) for example in own]
+    split = {name: [r for r in rows if r[1].split == name] for name in ("train", "validation")}
+    words = TfidfVectorizer(sublinear_tf=True, min_df=2)
+    words.fit([example.text for _, example in split["train"]])
+
+    def features(part: list[tuple[int, Example]]) -> csr_matrix:
+        clients = np.array([client for client, _ in part])
+        ones = np.ones(len(part))
+        own = csr_matrix((ones, (np.arange(len(part)), clients)), (len(part), data.clients))
+        texts = [example.text for _, example in part]
+        return csr_matrix(hstack([own * INTERCEPT, words.transform(texts)]))
+
+    def labels(part: list[tuple[int, Example]]) -> NDArray[np.int64]:
+        return np.array([example.label for _, example in part])
+
+    fitted = [
+        LogisticRegression(C=penalty, max_iter=2000).fit(
+            features(split["train"]), labels(split["train"])
+        )
+        for penalty in PENALTIES
+    ]
+    held = split["validation"]
+    best = max(fitted, key=lambda model: model.score(features(held), labels(held)))
+    figures = {}
+    for client, own in enumerate(shares):
+        test = [(client, example) for example in own if example.split == "test"]
+        if test:
+            told = best.predict(features(test))
+            figures[client] = Confusion.of(labels(test), told, len(task.words))
+    return figures
+
+
+def print_words(comparison: Comparison, words: dict[int, Confusion], console: Console) -> None:
+    """The methods held against base rate and bag of words."""
+    field = comparison.field
+    accuracy = np.array([words[client].accuracy for client in field.clients])
+    macro_f1 = np.array([words[client].macro_f1 for client in field.clients])
+    console.print(
+        f"base rate + words: accuracy {percent(accuracy.mean())}, macro-F1 "
+        f"{percent(macro_f1.mean())}"
+    )
+    served = [variant.arms[variant.served] for variant in field.variants]
+    found = [compared(arm.accuracy, accuracy) for arm in served]
+    table = Table("against base rate + words", "accuracy", "95 % interval", "p (Holm)")
+    for arm, own, p in zip(served, found, holm([one.p for one in found]), strict=True):
+        interval = f"{points(own.low)} … {points(own.high)}"
+        table.add_row(comparison.named(arm), points(own.mean), interval, p_text(p))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", type=Path, required=True, help="folder with METHOD.toml files")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--words", action="store_true")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    methods = arguments.methods or sorted(file.stem for file in arguments.sweep.glob("*.toml"))
+    console, begun, folders, config = Console(width=100), time.monotonic(), [], RunConfig()
+    for seed in arguments.seeds:
+        for method in methods:
+            folders.append(folder := arguments.out / f"{method}-{seed}")
+            own = [*arguments.settings, f"seed={seed}", f"out={folder.resolve()}"]
+            config = load_scenario(arguments.sweep / f"{method}.toml", own)
+            if (folder / RESULT_FILE).exists():
+                continue
+            if time.monotonic() - begun > arguments.seconds:
+                raise SystemExit(f"{folder} is next; the same command goes on")
+            simulate(config)
+            console.print(f"{folder}: {RunResult.read(folder).wall_seconds:.0f} s")
+    comparison = comparison_of(folders)
+    for part in printed(comparison):
+        console.print(part, "")
+    if arguments.words:
+        print_words(comparison, words_figures(config), console)
+    (arguments.out / "clients.csv").write_text(csv_of(comparison))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A small network on one machine: a server and its clients in network namespaces of their own.
+
+Takes root and a kernel with namespaces, veth and bridges. Addresses are 10.204.0.1 for the server
+and 10.204.0.2 and up for the clients. Nothing is left of it after the block.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SERVER_ADDRESS = "10.204.0.1"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes over a client's interface, Ethernet headers included."""
+
+    up: int
+    down: int
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        """What came after."""
+        return Traffic(self.up - other.up, self.down - other.down)
+
+
+class Network:
+    """The namespaces: the server's, with a bridge, and one for each client."""
+
+    def __init__(self, clients: int) -> None:
+        self._name, self.clients = f"field{os.getpid()}", clients
+
+    @property
+    def server(self) -> list[str]:
+        """Before a command of the server."""
+        return ["ip", "netns", "exec", f"{self._name}s"]
+
+    def client(self, number: int) -> list[str]:
+        """Before a command of a client."""
+        return ["ip", "netns", "exec", f"{self._name}c{number}"]
+
+    def traffic(self, number: int) -> Traffic:
+        """What went over a client's interface so far."""
+        inside, link = self.client(number), "/sys/class/net/up0/statistics"
+        # sysfs shows the namespace that it was mounted in: ip netns exec mounts it anew
+        told = _run(*inside, "cat", f"{link}/tx_bytes", f"{link}/rx_bytes").split()
+        return Traffic(int(told[0]), int(told[1]))
+
+    def cut(self, number: int) -> None:
+        """Unplug a client."""
+        _run(*self.server, "ip", "link", "set", f"c{number}", "down")
+
+    def mend(self, number: int) -> None:
+        """Plug it in again."""
+        _run(*self.server, "ip", "link", "set", f"c{number}", "up")
+
+    def make(self, undo: ExitStack) -> None:
+        """Make all of it."""
+        server = self._namespace(f"{self._name}s", undo)
+        _run(*server, "ip", "link", "add", "bridge0", "type", "bridge")
+        _run(*server, "ip", "address", "add", f"{SERVER_ADDRESS}/24", "dev", "bridge0")
+        _run(*server, "ip", "link", "set", "bridge0", "up")
+        for number in range(self.clients):
+            inside = self._namespace(f"{self._name}c{number}", undo)
+            peer = ("peer", "name", "up0", "netns", f"{self._name}c{number}")
+            port = f"c{number}"
+            _run(*server, "ip", "link", "add", port, "type", "veth", *peer)
+            _run(*server, "ip", "link", "set", port, "master", "bridge0")
+            _run(*server, "ip", "link", "set", port, "up")
+            address = f"10.204.0.{number + 2}/24"
+            _run(*inside, "ip", "address", "add", address, "dev", "up0")
+            _run(*inside, "ip", "link", "set", "up0", "up")
+
+    def _namespace(self, name: str, undo: ExitStack) -> Sequence[str]:
+        _run("ip", "netns", "add", name)
+        undo.callback(_run_anyway, "ip", "netns", "del", name)
+        inside = ["ip", "netns", "exec", name]
+        _run(*inside, "ip", "link", "set", "lo", "up")
+        return inside
+
+
+@contextmanager
+def network(clients: int) -> Iterator[Network]:
+    """A network of a server and so many clients.
+
+    Raises:
+        RuntimeError: if it is not permitted here.
+    """
+    with ExitStack() as undo:
+        made = Network(clients)
+        made.make(undo)
+        yield made
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system in memory with so many bytes, mounted on a folder.
+
+    Raises:
+        RuntimeError: if it is not permitted here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
+    try:
+        yield folder
+    finally:
+        _run_anyway("umount", str(folder))
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _run_anyway(*command: str) -> None:
+    subprocess.run(command, capture_output=True, check=False)

@@ -1,0 +1,167 @@
+"""A model three times its memory takes LoRA-FA steps from disk: how much longer than it must?
+
+    python benchmarks/streamed.py [--shape tinyllama-1.1b] [--limit 1500000000] [--json FILE]
+
+A random float32 checkpoint is written into a temporary folder (4.4 GB). Then a process of its own,
+which the kernel ends at the limit, loads it streamed and takes P-RGE steps, in turn with the same
+step without reading and with reading without a step: so all three see the same machine. Once every
+cold measurement begins with none of the file's pages in memory, once all of them are there.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.shapes import SHAPES, TASK, write_checkpoint
+from client.forward.grouping import Schedule
+from client.forward.streamed import StreamedBody, StreamedForward
+from client.streaming.loading import load
+from client.streaming.stream import BlockStream
+from devices.memory import run_capped
+from shared.config import AdapterSettings, ModelSettings
+from shared.directions import directions
+from shared.machine import peak_memory_bytes
+from shared.model.lora_fa import Points, inject
+from shared.model.scorers import CausalScorer, Prompt
+from shared.tasks.objectives import cross_entropy
+
+LIMIT_BYTES = 1_500_000_000
+SHARD_BYTES = 400 * 2**20
+EPSILON = 0.01
+
+
+def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Take steps in this process; seconds of each kind of measurement."""
+    settings = {"path": str(folder), "stream": "disk", "quantization": arguments.quantization}
+    loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    assert loaded.store is not None
+    stream, base, store = BlockStream(loaded.base, loaded.store), loaded.base, loaded.store
+    scorer = CausalScorer(base, TASK, arguments.tokens)
+    adapter = inject(base, AdapterSettings(layers="all", rank=4), 2)
+    forward = StreamedForward(adapter, scorer, StreamedBody(base, 0))
+    ids = np.random.default_rng(0).integers(12, 500, (arguments.batch, arguments.tokens))
+    prompts = [Prompt((tuple(row),), ((len(row) - 1,),)) for row in ids.tolist()]
+    center = np.zeros(adapter.layout.size, np.float32)
+    gradients: list[float] = []
+
+    def step() -> None:
+        first = len(gradients)
+        seeds = np.arange(first, first + arguments.queries, dtype=np.uint64)
+        z = directions(seeds, adapter.layout.size, "gaussian")
+        points = Points.at(adapter.layout, center, z, EPSILON)
+        scores = forward.scores(points, prompts, Schedule("both"))
+        plus, minus = np.split(cross_entropy(scores, np.ones(len(prompts), np.int64)), 2)
+        gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())
+
+    def read() -> None:
+        for block in range(stream.count):
+            stream.block(block)
+
+    def compute() -> None:
+        fetch = store.fetch
+        store.fetch = lambda block, room: None  # type: ignore[method-assign]
+        step()
+        store.fetch = fetch  # type: ignore[method-assign]
+
+    step()
+    seconds: dict[str, list[float]] = {"compute": [], "read": [], "step": []}
+    work: dict[str, Callable[[], None]] = {"compute": compute, "read": read, "step": step}
+    for turn in range(arguments.turns):
+        for name, run in work.items():
+            stream.settle()
+            if cold:
+                drop_pages(folder)
+            begun = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begun)
+            print(
+                json.dumps({"step": turn, "what": name, "seconds": seconds[name][-1]}), flush=True
+            )
+    return {
+        "block_bytes": store.bytes,
+        "seconds": seconds,
+        "peak_resident_bytes": peak_memory_bytes(),
+        "projected_gradients": gradients[: arguments.queries],
+    }
+
+
+def drop_pages(folder: Path) -> None:
+    """Have the kernel forget a folder's files; they must have reached the disk."""
+    for file in folder.rglob("*.safetensors"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def fill_pages(folder: Path) -> None:
+    """Have the kernel know a folder's files; their pages are not counted to the capped process."""
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as stream:
+            while stream.read(2**24):
+                pass
+
+
+def summary(figures: dict[str, Any]) -> dict[str, float]:
+    """Medians, and the step against whichever takes longer, computing or reading."""
+    medians = {name: statistics.median(times) for name, times in figures["seconds"].items()}
+    turns = zip(*(figures["seconds"][name] for name in ("compute", "read", "step")), strict=True)
+    ratio = statistics.median(step / max(compute, read) for compute, read, step in turns)
+    rate = figures["block_bytes"] / medians["read"]
+    return medians | {"step / max(compute, read)": ratio, "MB/s": rate / 1e6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
+    parser.add_argument("--quantization", default="none", choices=["none", "nf4", "int8"])
+    parser.add_argument("--limit", type=int, default=LIMIT_BYTES)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--queries", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="for the checkpoint; kept and used again")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--measure", choices=["cold", "warm"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        print(json.dumps(measure(arguments.folder, arguments.measure == "cold", arguments)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.json").exists():
+            write_checkpoint(arguments.shape, folder, SHARD_BYTES, torch.float32)
+        subprocess.run(["sync"], check=True)
+        results: dict[str, Any] = {"limit_bytes": arguments.limit}
+        for kind in ("cold", "warm"):
+            fill_pages(folder) if kind == "warm" else drop_pages(folder)
+            given = ["--folder", str(folder), "--measure", kind]
+            for name in ("quantization", "tokens", "queries", "batch", "turns"):
+                given += [f"--{name}", str(getattr(arguments, name))]
+            lines: list[str] = []
+            ending = run_capped([sys.executable, __file__, *given], arguments.limit, lines.append)
+            print(f"{kind}: {ending}")
+            if ending.status:
+                sys.exit(f"{kind}: ended with status {ending.status}")
+            figures = json.loads(lines[-1])
+            results[kind] = figures | {"summary": summary(figures), "ending": str(ending)}
+            for name, value in results[kind]["summary"].items():
+                print(f"  {name}: {value:.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""How the global model and a client's private scalars make the client's own model, by method.
+
+Every method spends the same number of rounds on a client (`RunConfig.federated_rounds` and
+`private_rounds`) and moves two integer states, w of the federation and p of the client:
+
+- finetune: w + p, p trained from w on.
+- ditto: w + p, and p is pulled back after every private round, p ← p − p/2ᵏ: SGD on the client's
+  loss plus λ/2·|p|² with 2⁻ᵏ = η·λ·K (Li et al., Ditto, 2021, equation 2, with the global model
+  found first, as their section 3.1 allows).
+- mixture: α·w + (1 − α)·(w + p), α found on the client's validation examples (Deng et al., APFL,
+  2020, equation 2; interpolation of weights as Wortsman et al., WiSE-FT, 2022).
+- partial: some tensors are w's, the others p's (Pillutla et al., 2022; Arivazhagan et al., FedPer,
+  2019); neither is tried or used where the other is.
+- local: p alone. global and cluster: w alone, cluster's w being that of the client's group.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.layout import Layout
+from shared.replay import MAX_SHRINK, Shrink
+
+State = NDArray[np.int64]
+
+_HALVINGS = (Shrink(1),)
+NOTHING = _HALVINGS * MAX_SHRINK
+"""Shrinks that leave nothing of a state but its last bit."""
+KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
+    0.0: NOTHING,
+    0.125: _HALVINGS * 3,
+    0.25: _HALVINGS * 2,
+    0.5: _HALVINGS,
+    0.75: (Shrink(2),),
+    0.875: (Shrink(3),),
+    1.0: (),
+}
+"""1 − α of a mixture, ascending, each with the exact records that keep this share of p."""
+UNKNOWN_SHARE = 0.5
+"""What is kept where a client has no validation examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Which of the trained numbers are the federation's, and which are private.
+
+    Attributes:
+        private: bool [d], what only the client's own scalars decide; None where both are added.
+    """
+
+    private: NDArray[np.bool_] | None = None
+
+    @property
+    def shared(self) -> NDArray[np.bool_] | None:
+        """bool [d], what only the federation's scalars decide; None if that is everything."""
+        return None if self.private is None else ~self.private
+
+    def model(self, w: State, p: State | None = None) -> State:
+        """The model that a client uses, int64 [d].
+
+        Args:
+            w: state of the federation, int64 [d].
+            p: private state, int64 [d]; None for a client without one.
+        """
+        if self.private is None:
+            return w if p is None else w + p
+        return np.where(self.private, np.int64(0) if p is None else p, w)
+
+
+def composition(config: RunConfig, layout: Layout) -> Composition:
+    """The composition that a run's method asks for.
+
+    Raises:
+        ConfigError: if the private part of ``partial`` is nothing of the layout, or all of it.
+    """
+    if config.method != "partial":
+        return Composition()
+    names = [name.strip() for name in config.personal.part.split(",")]
+    private = np.zeros(layout.size, np.bool_)
+    for name in names:
+        found = [
+            tensor.name
+            for tensor in layout.tensors
+            if tensor.group == name or fnmatchcase(tensor.name, name)
+        ]
+        if not found:
+            there = ", ".join([t.name for t in layout.tensors] + [t.group for t in layout.tensors])
+            raise ConfigError(f"personal.part: {name!r} is none of {there}")
+        for tensor_name in found:
+            private[layout.place(tensor_name)[0]] = True
+    if private.all():
+        raise ConfigError(
+            "personal.part: nothing would be left to the federation; name fewer tensors, or set "
+            'method = "local"'
+        )
+    return Composition(private)
+
+
+def pull(config: RunConfig) -> tuple[Shrink, ...]:
+    """What follows the scalars of a private round: ditto's pull, as the nearest power of 2."""
+    if config.method != "ditto":
+        return ()
+    return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(config.personal.pull))))),)
+
+
+def kept_share(loss_of: Callable[[float], float]) -> float:
+    """1 − α with the least loss on a client's validation examples; of equals the least.
+
+    Args:
+        loss_of: mean loss when this share of p is kept; NaN without examples.
+    """
+    losses = {share: loss_of(share) for share in KEPT_SHARES}
+    if any(math.isnan(loss) for loss in losses.values()):
+        return UNKNOWN_SHARE
+    return min(losses, key=lambda share: losses[share])

@@ -1,0 +1,1 @@
+"""Fleets of emulated devices on a virtual clock."""

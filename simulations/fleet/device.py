@@ -1,0 +1,193 @@
+"""The devices of a fleet: what each is, what a step costs it, and its battery."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import inf
+
+import numpy as np
+
+from client.trainer import Trainer
+from devices.estimate import Estimate, estimate
+from devices.link import available_at, next_available, next_within, windows
+from devices.profile import DeviceProfile, LinkProfile, load_device, load_link
+from devices.roofline import Mode, Workload
+from devices.shape import ModelShape, model_shape
+from shared.config import DeviceGroup, RunConfig
+from shared.errors import ConfigError, SamaraError
+from shared.frames import Split
+
+SHIFT_HOURS = 1.0
+"""By which people's days are earlier or later than their group's, at most."""
+_SAMPLED_CLIENTS = 8
+_WHOLE_DAY = 24.0
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a fleet.
+
+    Attributes:
+        number: of the client that it is.
+        group: what it has in common with others.
+        profile: in its power mode.
+        link: with hours of its own.
+        charging: hours of the day at a charger, its own.
+        estimate: of a pass over as many examples as go through it at a time.
+        passes: such passes in a step.
+        charge: Wh in its battery when the run begins.
+    """
+
+    number: int
+    group: DeviceGroup
+    profile: DeviceProfile
+    link: LinkProfile
+    charging: tuple[tuple[float, float], ...]
+    estimate: Estimate
+    passes: int
+    charge: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a whole step; adapters are drawn and updated once in it."""
+        time = self.estimate.time
+        return time.adapters + self.passes * (time.total - time.adapters)
+
+    @property
+    def watts(self) -> float | None:
+        """Drawn while it computes, at most; None if nobody knows."""
+        return self.profile.watts
+
+    def is_free(self, at: float, charge: float) -> bool:
+        """Whether it can take part at a virtual second: link there, and battery or charger."""
+        return available_at(self.link, at) and self._has_power(at, charge)
+
+    def next_change(self, at: float, charge: float) -> float:
+        """When a device that is not free may become so; ∞ if never.
+
+        Args:
+            at: virtual seconds.
+            charge: Wh at that time.
+        """
+        there = next_available(self.link, at)
+        power = at if self._has_power(at, charge) else next_within(self.charging, at)
+        return inf if there is None or power is None else max(there, power)
+
+    def charge_after(self, charge: float, begun: float, ended: float) -> float:
+        """Wh in the battery after some time, by its charger and its owner."""
+        clock, group = begun, self.group
+        for window in chain(windows(self.charging, begun), [(inf, inf)]):
+            begin, end = (min(moment, ended) for moment in window)
+            charge = max(0.0, charge - group.use * max(0.0, begin - clock) / _HOUR)
+            clock = max(clock, begin)
+            net = (group.charger - group.use) * max(0.0, end - clock) / _HOUR
+            charge = min(group.battery, max(0.0, charge + net))
+            clock = max(clock, end)
+            if clock >= ended:
+                break
+        return charge
+
+    def at_charger(self, at: float) -> bool:
+        """Whether it hangs at a charger, or has no battery."""
+        return not self.group.battery or next_within(self.charging, at) == at
+
+    def _has_power(self, at: float, charge: float) -> bool:
+        return self.at_charger(at) or charge > self.group.reserve * self.group.battery
+
+
+def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
+    """The devices of a run, one per client, group by group.
+
+    Args:
+        config: of the run.
+        trainer: of its model and data, which say how long sequences are.
+
+    Raises:
+        ConfigError: naming every profile, link or power mode that there is not.
+        ModelError: if the model whose times are wanted cannot be read, or is too small.
+    """
+    groups, mistakes = config.fleet.devices, []
+    kinds: list[tuple[DeviceProfile, LinkProfile]] = []
+    for index, group in enumerate(groups):
+        try:
+            profile = load_device(group.device)
+            profile = profile.in_mode(group.power) if group.power else profile
+            kinds.append((profile, load_link(group.link)))
+        except SamaraError as error:
+            mistakes.append(f"fleet.devices.{index}: {error}")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    shape = model_shape(config.fleet.timed_as or str(trainer.folder))
+    own_shape = not config.fleet.timed_as
+    devices: list[Device] = []
+    for group, (profile, link), count in zip(
+        groups, kinds, counts_of(config.data.clients, groups), strict=True
+    ):
+        work, passes = _workload(config, trainer, shape, group, own_shape)
+        cost = estimate(shape, profile, work)
+        for number in range(len(devices), len(devices) + count):
+            random = np.random.default_rng([config.seed, 0, number])
+            shift = float(random.uniform(-SHIFT_HOURS, SHIFT_HOURS))
+            hours = _shifted(group.available or tuple(link.available), shift)
+            devices.append(
+                Device(
+                    number,
+                    group,
+                    profile,
+                    link.model_copy(update={"available": list(hours)}),
+                    tuple(_shifted(group.charging, shift)),
+                    cost,
+                    passes,
+                    group.battery * float(random.uniform(group.reserve, 1.0)),
+                )
+            )
+    return devices
+
+
+def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
+    """Devices of each group by largest remainders, in all as many as there are clients."""
+    whole = sum(group.share for group in groups)
+    exact = [clients * group.share / whole for group in groups]
+    counts = [int(share) for share in exact]
+    order = sorted(range(len(groups)), key=lambda index: counts[index] - exact[index])
+    for index in order[: clients - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tuple[float, float]]:
+    """Hours of a day that begins earlier or later; a whole day stays one."""
+    for begin, end in hours:
+        whole = end - begin >= _WHOLE_DAY
+        moved = begin if whole else (begin + shift) % _WHOLE_DAY
+        yield moved, moved + end - begin
+
+
+def _workload(
+    config: RunConfig, trainer: Trainer, shape: ModelShape, group: DeviceGroup, own_shape: bool
+) -> tuple[Workload, int]:
+    """A pass of the run's step on a device of a group, and how many a step has."""
+    clients = config.data.clients
+    prompts = [
+        prompt
+        for client in range(min(clients, _SAMPLED_CLIENTS))
+        for prompt in trainer.share(client, clients, Split.TRAIN).prompts
+    ]
+    sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
+    places = [len(own) for prompt in prompts for own in prompt.supervised]
+    mode: Mode = "both" if config.grouping == "auto" else config.grouping
+    examples = min(config.micro_batch or config.batch, config.batch)
+    blocks, adapted = len(shape.blocks), trainer.adapted_blocks
+    top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks
+    work = Workload(
+        sequence=round(sum(map(len, sequences)) / len(sequences)),
+        batch=examples * round(len(sequences) / len(prompts)),
+        queries=config.queries,
+        mode=mode,
+        quantization=group.quantization,
+        top=top,
+        rank=config.adapter.rank,
+        supervised=round(sum(places) / len(places)),
+    )
+    return replace(work, sequence=max(work.sequence, work.supervised)), -(-config.batch // examples)

@@ -1,0 +1,186 @@
+"""The grid of a fleet: Flower messages on one side, devices on a virtual clock on the other."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from client.session import Session
+from shared.errors import SamaraError
+from shared.frames import Refusal, Report, SeedPolicy, TrainInstruction, token_of
+from shared.wire import PERSONAL_ACTION, RECORD
+from simulations.engine import FIRST_CLIENT_NODE, LocalGrid
+from simulations.fleet.clients import Clients
+from simulations.fleet.job import Job
+from simulations.fleet.world import FleetWorld
+
+_PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
+
+
+@dataclass(eq=False)
+class _Asked:
+    """The clients of a round whose reports will come, and those reports that were needed so far."""
+
+    instruction: TrainInstruction
+    session: Session
+    groups: list[list[int]]
+    reports: dict[int, bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class _Due:
+    """A report that will be there at a virtual second."""
+
+    message: Message
+    job: Job
+    asked: _Asked
+
+
+class FleetGrid(LocalGrid):
+    """Delivers training on the virtual clock, everything else at once.
+
+    A report is computed when the server fetches it, along with those that share its passes and
+    those that fill the other threads: what a deadline cuts off costs nothing.
+
+    Args:
+        world: keeps the clock.
+        clients: answer.
+        clients_count: how many they are.
+        threads: groups of clients that train side by side.
+        on_message: called with the message type and client after each message was answered.
+    """
+
+    def __init__(
+        self,
+        world: FleetWorld,
+        clients: Clients,
+        clients_count: int,
+        threads: int,
+        on_message: Callable[[str, int], None] = lambda message_type, client: None,
+    ) -> None:
+        super().__init__()
+        self._world, self._clients, self._threads = world, clients, threads
+        self._on_message, self._numbers = on_message, count()
+        self._nodes = range(FIRST_CLIENT_NODE, FIRST_CLIENT_NODE + clients_count)
+        self._replies: dict[str, Message] = {}
+        self._due: dict[str, _Due] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; the world knows which of them can be reached."""
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages of one type."""
+        sent = {}
+        for message in messages:
+            identifier = str(next(self._numbers))
+            message.metadata.__dict__["_message_id"] = identifier
+            sent[identifier] = message
+        if not sent:
+            return []
+        kind = next(iter(sent.values())).metadata.message_type
+        if kind == MessageType.TRAIN:
+            self._begin(sent)
+        elif kind == MessageType.QUERY:
+            for identifier, message in sent.items():
+                self._answer(identifier, message, self._clients.hello(_client(message)))
+        else:
+            self._evaluate(sent, kind == _PERSONAL)
+        return list(sent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out the replies to these messages that are there by now, each once."""
+        wanted, now = set(message_ids), self._world.now()
+        there = [i for i in self._due if i in wanted and self._due[i].job.ended <= now]
+        for identifier in there:
+            due = self._due.pop(identifier)
+            self._answer(identifier, due.message, self._report(due))
+        return [self._replies.pop(i) for i in sorted(wanted & self._replies.keys(), key=int)]
+
+    def _begin(self, sent: dict[str, Message]) -> None:
+        """Let every device begin with the round's instruction."""
+        jobs: dict[str, Job] = {}
+        size, instruction = 0, None
+        for identifier, message in sent.items():
+            number = _client(message)
+            frame, more, refusal = self._clients.catch_up(number, message)
+            if refusal:
+                self._answer(identifier, message, refusal)
+                continue
+            if instruction is None:
+                instruction = TrainInstruction.decode(frame)
+                size = _report_size(instruction)
+            jobs[identifier] = self._world.ask(
+                number, instruction.round, len(frame) + more, size, instruction.steps
+            )
+        if instruction is None:
+            return
+        coming = [i for i, job in jobs.items() if job.outcome == "reported"]
+        coming.sort(key=lambda i: (jobs[i].ended, jobs[i].device))
+        try:
+            session = self._clients.standing(instruction)
+        except SamaraError as error:
+            token = token_of(instruction.encode())
+            for identifier in jobs:
+                number = jobs[identifier].device
+                refusal = Refusal(token, number, 0, str(error)).encode()
+                self._answer(identifier, sent[identifier], refusal)
+            return
+        groups = self._clients.together(instruction, [jobs[i].device for i in coming])
+        asked = _Asked(instruction, session, groups, {})
+        self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
+
+    def _report(self, due: _Due) -> bytes:
+        """A report; if it is not made yet, with its group and one more for each other thread."""
+        asked, number = due.asked, due.job.device
+        if number not in asked.reports:
+            ahead = (group for group in asked.groups if group[0] not in asked.reports)
+            own = next(group for group in asked.groups if number in group)
+            others = [group for group in islice(ahead, self._threads) if group is not own]
+            groups: Sequence[list[int]] = [own, *others[: self._threads - 1]]
+            asked.reports |= self._clients.reports(asked.instruction, asked.session, groups)
+        return asked.reports[number]
+
+    def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
+        """Measure; it takes no virtual time, but what clients receive they owe to the clock."""
+        asked: dict[str, int] = {}
+        frame = b""
+        for identifier, message in sent.items():
+            number = _client(message)
+            frame, more, refusal = self._clients.catch_up(number, message)
+            self._world.owe(number, more)
+            if refusal:
+                self._answer(identifier, message, refusal)
+            else:
+                asked[identifier] = number
+        answers = self._clients.evaluations(frame, list(asked.values()), personal)
+        for identifier, answer in zip(asked, answers, strict=True):
+            self._answer(identifier, sent[identifier], answer)
+
+    def _answer(self, identifier: str, message: Message, frame: bytes) -> None:
+        content = RecordDict({RECORD: ConfigRecord({"frame": frame})})
+        self._replies[identifier] = Message(content, reply_to=message)
+        self._on_message(message.metadata.message_type, _client(message))
+
+
+def _client(message: Message) -> int:
+    return message.metadata.dst_node_id - FIRST_CLIENT_NODE
+
+
+def _report_size(instruction: TrainInstruction) -> int:
+    """Bytes of a report's frame; they do not depend on what it says."""
+    gradients = np.zeros((instruction.steps, instruction.queries), np.float32)
+    pooled = instruction.seed_policy is SeedPolicy.POOL
+    curvature = 0.0 if instruction.measured_directions(instruction.steps) else None
+    report = Report(
+        bytes(8),
+        0,
+        1,
+        0.0,
+        instruction.sums(gradients) if pooled else gradients,
+        summed_steps=instruction.steps if pooled else 0,
+        curvature=curvature,
+    )
+    return len(report.encode())

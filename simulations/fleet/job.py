@@ -1,0 +1,104 @@
+"""What a device makes of an instruction on the virtual clock. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from devices.link import Transfer, download, upload
+from simulations.fleet.device import Device
+
+Outcome = Literal["reported", "dropped out", "out of memory", "out of battery", "out of reach"]
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A device's part in a round.
+
+    Attributes:
+        device: number.
+        outcome: of it.
+        begun: virtual second when it was asked.
+        ended: virtual second when its report is with the server, or it gives up.
+        compute: seconds.
+        transfer: seconds on its link.
+        waited: seconds until its link was there.
+        bytes_down: that crossed the link, headers and repeated packets included.
+        bytes_up: the same.
+        joules: that computing took, at most; None if nobody knows.
+        peak_bytes: of the process.
+        slow: whether something else slowed its steps down.
+        charge: Wh in its battery at the end.
+    """
+
+    device: int
+    outcome: Outcome
+    begun: float
+    ended: float
+    compute: float = 0.0
+    transfer: float = 0.0
+    waited: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    joules: float | None = None
+    peak_bytes: int = 0
+    slow: bool = False
+    charge: float = 0.0
+
+
+def job(
+    device: Device, at: float, down: int, up: int, steps: int, charge: float, seed: list[int]
+) -> Job:
+    """Receive an instruction, take its steps, send the report; or fail on the way.
+
+    Args:
+        device: that is asked.
+        at: virtual seconds.
+        down: bytes of instruction and catch-up.
+        up: bytes of the report.
+        steps: local steps.
+        charge: Wh in its battery.
+        seed: decides about jitter, loss, dropout and slowness.
+    """
+    random, group = np.random.default_rng(seed), device.group
+    drops, moment, slow = random.random() < group.dropout, random.random(), random.random()
+    seeds = random.integers(2**63, size=2)
+    is_slow = slow < group.slow
+    received = download(device.link, down, at, int(seeds[0]))
+    if received is None:
+        return Job(device.number, "out of reach", at, at, charge=charge)
+    peak = device.estimate.memory.total
+    seconds = steps * device.step_seconds * (group.slowdown if is_slow else 1.0)
+    outcome: Outcome = "reported"
+    if not device.estimate.fits:
+        outcome, seconds, peak = "out of memory", 0.0, device.profile.usable_bytes
+    elif drops:
+        outcome, seconds = "dropped out", moment * seconds
+    watts = device.watts or 0.0
+    if not device.at_charger(received.ended) and watts * seconds > 0:
+        spare = (charge - group.reserve * group.battery) * _HOUR
+        if watts * seconds > spare:
+            outcome, seconds = "out of battery", max(0.0, spare) / watts
+    computed = received.ended + seconds
+    sent: Transfer | None = None
+    if outcome == "reported":
+        sent = upload(device.link, up, computed, int(seeds[1]))
+        outcome = "reported" if sent else "out of reach"
+    ended = sent.ended if sent else computed
+    left = device.charge_after(charge, at, ended) - watts * seconds / _HOUR
+    return Job(
+        device=device.number,
+        outcome=outcome,
+        begun=at,
+        ended=ended,
+        compute=seconds,
+        transfer=received.seconds + (sent.seconds if sent else 0.0),
+        waited=received.waited + (sent.waited if sent else 0.0),
+        bytes_down=received.bytes,
+        bytes_up=sent.bytes if sent else 0,
+        joules=None if device.watts is None else watts * seconds,
+        peak_bytes=peak,
+        slow=is_slow,
+        charge=max(0.0, left) if group.battery else 0.0,
+    )

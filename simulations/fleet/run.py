@@ -1,0 +1,55 @@
+"""Run a federation on a fleet of emulated devices."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from client.trainer import Trainer
+from server.app import serve
+from server.store import METRICS_FILE
+from shared.config import RunConfig
+from shared.events import read_events
+from shared.machine import cores
+from shared.runs import run_folder, run_id_of
+from simulations.fleet.clients import Clients
+from simulations.fleet.device import fleet_of
+from simulations.fleet.grid import FleetGrid
+from simulations.fleet.world import FleetWorld
+
+
+def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
+    """Train with the devices of ``fleet.devices``; returns the run's folder.
+
+    Args:
+        config: of the run, which has a fleet.
+        on_message: called with the message type and client after each message was answered.
+
+    Raises:
+        SamaraError: if the run cannot begin, or cannot go on.
+    """
+    threads = 1 if config.model.device != "cpu" else max(1, cores() // (config.threads or 1))
+    of_client = config.model_copy(update={"threads": config.threads or 1})
+    first = Trainer(of_client)
+    folder = run_folder(config, run_id_of(config, first.layout, first.model_id))
+    devices = fleet_of(of_client, first)
+    trainers: dict[str, Trainer] = {
+        kind: _trainer(of_client, kind, first, folder)
+        for kind in sorted({group.quantization for group in config.fleet.devices})
+    }
+    rounds = [event for event in read_events(folder / METRICS_FILE) if "fleet" in event]
+    fleet = config.fleet
+    world = FleetWorld(devices, config.seed, fleet.begins, fleet.every, rounds)
+    with ThreadPoolExecutor(threads) as pool:
+        clients = Clients(devices, trainers, config, pool)
+        grid = FleetGrid(world, clients, len(devices), threads, on_message)
+        return serve(config, grid, world=world)
+
+
+def _trainer(config: RunConfig, kind: str, first: Trainer, folder: Path) -> Trainer:
+    """The trainer of devices of a quantization; weights in full precision are the run's own."""
+    own = config.model.quantization
+    quantization = kind if kind in ("int8", "nf4") else own
+    if quantization == own:
+        return first
+    model = config.model.model_copy(update={"quantization": quantization})
+    return Trainer(config.model_copy(update={"model": model, "out": str(folder)}))

@@ -1,0 +1,94 @@
+"""What a fleet's devices of each kind have in common, for tables and figures. Pure."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.result import Fleet, FleetDevice
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Devices with one profile, link and quantization; figures are means over them.
+
+    Attributes:
+        name: profile, its power mode, quantization and link.
+        numbers: of the devices.
+        step_seconds: of a local step.
+        compute_seconds: in the whole run, as all that follow.
+        transfer_seconds: on the link.
+        waiting_seconds: for the link, and for the round to end.
+        energy_joules: None if nobody knows.
+        bytes_up: on the link.
+        bytes_down: on the link.
+        peak_memory_bytes: the largest.
+        outcomes: how often each, of all of them together.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    step_seconds: float
+    compute_seconds: float
+    transfer_seconds: float
+    waiting_seconds: float
+    energy_joules: float | None
+    bytes_up: float
+    bytes_down: float
+    peak_memory_bytes: int
+    outcomes: Counter[str]
+
+    @property
+    def count(self) -> int:
+        """How many devices there are."""
+        return len(self.numbers)
+
+    @property
+    def failures(self) -> str:
+        """What became of the rounds in which a device did not report in time."""
+        told = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
+        return ", ".join(text for text in told if not text.endswith(" reported"))
+
+
+def kinds_of(fleet: Fleet) -> list[Kind]:
+    """The kinds of a fleet, in the order of their first devices."""
+    named: dict[str, dict[int, FleetDevice]] = {}
+    for number, device in sorted(fleet.devices.items()):
+        named.setdefault(kind_name(device), {})[number] = device
+    return [_kind(name, devices) for name, devices in named.items()]
+
+
+def kind_name(device: FleetDevice) -> str:
+    """What devices are told apart by."""
+    mode = f" {device.power_mode}" if device.power_mode else ""
+    return f"{device.device}{mode}, {device.quantization}, {device.link}"
+
+
+def clock_of(second: float) -> str:
+    """A virtual second as day and time: day 1, 22:05."""
+    minutes = int(second // 60)
+    return f"day {minutes // 1440 + 1}, {minutes // 60 % 24:02}:{minutes % 60:02}"
+
+
+def _kind(name: str, devices: dict[int, FleetDevice]) -> Kind:
+    own = list(devices.values())
+
+    def mean(figure: Callable[[FleetDevice], float]) -> float:
+        return sum(map(figure, own)) / len(own)
+
+    outcomes: Counter[str] = Counter()
+    for device in own:
+        outcomes.update(device.outcomes)
+    known = all(device.energy_joules is not None for device in own)
+    return Kind(
+        name=name,
+        numbers=tuple(devices),
+        step_seconds=mean(lambda device: device.step_seconds),
+        compute_seconds=mean(lambda device: device.compute_seconds),
+        transfer_seconds=mean(lambda device: device.transfer_seconds),
+        waiting_seconds=mean(lambda device: device.waiting_seconds),
+        energy_joules=mean(lambda device: device.energy_joules or 0.0) if known else None,
+        bytes_up=mean(lambda device: device.bytes_up),
+        bytes_down=mean(lambda device: device.bytes_down),
+        peak_memory_bytes=max(device.peak_memory_bytes for device in own),
+        outcomes=outcomes,
+    )

@@ -1,0 +1,199 @@
+"""The figures of an emulated fleet: its rounds and stragglers, its days, where its time goes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+
+from shared.result import FleetJob, FleetRound, RunResult
+from simulations.report.figures import DOWN, INK, MUTED, SERIES, Figure, drawn
+from simulations.report.fleet import Kind, kinds_of
+
+DRAWN_DEVICES = 60
+"""Of more devices, so many have a line, evenly over the kinds."""
+_HOUR, _MINUTE = 3600.0, 60.0
+_MARKERS = "os^D"
+"""Of kinds beyond those that have a colour to themselves."""
+
+
+def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
+    """The figures of a run with a fleet; none of another.
+
+    Args:
+        letter: of the run on its page.
+        result: of it.
+    """
+    if result.fleet is None:
+        return []
+    rounds = [told.fleet for told in result.rounds if told.fleet is not None]
+    kinds = kinds_of(result.fleet)
+    return [_rounds(letter, rounds, kinds), _days(letter, rounds, kinds), _split(letter, kinds)]
+
+
+def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
+    """When each report came, counted from the beginning of its round."""
+    colours = _colours(kinds)
+    jobs = [(told, number, job) for told in rounds for number, job in told.devices.items()]
+    in_time = [found for found in jobs if found[2].outcome == "reported"]
+    late = [found for found in jobs if found[2].outcome == "late"]
+    longest = max((told.ended - told.begun for told in rounds), default=0.0) / _MINUTE
+
+    def draw(axes: Axes) -> None:
+        for index, kind in enumerate(kinds):
+            own = [found for found in in_time if found[1] in kind.numbers]
+            axes.plot(
+                [told.begun / _HOUR for told, _, _ in own],
+                [(job.ended - told.begun) / _MINUTE for told, _, job in own],
+                _MARKERS[index // len(SERIES) % len(_MARKERS)],
+                color=colours[kind.name],
+                markersize=4,
+                alpha=0.6,
+                markeredgewidth=0,
+                label=kind.name,
+            )
+        axes.plot(
+            [told.begun / _HOUR for told, _, _ in late],
+            [min((job.ended - told.begun) / _MINUTE, 1.25 * longest) for told, _, job in late],
+            "x",
+            color=DOWN,
+            markersize=5,
+            label="late",
+        )
+        axes.plot(
+            [told.begun / _HOUR for told in rounds],
+            [(told.ended - told.begun) / _MINUTE for told in rounds],
+            "_",
+            color=INK,
+            markersize=7,
+            label="the round ends",
+        )
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.set_xlabel("hour, from the first midnight on")
+        axes.set_ylabel("minutes after the round began")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=9)
+
+    return drawn(
+        f"rounds{letter}",
+        "Rounds and stragglers",
+        "A dot is a report, in the colour of its kind of device; a cross came after the round, "
+        "at the upper edge if much later. A stroke is when a round ended.",
+        f"Reports by the time they took, in {len(rounds)} rounds: {len(in_time)} in time, "
+        f"{len(late)} late; the longest round took {longest:.1f} minutes.",
+        draw,
+        3.8 + 0.18 * len(kinds),
+    )
+
+
+def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
+    """A line per device, with its work on it."""
+    colours = _colours(kinds)
+    lines = [number for kind in kinds for number in _some(kind, kinds)]
+    place = {number: index for index, number in enumerate(lines)}
+    colour = {number: colours[kind.name] for kind in kinds for number in kind.numbers}
+    jobs = [
+        (number, job) for told in rounds for number, job in told.devices.items() if number in place
+    ]
+
+    def bars(chosen: Sequence[tuple[int, FleetJob]], shade: Sequence[str]) -> LineCollection:
+        drawn_lines = [
+            np.array([[job.begun, place[number]], [max(job.ended, job.begun), place[number]]])
+            / [_HOUR, 1]
+            for number, job in chosen
+        ]
+        return LineCollection(drawn_lines, colors=list(shade), linewidths=2.4)
+
+    def draw(axes: Axes) -> None:
+        good = [found for found in jobs if found[1].outcome == "reported"]
+        bad = [found for found in jobs if found[1].outcome != "reported"]
+        axes.add_collection(bars(good, [colour[number] for number, _ in good]))
+        axes.add_collection(bars(bad, [DOWN] * len(bad)))
+        for found, shade in ((good, MUTED), (bad, DOWN)):
+            axes.plot(
+                [job.begun / _HOUR for _, job in found],
+                [place[number] for number, _ in found],
+                ".",
+                color=shade,
+                markersize=2.5,
+            )
+        begin = 0
+        for kind in kinds:
+            own = [number for number in lines if number in kind.numbers]
+            if own:
+                axes.annotate(
+                    kind.name,
+                    (0, begin - 0.7),
+                    xycoords=("axes fraction", "data"),
+                    color=colours[kind.name],
+                    fontsize=8.5,
+                    va="bottom",
+                )
+            begin += len(own)
+        axes.set_xlim(rounds[0].begun / _HOUR, rounds[-1].ended / _HOUR)
+        axes.set_ylim(len(lines), -2.5)
+        axes.set_yticks([])
+        axes.grid(axis="x")
+        axes.set_xlabel("hour, from the first midnight on")
+
+    thinned = len(lines) < sum(kind.count for kind in kinds)
+    return drawn(
+        f"days{letter}",
+        "When devices were at work",
+        "A line is a device; a dot is when it was asked, a bar reaches to its report. Rust where "
+        "it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
+        f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
+        draw,
+        1.6 + 0.075 * len(lines),
+    )
+
+
+def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
+    """Where the time of a device goes, by kind."""
+    parts = {
+        "computing": [kind.compute_seconds / _MINUTE for kind in kinds],
+        "transfer": [kind.transfer_seconds / _MINUTE for kind in kinds],
+        "waiting": [kind.waiting_seconds / _MINUTE for kind in kinds],
+    }
+
+    def draw(axes: Axes) -> None:
+        begin = np.zeros(len(kinds))
+        shades = (SERIES[0], SERIES[1], MUTED)
+        for (name, minutes), shade in zip(parts.items(), shades, strict=True):
+            axes.barh(range(len(kinds)), minutes, 0.55, left=begin, color=shade, label=name)
+            begin += minutes
+        axes.set_yticks(range(len(kinds)), [k.name.replace(", ", "\n", 1) for k in kinds])
+        axes.tick_params(axis="y", labelsize=9)
+        axes.set_ylim(len(kinds) - 0.45, -0.55)
+        axes.grid(axis="x")
+        axes.set_xlabel("minutes of a device in the whole run")
+        axes.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=10
+        )
+
+    told = "; ".join(
+        f"{kind.name}: computing {kind.compute_seconds / _MINUTE:.1f}, transfer "
+        f"{kind.transfer_seconds / _MINUTE:.1f}, waiting {kind.waiting_seconds / _MINUTE:.1f}"
+        for kind in kinds
+    )
+    return drawn(
+        f"split{letter}",
+        "Where a device's time goes",
+        "Mean over the devices of a kind. Waiting is for the link, and for others once a report "
+        "is in.",
+        f"Minutes of a device by kind. {told}.",
+        draw,
+        1.4 + 0.5 * len(kinds),
+    )
+
+
+def _colours(kinds: Sequence[Kind]) -> dict[str, str]:
+    return {kind.name: SERIES[index % len(SERIES)] for index, kind in enumerate(kinds)}
+
+
+def _some(kind: Kind, kinds: Sequence[Kind]) -> list[int]:
+    """Devices of a kind that have a line: a share like the kind's own, at least one."""
+    whole = sum(other.count for other in kinds)
+    wanted = max(1, round(kind.count * min(1.0, DRAWN_DEVICES / whole)))
+    chosen = np.linspace(0, kind.count - 1, wanted).astype(int)
+    return [kind.numbers[index] for index in chosen]

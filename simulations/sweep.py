@@ -1,0 +1,197 @@
+"""Settings found on validation examples alone, with as many trials for every method.
+
+Successive halving (Jamieson and Talwalkar, 2016, algorithm 1): all trials of a method run on a
+part of the budget of rounds, the better half goes on with twice as much, until one is left or the
+budget is whole. A rung is a run of its own from the start, so that step sizes and the division of
+the budget mean the same in a short run as in a long one.
+"""
+
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shared.config import Method, RunConfig, Scalar, explain
+from shared.errors import ConfigError, SamaraError
+from shared.files import make_folder, write_durably
+from shared.result import RunResult
+
+SHARE = "private-share"
+"""A setting of a sweep only: the share of the budget of rounds that is private."""
+SWEEP_FILE = "sweep.json"
+
+Values = Annotated[list[Scalar], Field(min_length=1)]
+Choices = dict[str, Scalar]
+
+
+class Sweep(BaseModel):
+    """What is tried: the content of a sweep file.
+
+    Attributes:
+        methods: to be tuned, each by itself.
+        trials: of every method, as far as its grid has so many points.
+        rungs: budgets of rounds, each half of the next; 1 is no halving.
+        settings: values of settings for all methods.
+        only: values of more settings, or other values of the same, for one method.
+        without: settings that mean nothing to a method and stay as they are.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    methods: list[Method] = Field(min_length=1)
+    trials: int = Field(4, ge=1, le=1000)
+    rungs: int = Field(2, ge=1, le=10)
+    settings: dict[str, Values] = {}
+    only: dict[Method, dict[str, Values]] = {}
+    without: dict[Method, list[str]] = {}
+
+    @classmethod
+    def read(cls, file: Path) -> "Sweep":
+        """Read a sweep file.
+
+        Raises:
+            ConfigError: if it cannot be read, or listing every mistake.
+        """
+        try:
+            return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{file}: the sweep cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: not valid TOML: {error}") from error
+        except ValidationError as error:
+            raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
+
+    def trials_of(self, method: Method, seed: int) -> list[Choices]:
+        """Points of a method's grid, drawn without repetition, the same for the same seed."""
+        values = self.settings | self.only.get(method, {})
+        for key in self.without.get(method, []):
+            values.pop(key, None)
+        points = [
+            dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+        ]
+        order = np.random.default_rng(seed).permutation(len(points))[: self.trials]
+        return [points[index] for index in order.tolist()]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a sweep.
+
+    Attributes:
+        method: that was run.
+        rung: counted from 1.
+        number: of the trial, from 1.
+        choices: its settings.
+        accuracy: on validation, the mean over the clients that train.
+        loss: likewise.
+        folder: of the run.
+    """
+
+    method: str
+    rung: int
+    number: int
+    choices: Choices
+    accuracy: float
+    loss: float
+    folder: str
+
+
+def sweep(
+    base: RunConfig, plan: Sweep, run: Callable[[RunConfig], Path], out: Path
+) -> Iterator[Trial]:
+    """Tune every method of a plan; the folder then holds sweep.json and METHOD.toml of each.
+
+    Finished runs are not repeated, so the same command goes on where it was.
+
+    Args:
+        base: the settings that are not tried, and the budget of rounds.
+        plan: what is tried.
+        run: trains and returns the run's folder.
+        out: folder of the sweep.
+
+    Yields:
+        Every run as it ends.
+
+    Raises:
+        SamaraError: if a setting is not one, or a run fails.
+    """
+    tried: list[Trial] = []
+    for method in plan.methods:
+        points = plan.trials_of(method, base.seed)
+        left = list(range(len(points)))
+        for index in left:  # all mistakes come before the first run
+            _configured(base, method, points[index], 1.0, out)
+        for rung in range(1, plan.rungs + 1):
+            results = []
+            for index in left:
+                folder = out / method / f"rung-{rung}" / f"trial-{index + 1}"
+                share = 0.5 ** (plan.rungs - rung)
+                run(_configured(base, method, points[index], share, folder))
+                figures = validated(RunResult.read(folder))
+                place = str(folder.relative_to(out))
+                trial = Trial(method, rung, index + 1, points[index], *figures, place)
+                results.append(trial)
+                yield trial
+            results.sort(key=lambda trial: (-trial.accuracy, trial.loss, trial.number))
+            tried += results
+            left = [trial.number - 1 for trial in results[: math.ceil(len(results) / 2)]]
+        chosen = _configured(base, method, points[left[0]], 1.0, Path())
+        _write(out, f"{method}.toml", _toml(chosen))
+    _write(out, SWEEP_FILE, json.dumps([vars(trial) for trial in tried], indent=2) + "\n")
+
+
+def validated(result: RunResult) -> tuple[float, float]:
+    """Accuracy and loss of the model that a run gives its clients, on validation examples.
+
+    Returns:
+        Means over the clients that trained; the last validation counts.
+
+    Raises:
+        SamaraError: if nobody validated.
+    """
+    for evaluation in reversed(result.evaluations):
+        if evaluation.split == "validation" and evaluation.columns:
+            (column,) = evaluation.columns.values()
+            own = [its for client, its in column.clients.items() if client not in result.newcomers]
+            if own:
+                accuracy = float(np.mean([figures.accuracy for figures in own]))
+                return accuracy, float(np.mean([figures.loss for figures in own]))
+    raise SamaraError("no client has validation examples: there is nothing to choose settings by")
+
+
+def _configured(
+    base: RunConfig, method: Method, choices: Choices, share: float, out: Path
+) -> RunConfig:
+    """The run of a trial on a share of the budget of rounds, or without a folder the chosen one."""
+    given: dict[str, Any] = dict(choices)
+    budget = max(2, round(share * (base.rounds + base.personal.rounds)))
+    part = float(given.pop(SHARE, base.personal.rounds / (base.rounds + base.personal.rounds)))
+    if not 0 <= part <= 1:
+        raise ConfigError(f"{SHARE}: {part} is no share; give numbers from 0 to 1")
+    private = min(budget - 1, max(1, round(part * budget)))
+    given |= {"rounds": budget - private, "personal.rounds": private}
+    given |= {"method": method, "out": str(out.resolve()) if out.name else ""}
+    given |= {"evaluate.test": not out.name}
+    return RunConfig.of(base.flat() | given, "sweep")
+
+
+def _toml(config: RunConfig) -> str:
+    """The settings that are not the defaults."""
+    defaults = RunConfig().flat()
+    changed = {key: value for key, value in config.flat().items() if defaults[key] != value}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in changed.items())
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    try:
+        make_folder(folder)
+        write_durably(folder / name, text.encode())
+    except OSError as error:
+        raise SamaraError(f"{folder / name}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,280 @@
+"""Fleets of emulated devices: the same federation on a virtual clock, with shared passes."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import Settings, config_of, ledger_of
+
+from client import local_steps
+from client.trainer import Trainer
+from server.store import replayed
+from shared.config import RunConfig, load_scenario
+from shared.directions import round_root
+from shared.errors import ConfigError, TrainingError
+from shared.frames import Report, SeedPolicy, TrainInstruction
+from shared.replay import zero_state
+from shared.result import RunResult
+from simulations.report.fleet_figures import fleet_figures
+from simulations.simulate import simulate
+
+SCENARIOS = Path(__file__).parents[2] / "simulations" / "scenarios"
+GROUPS: list[dict[str, Any]] = [
+    {"device": "laptop", "share": 2, "link": "wifi", "available": [[0, 24]], "dropout": 0.2},
+    {
+        "device": "mid-range-phone",
+        "share": 1,
+        "link": "lte",
+        "quantization": "fp16",
+        "slow": 0.3,
+        "slowdown": 9.0,
+    },
+]
+CLIENTS = 9
+
+
+@pytest.fixture
+def fleet(settings: Settings) -> Settings:
+    return settings | {
+        "data.clients": CLIENTS,
+        "rounds": 5,
+        "fleet.devices": GROUPS,
+        "fleet.timed-as": "tinyllama-1.1b",
+        "cohort.oversample": 1.3,
+        "cohort.fraction": 0.6,
+        "cohort.timeout": 300.0,
+        "cohort.late-rounds": 1,
+        "evaluate.every": 2,
+        "trunk-cache": 0,
+    }
+
+
+def without_clocks(folder: Path) -> dict[str, Any]:
+    """A result but for what the clock on the wall says."""
+    result = json.loads((folder / "result.json").read_text())
+    for key in ("wall_seconds", "peak_memory_bytes"):
+        del result[key]
+    del result["config"]["out"]
+    for event in (*result["rounds"], *result["evaluations"]):
+        del event["seconds"], event["time"]
+    return result
+
+
+def test_the_same_seed_gives_the_same_result_twice(fleet: Settings, tmp_path: Path) -> None:
+    one = simulate(config_of(fleet))
+    again = simulate(config_of(fleet, out=str(tmp_path / "again")))
+    assert ledger_of(one) == ledger_of(again)
+    assert without_clocks(one) == without_clocks(again)
+    other = simulate(config_of(fleet, out=str(tmp_path / "other"), seed=1))
+    assert without_clocks(one)["rounds"] != without_clocks(other)["rounds"]
+
+
+def test_what_is_told_of_a_fleet_adds_up(fleet: Settings) -> None:
+    result = RunResult.read(simulate(config_of(fleet)))
+    assert result.fleet is not None
+    assert [result.fleet.devices[number].device for number in (0, 5, 6, 8)] == [
+        *["laptop"] * 2,
+        *["mid-range-phone"] * 2,
+    ]
+    clock = result.fleet.begun
+    assert clock == 12 * 3600
+    for told in result.rounds:
+        assert told.fleet is not None
+        assert clock <= told.fleet.begun <= told.fleet.ended <= told.fleet.begun + 300
+        clock = told.fleet.ended
+        in_time = {n for n, job in told.fleet.devices.items() if job.outcome == "reported"}
+        assert in_time <= told.clients.keys()
+        for job in told.fleet.devices.values():
+            if job.outcome == "reported":
+                spent = job.compute + job.transfer + job.waiting
+                assert spent == pytest.approx(told.fleet.ended - told.fleet.begun, abs=1e-4)
+    assert clock == result.fleet.ended
+    outcomes: Counter[str] = Counter()
+    for device in result.fleet.devices.values():
+        outcomes.update(device.outcomes)
+        assert device.peak_memory_bytes == 0 or device.fits
+    assert outcomes["reported"] > 10
+    assert outcomes["late"] > 0
+    assert outcomes["dropped out"] > 0
+    svgs = [figure.svg for figure in fleet_figures("A", result)]
+    assert len(svgs) == 3
+    assert all(svg.startswith("<svg role=") for svg in svgs)
+
+
+def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None:
+    folder = simulate(config_of(fleet))
+    *_, last = replayed(folder)
+    assert last.state.any()
+    assert RunResult.read(folder).final_round == 5
+
+
+def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
+    fleet: Settings, tmp_path: Path
+) -> None:
+    """The same frames, so one client at a time gives the very ledger of the in-process engine."""
+    calm = fleet | {
+        "fleet.devices": [{"device": "laptop", "share": 1}],
+        "fleet.rows": 0,
+        "cohort.late-rounds": 0,
+        "cohort.oversample": 1.0,
+    }
+    devices = simulate(config_of(calm))
+    alone = simulate(config_of(calm, fleet__devices="", out=str(tmp_path / "alone")))
+    one, other = RunResult.read(devices), RunResult.read(alone)
+    assert one.rounds[0].bytes_down == other.rounds[0].bytes_down
+    assert [r.clients.keys() for r in one.rounds] == [r.clients.keys() for r in other.rounds]
+    for mine, its in zip(one.rounds, other.rounds, strict=True):
+        assert mine.loss == its.loss
+        assert mine.digest == its.digest
+    for mine_event, its_event in zip(one.evaluations, other.evaluations, strict=True):
+        assert mine_event.columns["global"].confusion == its_event.columns["global"].confusion
+
+
+def test_a_run_that_is_interrupted_goes_on(
+    fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from simulations.fleet.world import FleetWorld
+
+    told = FleetWorld.of_round
+    rounds = []
+
+    def until_the_third(world: FleetWorld) -> dict[str, Any]:
+        rounds.append(told(world))
+        if len(rounds) == 3:
+            raise TrainingError("stopped")
+        return rounds[-1]
+
+    monkeypatch.setattr(FleetWorld, "of_round", until_the_third)
+    with pytest.raises(TrainingError, match="stopped"):
+        simulate(config_of(fleet))
+    monkeypatch.undo()
+    result = RunResult.read(simulate(config_of(fleet)))
+    assert result.final_round == 5
+    told_of = [told.fleet for told in result.rounds if told.fleet]
+    assert all(one.ended <= other.begun for one, other in pairwise(told_of))
+
+
+def test_a_device_that_is_too_small_is_ended_every_time_and_the_run_goes_on(
+    fleet: Settings,
+) -> None:
+    groups = [GROUPS[0], {"device": "orin-nano-4gb", "share": 1, "quantization": "fp32"}]
+    changed = fleet | {"fleet.devices": groups, "cohort.patience": 2}
+    result = RunResult.read(simulate(config_of(changed)))
+    assert result.fleet is not None
+    small = [d for d in result.fleet.devices.values() if d.device == "orin-nano-4gb"]
+    assert {outcome for device in small for outcome in device.outcomes} == {"out of memory"}
+    assert not any(device.fits for device in small)
+    assert sum(told.reports for told in result.rounds) > 5
+
+
+def test_unknown_profiles_and_engines_are_refused_at_once(fleet: Settings) -> None:
+    groups = [
+        {"device": "laptopp", "share": 1},
+        {"device": "laptop", "share": 1, "link": "pigeon"},
+        {"device": "laptop", "share": 1, "power": "900W"},
+    ]
+    with pytest.raises(ConfigError) as caught:
+        simulate(config_of(fleet, fleet__devices=groups))
+    for part in ("fleet.devices.0: 'laptopp'", "fleet.devices.1: 'pigeon'", "fleet.devices.2"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match="in-process engine"):
+        simulate(config_of(fleet), engine="flower")
+
+
+def instruction_of(trainer: Trainer, config: RunConfig) -> TrainInstruction:
+    return TrainInstruction(
+        run_id=bytes(8),
+        round=1,
+        track=0,
+        steps=config.steps,
+        queries=config.queries,
+        batch=config.batch,
+        seed_policy=SeedPolicy.INDEPENDENT,
+        root=round_root(config.seed, 1, 0),
+        epsilon=config.epsilon,
+        learning_rate=0.05,
+        clip=0.0,
+        deadline=0.0,
+        layout_hash=trainer.layout.hash,
+        start_digest=bytes(32),
+        curvature_every=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("projections", "layers", "cache"),
+    [("auto", "top:2", 0), ("auto", "top:2", 2**20), ("gate_proj,up_proj", "top:1", 0)],
+)
+def test_clients_that_share_passes_report_what_they_report_alone(
+    projections: str, layers: str, cache: int, settings: Settings
+) -> None:
+    """But for rounding, which is 10·u/ε in docs/steps.md, and what steps before it moved."""
+    config = config_of(
+        settings,
+        data__clients=6,
+        steps=3,
+        queries=3,
+        micro_batch=2,
+        trunk_cache=cache,
+        adapter__projections=projections,
+        adapter__layers=layers,
+        adapter__label_bias=True,
+    )
+    trainer = Trainer(config)
+    instruction, state = instruction_of(trainer, config), zero_state(trainer.layout.size)
+    devices = [4, 0, 5, 2]
+    together = trainer.train_together(instruction, state, devices, 6)
+    allowed = 10 * torch.finfo(torch.float32).eps / 2 / config.epsilon
+    for device, found in zip(devices, together, strict=True):
+        alone = trainer.train(instruction, state, device, 6)
+        assert isinstance(found, Report)
+        assert (found.device, found.examples) == (alone.device, alone.examples)
+        np.testing.assert_allclose(found.gradients[0], alone.gradients[0], rtol=0, atol=allowed)
+        np.testing.assert_allclose(found.gradients, alone.gradients, rtol=0, atol=3 * allowed)
+        assert found.mean_loss == pytest.approx(alone.mean_loss, abs=1e-5)
+
+
+def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(settings, data__clients=4)
+    trainer = Trainer(config)
+    instruction, state = instruction_of(trainer, config), zero_state(trainer.layout.size)
+    sound = trainer.train(instruction, state, 2, 4)
+    scored = local_steps.cross_entropy
+    calls: list[int] = []
+
+    def poisoned(scores: Any, labels: Any) -> Any:
+        calls.append(len(labels))
+        return scored(scores, labels) * (np.nan if len(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(local_steps, "cross_entropy", poisoned)
+    broken, whole = trainer.train_together(instruction, state, [0, 2], 4)
+    assert isinstance(broken, TrainingError)
+    assert isinstance(whole, Report)
+    np.testing.assert_allclose(whole.gradients, sound.gradients, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("laptop-8", {"rounds": 2}),
+        ("orin-nano-20", {"rounds": 2, "data.clients": 10}),
+        ("mixed-200", {"rounds": 3, "data.clients": 20, "steps": 2}),
+        ("metered-1000", {"rounds": 2, "data.clients": 30}),
+    ],
+)
+def test_a_shipped_fleet_runs(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    shipped = load_scenario(SCENARIOS / f"{name}.toml")
+    assert shipped.data.clients == int(name.rpartition("-")[2])
+    config = RunConfig.of(shipped.flat() | changes | {"out": str(tmp_path / "run")}, name)
+    result = RunResult.read(simulate(config))
+    assert result.fleet is not None
+    assert result.final_round == changes["rounds"]
+    assert sum(told.reports for told in result.rounds) > 0
+    kinds = {(d.device, d.quantization) for d in result.fleet.devices.values()}
+    assert len(kinds) == len({(g.device, g.quantization) for g in shipped.fleet.devices})

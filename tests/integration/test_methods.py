@@ -1,0 +1,444 @@
+"""Every method: what it spends, what it keeps to itself, that its files are its model."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Settings, config_of, grid_of
+from flwr.app import Message
+from helpers import instruction_with
+from numpy.typing import NDArray
+from test_command import Run, run
+
+from client.local_steps import label_by_label
+from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
+from client.trainer import Trainer, loaded, trainer_for
+from server.app import serve
+from server.clusters import cluster_folder
+from server.store import read_layout, replayed
+from server.strategy import ScalarStrategy
+from shared.config import RunConfig
+from shared.errors import ConfigError, LedgerError, SamaraError
+from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
+from shared.ledger.reading import read_ledger
+from shared.replay import Shrink, digest, replay, to_float32
+from shared.result import RunResult, read_result
+from shared.tasks.objectives import cross_entropy
+from simulations.adapter import FinishedRun, export_ledger
+from simulations.comparison.comparison import comparison_of
+from simulations.engine import InProcessGrid
+from simulations.simulate import simulate
+
+__all__ = ["run"]
+
+PRIVATE = ("local", "finetune", "ditto", "mixture", "partial")
+
+
+@pytest.fixture
+def small(settings: Settings) -> Settings:
+    """Two clients of three train; every method can run with it."""
+    return settings | {
+        "rounds": 2,
+        "personal.rounds": 2,
+        "personal.learning-rate": 0.1,
+        "adapter.label-bias": True,
+        "cohort.newcomers": 1,
+        "evaluate.every": 1,
+    }
+
+
+@pytest.mark.parametrize("method", [*PRIVATE, "global", "cluster"])
+def test_every_method_spends_the_same_number_of_forward_passes(
+    method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: Counter[tuple[int, bool]] = Counter()
+    plain = Trainer.train
+
+    def counted(
+        self: Trainer, instruction: TrainInstruction, state: Any, device: int, *rest: Any
+    ) -> Report:
+        spent = 2 * instruction.steps * instruction.queries * instruction.batch
+        rows[device, instruction.track == PERSONAL_TRACK] += spent
+        return plain(self, instruction, state, device, *rest)
+
+    monkeypatch.setattr(Trainer, "train", counted)
+    config = config_of(small, method=method, cohort__grouping_rounds=1)
+    simulate(config)
+    a_round = 2 * 2 * 2 * 4
+    beside = 2 * a_round if method == "finetune" else 0  # the column local-only
+    for device in (0, 1):
+        assert rows[device, False] + rows[device, True] == 4 * a_round + beside
+    assert rows[2, False] == (a_round if method == "cluster" else 0)  # to find its cluster
+    assert rows[2, True] == config.private_rounds * a_round + beside
+
+
+class Listening(InProcessGrid):
+    """Keeps every byte of every message and reply."""
+
+    heard: list[bytes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.heard += [_bytes_of(message) for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(message_ids))
+        self.heard += [_bytes_of(reply) for reply in replies]
+        return replies
+
+
+def _bytes_of(message: Message) -> bytes:
+    """Of everything in a message; a Samara message has one record of byte strings."""
+    assert not message.content.array_records
+    assert not message.content.metric_records
+    (record,) = message.content.config_records.values()
+    values = list(record.values())
+    assert all(isinstance(value, bytes) for value in values)
+    return b"".join(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_nothing_private_is_sent(
+    method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets: list[bytes] = []
+    public: list[bytes] = []
+    plain = Trainer.train
+
+    def overheard(self: Trainer, instruction: TrainInstruction, *rest: Any) -> Report:
+        report = plain(self, instruction, *rest)
+        found = secrets if instruction.track == PERSONAL_TRACK else public
+        found += [report.gradients.tobytes(), np.float32(report.mean_loss).tobytes()]
+        found.append(instruction.root.to_bytes(8, "little"))
+        return report
+
+    monkeypatch.setattr(Trainer, "train", overheard)
+    config = config_of(small, method=method)
+    grid = grid_of(config, Listening)
+    grid.heard = []  # type: ignore[attr-defined]
+    folder = serve(config, grid)
+    for device in range(3):
+        private = FinishedRun.at(folder).personal_state(device)
+        secrets += [private.tobytes(), to_float32(private).tobytes()]
+        for record in read_ledger(folder / "clients" / str(device) / "personal.ledger"):
+            secrets += [record.end_digest, record.position.head]
+            secrets += [
+                group.scalars.coefficients.astype("<i4").tobytes() for group in record.delta.groups
+            ]
+    assert len(secrets) >= 3 * (3 + 3) * config.private_rounds
+    heard = b"".join(grid.heard)  # type: ignore[attr-defined]
+    assert all(scalars in heard for scalars in public)
+    assert not any(secret in heard for secret in secrets)
+
+
+def test_ditto_is_pulled_back_after_every_private_round(small: Settings, tmp_path: Path) -> None:
+    folder = simulate(config_of(small, method="ditto", personal__pull=0.2))
+    free = simulate(config_of(small, out=str(tmp_path / "free")))
+    for record in read_ledger(folder / "clients" / "1" / "personal.ledger"):
+        *groups, last = record.delta.entries
+        assert last == Shrink(2)
+        assert len(groups) == 1
+    pulled, plain = (FinishedRun.at(run).personal_state(1) for run in (folder, free))
+    assert 0 < np.abs(pulled).sum() < np.abs(plain).sum()
+
+
+def test_a_mixture_keeps_the_share_that_its_validation_examples_like_best(small: Settings) -> None:
+    config = config_of(small, method="mixture", personal__learning_rate=1.0)
+    folder = simulate(config)
+    opened = FinishedRun.at(folder)
+    trainer, w = Trainer(config), opened.global_state()
+    for device in range(3):
+        *steps, last = read_ledger(folder / "clients" / str(device) / "personal.ledger")
+        p = np.zeros_like(w)
+        for record in steps:
+            p = replay(p, record.delta.scalar_groups(), opened.layout.distribution)
+        data = trainer.share(device, 3, Split.VALIDATION)
+        losses = {}
+        for share, entries in KEPT_SHARES.items():
+            kept = replay(p, entries, opened.layout.distribution)
+            losses[entries] = cross_entropy(trainer.scores(w + kept, data)[None], data.labels)[0]
+            np.testing.assert_allclose(kept, share * p, atol=4)
+        assert losses[last.delta.entries] == min(losses.values())  # type: ignore[index]
+
+
+def test_of_equal_shares_and_without_examples() -> None:
+    assert kept_share(lambda share: 1.0) == 0.0
+    assert kept_share(lambda share: float("nan")) == 0.5
+    assert kept_share(lambda share: (share - 0.8) ** 2) == 0.75
+
+
+def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> None:
+    config = config_of(small, method="partial", personal__learning_rate=1.0)
+    opened = FinishedRun.at(simulate(config))
+    private = composition(config, opened.layout).private
+    assert private is not None
+    assert private.sum() == 2
+    model, own = opened.model(), opened.personal_state(0)
+    assert not model[private].any()
+    assert np.any(model[~private])
+    np.testing.assert_array_equal(opened.model(0)[~private], model[~private])
+    np.testing.assert_array_equal(opened.model(0)[private], own[private])
+    assert np.any(own[private])
+    for client in RunResult.read(opened.folder).evaluations[-1].columns["personalized"].clients:
+        assert client in (0, 1, 2)
+
+
+def test_only_what_moves_is_tried(settings: Settings) -> None:
+    """A projected gradient along a masked direction is that of the masked direction."""
+    trainer = trainer_for(config_of(settings))
+    layout = trainer.layout
+    moving = np.zeros(layout.size, np.bool_)
+    moving[layout.place(layout.tensors[0].name)[0]] = True
+    asked = instruction_with(layout_hash=layout.hash, steps=2, queries=2, batch=4)
+    state = np.full(layout.size, 2**45)
+    report = trainer.train(asked, state, 0, 3, moving)
+    everything = trainer.train(asked, state, 0, 3, np.ones_like(moving))
+    np.testing.assert_array_equal(everything.gradients, trainer.train(asked, state, 0, 3).gradients)
+    assert np.all(report.gradients != everything.gradients)
+    still = trainer.train(asked, state, 0, 3, np.zeros_like(moving))
+    assert not still.gradients.any()
+
+
+@pytest.mark.parametrize("method", ["ditto", "mixture", "partial", "local"])
+def test_the_small_file_of_every_method_is_the_private_state(
+    method: str, small: Settings, tmp_path: Path
+) -> None:
+    config = config_of(small, method=method)
+    opened = FinishedRun.at(simulate(config))
+    file = tmp_path / "own.samara"
+    size = export_ledger(opened.folder, 1, file)
+    assert size <= 4 * config.private_rounds * config.steps * config.queries + 512
+    np.testing.assert_array_equal(opened.state_in(file), opened.personal_state(1))
+
+
+def test_private_rounds_go_on_where_they_were(small: Settings, tmp_path: Path) -> None:
+    """Asked again, a client answers from its ledger; the server asks for two splits anyway."""
+    config = config_of(small, method="mixture")
+    folder = simulate(config)
+    before = FinishedRun.at(folder).personal_state(0)
+    (folder / "result.json").unlink()
+    loaded.cache_clear()
+    simulate(config)
+    np.testing.assert_array_equal(FinishedRun.at(folder).personal_state(0), before)
+
+
+def test_local_has_no_rounds_with_others(small: Settings) -> None:
+    folder = simulate(config_of(small, method="local"))
+    result = read_result(folder)
+    assert (result["rounds"], result["final_round"]) == ([], 0)
+    assert FinishedRun.at(folder).personal_state(2).any()
+
+
+def test_a_run_returns_to_its_best_round(small: Settings) -> None:
+    """A huge step size ruins what is there: the best round is an early one."""
+    config = config_of(small, evaluate__best=True, rounds=4, learning_rate=3.0, steps=1)
+    folder = simulate(config)
+    result = read_result(folder)
+    means = {}
+    for event in result["evaluations"]:
+        column = event["columns"].get("global")
+        if event["split"] == "validation" and column:
+            own = column["clients"]
+            means[event["round"]] = (own["0"]["accuracy"] + own["1"]["accuracy"]) / 2
+    best = max(means, key=lambda number: (means[number], number))
+    records = list(read_ledger(folder / "ledger"))
+    digests = {record.delta.round: record.end_digest.hex() for record in records}
+    if best == 4:
+        pytest.fail("the test's settings ruin nothing; choose larger steps")
+    assert result["final_round"] == 5
+    assert result["rounds"][-1]["back_to"] == best
+    assert best == 0 or result["final_digest"] == digests[best]
+    assert result["evaluations"][-1]["round"] == 5
+    (folder / "result.json").unlink()
+    assert read_result(simulate(config))["final_digest"] == result["final_digest"]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("nothing", "'nothing' is none of"),
+        ("adapter, label bias", "nothing would be left to the federation"),
+    ],
+)
+def test_a_part_must_be_some_of_the_layout(part: str, message: str, small: Settings) -> None:
+    config = config_of(small, method="partial", personal__part=part)
+    with pytest.raises(ConfigError, match=message):
+        composition(config, trainer_for(config).layout)
+
+
+@pytest.mark.parametrize(("share", "bits"), [(0.5, 1), (0.3, 2), (0.0625, 4), (1e-30, 62)])
+def test_a_pull_is_the_nearest_power_of_two(share: float, bits: int) -> None:
+    config = RunConfig.of({"method": "ditto", "personal.pull": share}, "test")
+    assert pull(config) == (Shrink(bits),)
+    assert pull(RunConfig()) == ()
+
+
+def test_nothing_is_left_of_a_state() -> None:
+    state: NDArray[np.int64] = np.array([2**62 - 1, -(2**62) + 1, 1, -1, 0])
+    assert np.abs(replay(state, NOTHING, "gaussian")).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings_of_method", "message"),
+    [
+        ({"method": "ditto", "personal.rounds": 0}, "ditto needs private rounds"),
+        ({"method": "partial"}, "there is no label bias"),
+        (
+            {"method": "cluster", "rounds": 1, "personal.rounds": 0},
+            "cluster needs more rounds",
+        ),
+        ({"cohort.newcomers": 8}, "at least one must train"),
+    ],
+)
+def test_a_method_must_have_what_it_needs(settings_of_method: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.of(settings_of_method, "test")
+
+
+def _swapped(data_file: Path, folder: Path) -> Path:
+    """The sentences for six users, of whom every other one means the opposite by a label."""
+    rows = [json.loads(line) for line in data_file.read_text().splitlines()]
+    for index, row in enumerate(rows):
+        row["user"] = f"user{index // 2 % 6}"
+        row["label"] ^= index // 2 % 2
+    file = folder / "swapped.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def opposed(small: Settings, data_file: Path, tmp_path: Path) -> Settings:
+    """Two groups of clients with opposite labels; the last client is a newcomer."""
+    return small | {
+        "method": "cluster",
+        "data.path": str(_swapped(data_file, tmp_path)),
+        "data.partition": "user",
+        "data.clients": 6,
+        "queries": 8,
+        "batch": 16,
+        "rounds": 10,
+        "personal.rounds": 0,
+        "cohort.grouping-rounds": 8,
+        "threads": 1,
+    }
+
+
+def test_clusters_are_found_by_scalars_and_each_is_a_federation(
+    opposed: Settings, run: Run, tmp_path: Path
+) -> None:
+    config = config_of(opposed)
+    folder = simulate(config)
+    result = RunResult.read(folder)
+    assert result.groups == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
+    layout, states = read_layout(folder), []
+    for cluster, members in ((0, [0, 2, 4]), (1, [1, 3])):
+        *_, last = replayed(cluster_folder(folder, cluster))
+        states.append(last.state)
+        for record in read_ledger(cluster_folder(folder, cluster) / "ledger"):
+            assert [c.device for c in record.delta.contributors] == members
+    assert [entry.round for entry in result.rounds] == [1, 2]
+    assert set(result.rounds[0].clients) == {0, 1, 2, 3, 4}
+    digests = b"".join(digest(layout.hash, state) for state in states)
+    assert result.final_digest == hashlib.sha256(digests).hexdigest()
+    assert set(result.evaluations[-1].columns["global"].clients) == set(range(6))
+    opened = FinishedRun.at(folder)
+    for client, cluster in result.groups.items():
+        np.testing.assert_array_equal(opened.model(client), states[cluster])
+    with pytest.raises(SamaraError, match="a model per cluster"):
+        opened.model()
+    status, printed, errors = run("server", "verify", folder)
+    assert (status, errors) == (0, "")
+    assert printed.count("every digest reproduced") == 2
+    for command in (("server", "inspect", folder), ("server", "status", "--run", folder)):
+        status, printed, errors = run(*command)
+        assert status == 1
+        assert "name one, such as" in errors
+    status, printed, errors = run("server", "inspect", folder / "cluster-2")
+    assert (status, errors) == (0, "")
+    again = simulate(config_of(opposed, out=str(tmp_path / "again")))
+    assert read_result(again)["final_digest"] == result.final_digest
+
+
+def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: Path) -> None:
+    """One cluster is a round ahead of the other when the server dies."""
+    whole = simulate(config_of(opposed, rounds=11, out=str(tmp_path / "whole")))
+    cut = config_of(opposed, rounds=11)
+
+    plain, rounds = ScalarStrategy.aggregate_train, []
+
+    def dying(self: ScalarStrategy, *rest: Any) -> Any:
+        rounds.append(self)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+        return plain(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScalarStrategy, "aggregate_train", dying)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(cut)
+    one, other = RunResult.read(whole), RunResult.read(simulate(cut))
+    assert other.final_digest == one.final_digest
+    assert [entry.round for entry in other.rounds] == [1, 2, 3]
+    assert set(other.rounds[1].clients) == set(range(5))
+    for cluster in (0, 1):
+        steps = [list(replayed(cluster_folder(at, cluster))) for at in (whole, Path(cut.out))]
+        for a, b in zip(*steps, strict=True):
+            np.testing.assert_array_equal(a.state, b.state)
+
+
+def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> None:
+    config = config_of(opposed, cohort__newcomers=0)
+    simulate(config)
+    file = Path(config.out) / "groups.json"
+    groups = json.loads(file.read_text())
+    for part in ("clusters", "scalars"):
+        del groups[part]["3"]
+    file.write_text(json.dumps(groups))
+    (Path(config.out) / "result.json").unlink()
+    assert RunResult.read(simulate(config)).groups[3] == 1
+
+
+def test_labels_take_turns_where_clusters_are_sought() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1, 2])
+    order = np.array([5, 0, 1, 6, 3, 2, 4])
+    assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
+
+
+def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    from simulations.report.html import page_of
+
+    methods = ["local", "ditto", "global", "cluster"]
+    folders = [
+        simulate(
+            config_of(
+                small | {"cohort.grouping-rounds": 1, "evaluate.best": True},
+                method=method,
+                out=str(tmp_path / method),
+            )
+        )
+        for method in methods
+    ]
+    comparison = comparison_of(folders)
+    shown = [comparison.named(line.arm) for line in comparison.lines]
+    assert shown[-4:] == methods
+    assert len(comparison.new_lines) == len(comparison.lines)
+    page = page_of(comparison)
+    assert all(f"{method} against" in page for method in methods)
+
+
+def test_a_pulled_model_that_diverges_begins_anew(small: Settings) -> None:
+    config = config_of(small, method="ditto", personal__rounds=6, personal__learning_rate=30.0)
+    folder = simulate(config)
+    records = list(read_ledger(folder / "clients" / "0" / "personal.ledger"))
+    begun_anew = [record for record in records if record.delta.entries == NOTHING]
+    assert begun_anew
+    assert len(records) == 6
+    with pytest.raises(LedgerError, match="export the PEFT form instead"):
+        export_ledger(folder, 0, folder / "file")

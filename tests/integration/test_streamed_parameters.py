@@ -1,0 +1,269 @@
+"""All parameters trained block by block: the bits of a model that is in memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from streams import SHAPES, TASK, TEXTS, Shape
+
+from client.descent import SGD, Adam, Descent, Momentum, Step, Update
+from client.estimators import mezo
+from client.estimators.prge import Trial, carried_out
+from client.forward.body import Body
+from client.forward.grouping import Schedule
+from client.forward.resident import ResidentForward
+from client.forward.streamed import StreamedBody, StreamedForward
+from client.spaces import space as spaces
+from client.spaces import streamed as streamed_spaces
+from client.spaces.full import FullSpace
+from client.spaces.space import Space
+from client.spaces.streamed import StreamedFullSpace
+from client.streaming.loading import load
+from client.streaming.store import BlockStore, HostStore, copied_to_files
+from client.streaming.stream import Scheduling
+from shared.config import ModelSettings
+from shared.directions import WHOLE_BLOCKS
+from shared.errors import ModelError
+from shared.model.lora_fa import Adapters
+from shared.model.scorers import scorer_for
+from shared.replay_numba import NumbaBackend
+from shared.tasks.objectives import cross_entropy
+
+BACKEND = NumbaBackend(1)
+EPSILON, RATE, STEPS = 1e-3, 1e-3, 50
+LABELS = np.array([1, 0, 0, 1])
+PLAIN = SGD()
+LONG = {
+    "OPT": (True, False),
+    "Llama": (False, False),
+    "Qwen": (True, True),
+    "GPT-NeoX": (False, True),
+    "BERT": (True, False),
+}
+"""Of each shape, whether it is tied and kept as a copy, where 50 steps are taken."""
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are worked on in several parts, which are not those of a resident model."""
+    monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
+    monkeypatch.setattr(streamed_spaces, "CPU_CHUNK", 1000)
+
+
+class Rig:
+    """A model whose parameters are all trained, resident or streamed."""
+
+    space: Space
+    forward: ResidentForward
+
+    def __init__(
+        self,
+        folder: Path,
+        to: Path | None = None,
+        tier: str = "disk",
+        keep_copy: bool = True,
+        dtype: str = "float32",
+        travels: torch.dtype | None = None,
+        **streaming: Any,
+    ) -> None:
+        settings = {"path": str(folder), "dtype": dtype, "stream": tier if to else "off"}
+        loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+        base = loaded.base
+        if to is None or loaded.store is None:
+            self.space = FullSpace(base, BACKEND, keep_copy)
+            body = Body(base, 0)
+        else:
+            kept = travels or (torch.float32 if keep_copy else base.network.dtype)
+            store: BlockStore = (
+                HostStore(loaded.store, kept, model=base.network.dtype)
+                if tier == "host"
+                else copied_to_files(loaded.store, to, kept, base.network.dtype)
+            )
+            self.space = StreamedFullSpace(base, store, BACKEND, keep_copy, **streaming)
+            body = StreamedBody(base, 0)
+        with torch.inference_mode():
+            self.scorer = scorer_for(base, TASK, 40, body)
+        adapter = self.space.adapter
+        self.forward = (
+            StreamedForward(adapter, self.scorer, body, self.space)
+            if isinstance(self.space, StreamedFullSpace) and isinstance(body, StreamedBody)
+            else ResidentForward(adapter, self.scorer, body)
+        )
+        self.prompts = [self.scorer.prompt(text) for text in TEXTS]
+
+    def run(self, points: Adapters) -> NDArray[np.float32]:
+        return self.forward.scores(points, self.prompts, Schedule(micro_batch=3))
+
+    def losses_of(self, trial: Trial) -> NDArray[np.float64]:
+        def run(points: Adapters) -> NDArray[np.float32]:
+            prompts = [self.prompts[i] for i in trial.batch]
+            return self.forward.scores(points, prompts, Schedule(micro_batch=2))
+
+        scores = self.space.evaluate(run, trial.seeds, trial.epsilon)
+        return cross_entropy(scores, LABELS[trial.batch])
+
+    def train(
+        self,
+        steps: int,
+        queries: int = 1,
+        update: Update = PLAIN,
+        hold: bool = False,
+        after_measuring: Callable[[], None] = lambda: None,
+    ) -> list[float]:
+        """Steps with the engine's MeZO estimator; everything that was measured."""
+        descent = Descent(self.space, update, hold)
+        measured = []
+        for step in range(steps):
+            seeds = np.arange(queries, dtype=np.uint64) + np.uint64(1000 * step)
+            batches = np.random.default_rng(step).permuted(
+                np.tile(np.arange(4), (queries, 1)), axis=1
+            )
+            found = carried_out(mezo.estimate(seeds, batches[:, :3], EPSILON), self.losses_of)
+            measured += [*found.gradients.tolist(), found.mean_loss]
+            after_measuring()
+            descent.step(Step(seeds, found.gradients, RATE, EPSILON))
+        return measured
+
+
+@pytest.mark.parametrize("keep_copy", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_steps_and_a_flush_are_the_bits_of_a_resident_model(
+    shape: str, tied: bool, keep_copy: bool, shape_folder: Shape, tmp_path: Path
+) -> None:
+    steps = STEPS if (tied, keep_copy) == LONG.get(shape) else 3
+    folder = shape_folder(shape, tied)
+    resident = Rig(folder, keep_copy=keep_copy)
+    begin = resident.space.digest()
+    wanted = resident.train(steps)
+    streamed = Rig(folder, tmp_path, keep_copy=keep_copy)
+    assert streamed.space.state == resident.space.state
+    assert streamed.space.digest() == begin
+    assert streamed.train(steps) == wanted
+    assert streamed.space.digest() == resident.space.digest() != begin
+    np.testing.assert_array_equal(
+        streamed.space.evaluate(streamed.run), resident.space.evaluate(resident.run)
+    )
+
+
+@pytest.mark.parametrize(
+    "streaming",
+    [
+        {"scheduling": Scheduling(overlap=False)},
+        {"scheduling": Scheduling(reuse=False)},
+        {"deferred": False},
+        {"deferred": False, "scheduling": Scheduling(False, False)},
+        {"tier": "host"},
+    ],
+)
+@pytest.mark.parametrize("keep_copy", [False, True])
+def test_ablations_differ_in_time_only(
+    streaming: dict[str, Any], keep_copy: bool, shape_folder: Shape, tmp_path: Path
+) -> None:
+    folder = shape_folder("OPT", True)
+    resident = Rig(folder, keep_copy=keep_copy)
+    streamed = Rig(folder, tmp_path, keep_copy=keep_copy, **streaming)
+    assert streamed.train(3, queries=2) == resident.train(3, queries=2)
+    assert streamed.space.digest() == resident.space.digest()
+
+
+def test_a_block_moves_once_per_step(shape_folder: Shape, tmp_path: Path) -> None:
+    moved = {}
+    for deferred in (True, False):
+        rig = Rig(shape_folder("Llama", True), tmp_path / str(deferred), deferred=deferred)
+        assert isinstance(rig.space, StreamedFullSpace)
+        rig.train(2)
+        before = rig.space.stream.traffic.blocks
+        rig.train(4)
+        moved[deferred] = (rig.space.stream.traffic.blocks - before) / 4
+    assert moved[True] <= 4 + 1  # the first one comes ahead
+    assert moved[False] >= 2 * 4
+
+
+def test_the_store_is_up_to_date_after_a_flush(shape_folder: Shape, tmp_path: Path) -> None:
+    rig = Rig(shape_folder("Llama", True), tmp_path)
+    assert isinstance(rig.space, StreamedFullSpace)
+    rig.train(2)
+
+    def stored() -> list[bytes]:
+        rig.space.stream.settle()  # type: ignore[attr-defined]
+        return [file.read_bytes() for file in sorted(tmp_path.glob("*.safetensors"))]
+
+    before = stored()
+    rig.space.flush()
+    after = stored()
+    assert all(one != other for one, other in zip(before, after, strict=True))
+    rig.space.flush()
+    assert stored() == after
+
+
+@pytest.mark.parametrize("update", [Momentum(0.9), Adam()])
+def test_moments_are_made_anew_from_the_history(
+    update: Update, shape_folder: Shape, tmp_path: Path
+) -> None:
+    folder = shape_folder("Llama", True)
+    resident, streamed = Rig(folder), Rig(folder, tmp_path)
+    resident.train(4, update=update, hold=True)
+    streamed.train(4, update=update)
+    assert streamed.space.digest() == resident.space.digest()
+
+
+@pytest.mark.parametrize("travels", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_what_travels_compressed_is_rounded_once_per_step(
+    travels: torch.dtype, shape_folder: Shape, tmp_path: Path
+) -> None:
+    folder = shape_folder("GPT-NeoX", False)
+    resident, streamed = Rig(folder), Rig(folder, tmp_path, travels=travels)
+    assert streamed.space.state == f"{str(travels).removeprefix('torch.')}, streamed"
+
+    def rounded() -> None:
+        first = 0
+        for tensor in resident.space.tensors:
+            if ".layers." in tensor.name:
+                values = resident.space.values(first, tensor.size)
+                resident.space.assign(first, values.to(travels).float())
+            first += tensor.size
+
+    rounded()
+    wanted = resident.train(4, after_measuring=rounded)
+    rounded()
+    assert streamed.train(4) == wanted
+    assert isinstance(streamed.space, StreamedFullSpace)
+    streamed.space.flush()
+    assert streamed.space.digest() == resident.space.digest()
+
+
+def test_half_precision_points_are_made_from_float32(shape_folder: Shape, tmp_path: Path) -> None:
+    folder = shape_folder("Llama", False)
+    resident, streamed = Rig(folder, dtype="bfloat16"), Rig(folder, tmp_path, dtype="bfloat16")
+    assert streamed.train(3) == resident.train(3)
+    assert streamed.space.digest() == resident.space.digest()
+
+
+def test_a_failed_step_leaves_theta_where_it_was(shape_folder: Shape, tmp_path: Path) -> None:
+    rig = Rig(shape_folder("Llama", True), tmp_path)
+    before = rig.space.digest()
+
+    def fails(points: Adapters) -> NDArray[np.float32]:
+        with rig.space.visit(1) as stand:  # type: ignore[attr-defined]
+            stand(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rig.space.evaluate(fails, np.array([7], np.uint64), 0.5)
+    assert rig.space.digest() == before
+    fresh = Rig(shape_folder("Llama", True))
+    np.testing.assert_array_equal(rig.space.evaluate(rig.run), fresh.space.evaluate(fresh.run))
+
+
+def test_quantized_weights_are_refused(shape_folder: Shape, tmp_path: Path) -> None:
+    settings = {"path": str(shape_folder("OPT", True)), "quantization": "int8", "stream": "disk"}
+    settings["stream_folder"] = str(tmp_path)
+    loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    assert loaded.store is not None
+    with pytest.raises(ModelError, match="quantized weights cannot be trained"):
+        StreamedFullSpace(loaded.base, loaded.store, BACKEND)

@@ -1,0 +1,206 @@
+"""Files of blocks that are not as they should be: what is said, and what stays as it was."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from streams import save_shape
+
+from client.streaming import loading
+from client.streaming.bucket import Bucket
+from client.streaming.loading import load, tier_of
+from client.streaming.places import places_in
+from client.streaming.sizes import Sizes, sizes_of
+from client.streaming.store import FileStore, allocated, copied_to_files
+from client.streaming.stream import BlockStream
+from shared.config import ModelSettings
+from shared.errors import ModelError
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_shape(tmp_path, "Llama", True)
+
+
+def settings_of(folder: Path, **settings: Any) -> ModelSettings:
+    given = {"path": str(folder), "stream": "disk"} | settings
+    return ModelSettings.model_validate(given, by_alias=False, by_name=True)
+
+
+def stream_of(folder: Path) -> BlockStream:
+    loaded = load(settings_of(folder))
+    assert loaded.store is not None
+    return BlockStream(loaded.base, loaded.store)
+
+
+def through(stream: BlockStream) -> None:
+    for block in range(stream.count):
+        stream.block(block)
+
+
+def test_a_file_that_goes_missing_and_comes_back(folder: Path) -> None:
+    stream = stream_of(folder)
+    wanted = {name: tensor.clone() for name, tensor in stream.block(2).items()}
+    stream.leave()
+    (folder / FILE).rename(folder / "away")
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"cannot be read: No such file .* put it back"):
+            through(stream)
+    (folder / "away").rename(folder / FILE)
+    found = stream.block(2)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_a_file_that_becomes_shorter(folder: Path) -> None:
+    stream = stream_of(folder)
+    os.truncate(folder / FILE, (folder / FILE).stat().st_size // 2)
+    with pytest.raises(ModelError, match=r"is truncated: it ends before byte .* get it again"):
+        through(stream)
+
+
+def test_a_truncated_file_is_found_before_anything_is_loaded(folder: Path) -> None:
+    os.truncate(folder / FILE, (folder / FILE).stat().st_size - 1)
+    with pytest.raises(ModelError, match=r"is truncated: .* and its tensors need"):
+        load(settings_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no whole safetensors file"),
+        (b"\x04", "no whole safetensors file"),
+        (b"\xff" * 20, "no whole safetensors file"),
+        (b"\x02" + bytes(7) + b"[]", "header is damaged"),
+        (b"\x02" + bytes(7) + b"{]", "header is damaged"),
+    ],
+)
+def test_a_damaged_header(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ModelError, match=said):
+        places_in(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]},
+        {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1]},
+        7,
+    ],
+)
+def test_entries_that_do_not_add_up(entry: Any, tmp_path: Path) -> None:
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(ModelError, match="header is damaged"):
+        places_in(tmp_path / "a")
+
+
+def test_weights_of_another_type_or_shape(folder: Path) -> None:
+    tensors = load_file(folder / FILE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for changed, said in (
+        (tensors[name].to(torch.int32), "stored as torch.int32, which cannot be computed with"),
+        (tensors[name][1:], r"stored as \[47, 32\] .* says \[48, 32\]"),
+    ):
+        save_file(tensors | {name: changed.contiguous()}, folder / FILE, {"format": "pt"})
+        with pytest.raises(ModelError, match=said):
+            stream_of(folder)
+
+
+def test_a_checkpoint_that_lacks_a_block(folder: Path) -> None:
+    tensors = load_file(folder / FILE)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / FILE, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks model.layers.1.mlp.up_proj.weight"):
+        load(settings_of(folder))
+
+
+def test_a_full_disk_is_said_and_the_checkpoint_stays_as_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (folder / FILE).read_bytes()
+    loaded = load(settings_of(folder))
+    assert loaded.store is not None
+    store = copied_to_files(loaded.store, tmp_path / "blocks", torch.float32)
+    stream = BlockStream(loaded.base, store, torch.float32, changes=True)
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    next(iter(stream.block(0).values())).zero_()
+    stream.changed()
+    with pytest.raises(ModelError, match="cannot be written: No space left on device; free space"):
+        stream.settle()
+    assert (folder / FILE).read_bytes() == before
+
+
+def test_blocks_that_are_only_read_cannot_be_changed(folder: Path) -> None:
+    stream = stream_of(folder)
+    stream.block(0)
+    with pytest.raises(AssertionError, match="only read"):
+        stream.changed()
+
+
+def test_memory_that_is_too_small_is_found_at_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
+    with pytest.raises(ModelError, match="even with streamed blocks, embeddings and head take"):
+        load(settings_of(folder))
+    with pytest.raises(ModelError, match="do not fit the memory of cpu"):
+        allocated(2**60, torch.device("cpu"))
+
+
+def test_auto_streams_what_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = sizes_of(settings_of(folder))
+    assert sizes is not None
+    weights = sum(tensor.nbytes for tensor in load_file(folder / FILE).values())
+    assert sizes.total == weights
+    assert sizes.blocks == 4 * sizes.largest
+    auto = settings_of(folder, stream="auto")
+    for free, tier in ((2 * weights, None), (weights, "disk")):
+        monkeypatch.setattr(loading, "free_memory", lambda free=free: free)
+        assert tier_of(auto) == tier
+    assert tier_of(settings_of(folder / "absent", stream="auto")) is None
+    assert tier_of(settings_of(folder, stream="off")) is None
+    assert sizes_of(settings_of(Path("embedded"))) == Sizes(0, 0, 0)
+
+
+def test_a_slow_disk_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = stream_of(folder)
+    stream.traffic.bytes, stream.traffic.reading_seconds = 10**9, 10.0
+    stream.traffic.waiting_seconds = 8.0
+    assert stream.complaint(100.0) == ""
+    said = stream.complaint(10.0)
+    assert said.startswith("the disk gives 100 MB/s of blocks, and 8.0 of 10.0 s were spent")
+    stream.traffic.waiting_seconds = 1e9
+    with caplog.at_level("WARNING", "samara.stream"):
+        for _ in range(5):
+            through(stream)
+    assert caplog.text.count("the disk gives") == 1
+
+
+def test_pieces_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from client.streaming import store as stores
+
+    monkeypatch.setattr(stores, "PIECE_BYTES", 7)
+    tensors = {"a": torch.arange(33.0), "b": torch.arange(5, dtype=torch.int8)}
+    save_file(tensors, tmp_path / "x")
+    places = places_in(tmp_path / "x")
+    bucket = Bucket.of((name, p.dtype, p.shape, 24) for name, p in places.items())
+    store = FileStore([places], [bucket])
+    room = torch.empty(store.largest, dtype=torch.uint8)
+    store.fetch(0, room)
+    for name, view in bucket.views(room).items():
+        assert torch.equal(view, tensors[name])
+        assert (view.data_ptr() - room.data_ptr()) % 64 == 24

@@ -1,0 +1,47 @@
+"""Clients are grouped by scalars alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.groups import agreement, grouped, nearest
+
+
+def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[int, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    common, tastes = rng.normal(size=n), rng.normal(size=(max(groups) + 1, n))
+    return {
+        device: (1 + device) * (common + tastes[group] + noise * rng.normal(size=n))
+        for device, group in enumerate(groups)
+    }
+
+
+@pytest.mark.parametrize("groups", [[0, 1] * 4, [0, 0, 1, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 1]])
+def test_groups_are_found_under_noise_and_at_any_length(groups: list[int]) -> None:
+    scalars = lists(groups, noise=0.5)
+    found = grouped(scalars, max(groups) + 1)
+    assert [found[device] for device in range(len(groups))] == groups
+    for device, own in lists(groups, noise=0.5, seed=0).items():
+        others = {d: s for d, s in scalars.items() if d != device}
+        known = {d: g for d, g in found.items() if d != device}
+        if groups[device] in known.values():
+            assert nearest(own, others, known) == groups[device]
+
+
+@given(st.permutations(range(8)))
+def test_the_order_of_devices_does_not_matter(order: list[int]) -> None:
+    scalars = lists([0, 1] * 4, noise=0.5)
+    shuffled = {device: scalars[device] for device in order}
+    assert grouped(shuffled, 2) == grouped(scalars, 2)
+
+
+def test_opposite_tastes_disagree() -> None:
+    taste = np.random.default_rng(0).normal(size=32)
+    cosines = agreement([taste, -2 * taste, 3 * taste, np.zeros(32)])
+    np.testing.assert_allclose(cosines[0], [1, -1, 1, 0], atol=1e-12)
+
+
+def test_few_devices_are_one_group_each() -> None:
+    assert grouped(lists([0], noise=1), 2) == {0: 0}
+    assert grouped(lists([0, 1], noise=1), 5) == {0: 0, 1: 1}
