@@ -118,11 +118,13 @@ def export(
         raise ConfigError(
             f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context}"
         )
+    if quantization == "8da4w" and delegate == "portable":
+        raise ConfigError("--quantization 8da4w: only --delegate xnnpack multiplies such weights")
     check = _check(ready, shapes)
     if quantization == "8da4w":
         with_4_bit_weights(ready.base)
     make = _algorithm_1 if form == "algorithm-1" else _functional
-    program = make(ready, check, delegate)
+    program = make(ready, check, delegate, quantization == "8da4w")
     manifest = Manifest(
         program_sha256=hashlib.sha256(program).hexdigest(),
         model_id=ready.base.model_id.hex(),
@@ -147,20 +149,25 @@ def export(
     return manifest
 
 
-def _functional(ready: Exportable, check: Check, delegate: Delegate) -> bytes:
+def _functional(
+    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+) -> bytes:
     unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
     state = zero_state(ready.layout.size)
     step = Step(ready.scores, ready.layout), step_inputs(state, check)
     replay = Replay(ready.layout), (torch.from_numpy(state), unused, unused.clone())
-    return lowered({"forward": step, "replay": replay}, delegate)
+    methods = {"forward": step, "replay": replay}
+    return lowered(methods, delegate, quantized_inputs=quantized_inputs)
 
 
-def _algorithm_1(ready: Exportable, check: Check, delegate: Delegate) -> bytes:
+def _algorithm_1(
+    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+) -> bytes:
     queries = len(check.seeds)
     _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(ready.layout.size), check)
     inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
     module = AlgorithmOne(ready.scores, ready.layout, queries)
-    return lowered({"forward": (module, inputs)}, delegate, initialized=("b",))
+    return lowered({"forward": (module, inputs)}, delegate, ("b",), quantized_inputs)
 
 
 def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, ...]:

@@ -22,6 +22,7 @@ def lowered(
     methods: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]],
     delegate: Delegate,
     initialized: tuple[str, ...] = (),
+    quantized_inputs: bool = False,
 ) -> bytes:
     """A program of some methods.
 
@@ -29,6 +30,8 @@ def lowered(
         methods: by name, a module and examples of its inputs, whose shapes are fixed.
         delegate: ``xnnpack`` hands it the float part of ``forward``.
         initialized: patterns of mutable buffers whose first values are kept in the program.
+        quantized_inputs: hand XNNPACK only the products whose inputs are quantized as they come.
+            Its greedy partitioner takes these apart, and what comes out is 10²³ off.
 
     Returns:
         The content of a ``.pte`` file.
@@ -39,6 +42,7 @@ def lowered(
     with _quiet():
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+                XnnpackDynamicallyQuantizedPartitioner,
                 XnnpackPartitioner,
             )
             from executorch.exir import (
@@ -56,9 +60,10 @@ def lowered(
             }
         # not among the core operators, but every runtime has a kernel for it
         shift = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
+        kind = XnnpackDynamicallyQuantizedPartitioner if quantized_inputs else XnnpackPartitioner
         edge = to_edge_transform_and_lower(
             exported,
-            partitioner={"forward": [XnnpackPartitioner()]} if delegate == "xnnpack" else None,
+            partitioner={"forward": [kind()]} if delegate == "xnnpack" else None,
             compile_config=EdgeCompileConfig(
                 _core_aten_ops_exception_list=[
                     shift,
