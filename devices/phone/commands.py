@@ -61,8 +61,10 @@ def export(
     """
     from devices.phone.export import Shapes, prepared
     from devices.phone.export import export as write
+    from devices.phone.extra import require
     from shared.config import RunConfig, parse_assignment
 
+    require()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
     ready = prepared(model, task, config.adapter, quantization.value)

@@ -9,13 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from devices.phone.extra import MISSING
 from devices.phone.manifest import Delegate
 from shared.errors import DeviceError
-
-MISSING = (
-    "programs for phones need ExecuTorch, which cannot be used here ({error}); install it with "
-    "pip install 'samara[phone]'"
-)
 
 
 def lowered(

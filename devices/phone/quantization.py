@@ -11,7 +11,7 @@ import types
 import torch
 from torch import Tensor, nn
 
-from devices.phone.lowering import MISSING
+from devices.phone.extra import MISSING
 from shared.errors import ConfigError, DeviceError
 from shared.model.loading import BaseModel
 from shared.model.quantized import Int8Linear

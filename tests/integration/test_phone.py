@@ -9,11 +9,14 @@ import pytest
 import torch
 from helpers import delta_of, history_of, instruction_with
 from phones import exported
+from typer.testing import CliRunner
 
 from client.memory import FolderMemory
 from client.session import Session
 from client.trainer import Trainer, figures
+from devices.live.keys import make_key
 from devices.phone import quantization as phone_quantization
+from devices.phone.commands import app
 from devices.phone.lowering import lowered
 from devices.phone.manifest import Manifest, manifest_file
 from devices.phone.reference_client.phone import Phone
@@ -66,13 +69,35 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
 
 
-def test_without_the_extra_it_is_said_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "--queries", "1", "--batch", "1", "--seq", "8", "--out", "model.pte"],
+        ["check", "model.pte"],
+        [
+            "up",
+            "--program",
+            "m.pte",
+            "--rows",
+            "r",
+            "--gateway",
+            "h:1",
+            "--key",
+            "K",
+            "--home",
+            "h",
+        ],
+    ],
+)
+def test_without_the_extra_every_command_says_what_to_install(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "executorch", None)
-    monkeypatch.setitem(sys.modules, "executorch.extension.pybindings.portable_lib", None)
-    with pytest.raises(DeviceError, match=r"pip install 'samara\[phone\]'"):
-        load(tmp_path / "model.pte")
+    make_key(tmp_path / "phone.key")
+    words = [str(tmp_path / "phone.key") if word == "K" else word for word in command]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, DeviceError)
+    assert "pip install 'samara[phone]'" in str(result.exception)
 
 
 @pytest.fixture(scope="module")

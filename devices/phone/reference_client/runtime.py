@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.phone.extra import MISSING, require
 from devices.phone.manifest import Manifest
 from shared.directions import Distribution
 from shared.errors import DeviceError
@@ -21,10 +22,6 @@ from shared.layout import Layout
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 
-MISSING = (
-    "a phone's program needs ExecuTorch, which cannot be used here ({error}); install it with "
-    "pip install 'samara[phone]'"
-)
 TOLERANCE = 5e-3
 """Most by which a loss of the self-check may differ, in nats."""
 TOLERANCE_4_BIT = 1.0
@@ -45,6 +42,7 @@ class Program:
         Raises:
             DeviceError: if ExecuTorch is missing, or a file is not what it should be.
         """
+        require()
         self.manifest = Manifest.read(file)
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
