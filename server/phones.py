@@ -28,7 +28,8 @@ log = logging.getLogger("samara.server")
 
 MAX_PHONES = 10_000
 """Behind one gateway."""
-HELLO_SECONDS = 60.0
+HELLO_SECONDS = 300.0
+"""For which an introduction is waited for, before it is asked for again."""
 REFRESH_SECONDS = 5.0
 """Between two looks at who is attached."""
 _UNANSWERED = 2
@@ -65,7 +66,7 @@ class Phones(Grid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._greetings: dict[str, int] = {}
+        self._greetings: dict[str, tuple[int, float]] = {}
         self._hellos: dict[int, Message | None] = {}
         self._gateways: dict[int, float] = {}
         self._phones: dict[int, _Phone] = {}
@@ -198,11 +199,16 @@ class Phones(Grid):
         self._hellos = {node: hello for node, hello in self._hellos.items() if node in there}
         self._gateways = {node: at for node, at in self._gateways.items() if node in there}
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in there}
-        self._greetings = {name: n for name, n in self._greetings.items() if n in there}
+        now = time.monotonic()
+        self._greetings = {
+            name: (node, end)
+            for name, (node, end) in self._greetings.items()
+            if node in there and now < end
+        }
 
     def _greet(self, there: Set[int]) -> None:
         """Ask who has not said what it is, and gateways again and again."""
-        now, waiting = time.monotonic(), set(self._greetings.values())
+        now, waiting = time.monotonic(), {node for node, _ in self._greetings.values()}
         due = {node for node, at in self._gateways.items() if now >= at}
         unknown = (there - self._hellos.keys() - self._gateways.keys() | due) - waiting
         record = ConfigRecord({"frame": b"", "snapshot": b"", "tail": b""})
@@ -218,16 +224,21 @@ class Phones(Grid):
         ]
         if messages:
             names = self._grid.push_messages(messages)
-            self._greetings |= zip(names, sorted(unknown), strict=True)
+            self._greetings |= {
+                name: (node, now + HELLO_SECONDS)
+                for name, node in zip(names, sorted(unknown), strict=True)
+                if name
+            }
             self._take_in()
 
     def _take_in(self) -> None:
         if not self._greetings:
             return
         for reply in self._grid.pull_messages(list(self._greetings)):
-            node = self._greetings.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
+            greeting = self._greetings.pop(reply.metadata.reply_to_message_id, None)
+            if greeting is None:
                 continue
+            node, _ = greeting
             record = None if reply.has_error() else reply.content.config_records.get(RECORD)
             if record is not None and FRAMES in record:
                 self._gateways[node] = time.monotonic() + REFRESH_SECONDS
