@@ -34,6 +34,9 @@ MAX_STRANGERS = 64
 """Streams that have not proved a key yet."""
 PROOF_SECONDS = 10.0
 """From the challenge to its proof."""
+ABSENT_SECONDS = 60.0
+"""For which a question waits for a phone that is away; others' answers go with the same reply."""
+_LOOK_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Of one key."""
 OPTIONS = (
@@ -74,6 +77,7 @@ class _Question:
     instruction: bytes
     snapshot: bytes
     tail: bytes
+    begun: float
     end: float
     answers: dict[int, asyncio.Future[Signed]] = field(default_factory=dict)
 
@@ -114,6 +118,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         self._phones: dict[int, _Attached] = {}
         self._questions: list[_Question] = []
         self._attachments: dict[int, deque[float]] = {}
+        self._left: dict[int, float] = {}
         self._strangers = 0
         self.refused: dict[str, int] = {}
 
@@ -138,7 +143,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             instruction: a frame; empty for a hello.
             seconds: to wait.
             devices: who is asked; by default all that are there. One that is not there is waited
-                for, as it may come back.
+                for a while, as it may come back.
             snapshot: for the one that is furthest behind.
             tail: likewise.
 
@@ -146,7 +151,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             The answers by device index.
         """
         loop = asyncio.get_running_loop()
-        question = _Question(work, instruction, snapshot, tail, time.monotonic() + seconds)
+        now = time.monotonic()
+        question = _Question(work, instruction, snapshot, tail, now, now + seconds)
         chosen = self.attached if devices is None else sorted(devices)
         question.answers = {device: loop.create_future() for device in chosen}
         self._questions.append(question)
@@ -154,8 +160,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             for device in chosen:
                 if phone := self._phones.get(device):
                     phone.questions.put_nowait(question)
-            if question.answers:
-                await asyncio.wait(question.answers.values(), timeout=seconds)
+            while pending := self._awaited(question):
+                await asyncio.wait(pending, timeout=_LOOK_SECONDS)
         finally:
             self._questions.remove(question)
             for answer in question.answers.values():
@@ -165,6 +171,21 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             for device, answer in question.answers.items()
             if not answer.cancelled()
         }
+
+    def _awaited(self, question: _Question) -> list[asyncio.Future[Signed]]:
+        """The answers that are missing and may still come."""
+        now = time.monotonic()
+        if now >= question.end:
+            return []
+        return [
+            answer
+            for device, answer in question.answers.items()
+            if not answer.done()
+            and (
+                device in self._phones
+                or now < max(self._left.get(device, 0.0), question.begun) + ABSENT_SECONDS
+            )
+        ]
 
     async def Attach(self, requests: Any, context: Any) -> None:  # noqa: N802
         """See trainer.proto."""
@@ -222,6 +243,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         finally:
             if self._phones.get(device) is phone:
                 del self._phones[device]
+                self._left[device] = time.monotonic()
 
     async def _conversed(self, device: int, phone: _Attached, context: Any) -> None:
         """Question after question; in between, silence."""

@@ -1,11 +1,12 @@
 """The gateway as a ClientApp: a message is passed on to phones, and their answers go back in one.
 
-Frames pass unread. Beside each answer are the phone's key and signature, so that the server need
-not believe the gateway who said what.
+Frames pass as they are. Beside each answer are the phone's key and signature, so that the server
+need not believe the gateway who said what.
 """
 
 import asyncio
 from collections.abc import Mapping
+from math import inf
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from client.app import unpacked
 from devices.phone.gateway import Gateway, Signed
 from shared.errors import ConfigError
+from shared.frames import TrainInstruction
 from shared.proto.trainer_pb2 import Work
 from shared.wire import DEVICES, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 
@@ -49,7 +51,11 @@ def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """The phones that are named catch up, train and report."""
-        return ask(Work.TRAIN, message, context, _left(message))
+        frame, _ = unpacked(message)
+        deadline = TrainInstruction.decode(frame).deadline or inf
+        # a message may live longer than its round, for late reports
+        seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))
+        return ask(Work.TRAIN, message, context, seconds)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

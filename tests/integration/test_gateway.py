@@ -148,6 +148,16 @@ def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[Phone
         assert sorted(asked.result(SECONDS)) == [device]
 
 
+def test_a_phone_that_stays_away_is_not_waited_for(
+    served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "ABSENT_SECONDS", 0.0)
+    away, there = (device_of(key.public) for key in keys[:2])
+    with attached(served, keys[1], Echo(there)):
+        answers = served.ask(Work.TRAIN, b"one", 1000.0, devices=[away, there])
+        assert sorted(answers) == [there]
+
+
 def test_a_second_attachment_replaces_the_first(served: Served, keys: list[PhoneKey]) -> None:
     device = device_of(keys[0].public)
     with grpc.insecure_channel(served.door.address) as channel:
