@@ -10,8 +10,9 @@ same command goes on from there; --set changes settings of all runs.
 import argparse
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -78,6 +79,34 @@ def accuracy(folder: Path) -> float:
     return column.mean_client_accuracy
 
 
+def configured(
+    place: Path, method: str, clients: int, seed: int, model: str, changed: Mapping[str, Any]
+) -> RunConfig:
+    """A run by a method on the users in a place."""
+    settings: dict[str, Any] = {
+        "method": method,
+        "task": "sst2",
+        "data.path": str(place / "data"),
+        "data.clients": clients,
+        "model.path": model,
+        "adapter.rank": 4,
+        "adapter.alpha": 4.0,
+        "learning-rate": 0.2,
+        "steps": 4,
+        "queries": 8,
+        "batch": 8,
+        "evaluate.every": 0,
+        "personal.rounds": 0,
+        "seed": seed,
+        "out": str((place / method).resolve()),
+    }
+    return RunConfig.of(settings | dict(changed), "benchmark")
+
+
+def _place(out: Path, alpha: float, seed: int) -> Path:
+    return out / f"alpha-{alpha:g}-seed-{seed}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
@@ -90,41 +119,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], dest="settings")
     given = parser.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    cases = [(alpha, seed) for alpha in given.alphas for seed in given.seeds]
+    settings = dict(map(parse_assignment, given.settings))
+    positive = {}
+    for method in given.methods:
+        for alpha, seed in cases:
+            place = _place(given.out, alpha, seed)
+            shares = swapped(given.data, place / "data", given.clients, alpha, seed)
+            positive[alpha, seed] = f"{min(shares):.0%} – {max(shares):.0%}"
+            simulate(configured(place, method, given.clients, seed, given.model, settings))
     table = Table("alpha", "seed", "positive, %", "clients placed right", "cosine alike, opposed")
     for method in given.methods:
         table.add_column(f"{method}, %")
-    for alpha in given.alphas:
-        for seed in given.seeds:
-            place = given.out / f"alpha-{alpha:g}-seed-{seed}"
-            shares = swapped(given.data, place / "data", given.clients, alpha, seed)
-            reached, found = [], ["", ""]
-            for method in given.methods:
-                settings = {
-                    "method": method,
-                    "task": "sst2",
-                    "data.path": str(place / "data"),
-                    "data.clients": given.clients,
-                    "model.path": given.model,
-                    "adapter.rank": 4,
-                    "adapter.alpha": 4.0,
-                    "learning-rate": 0.2,
-                    "steps": 4,
-                    "queries": 8,
-                    "batch": 8,
-                    "evaluate.every": 0,
-                    "personal.rounds": 0,
-                    "seed": seed,
-                    "out": str((place / method).resolve()),
-                }
-                settings |= dict(map(parse_assignment, given.settings))
-                folder = simulate(RunConfig.of(settings, "benchmark"))
-                reached.append(f"{accuracy(folder):.1%}")
-                if method == "cluster":
-                    groups = RunResult.read(folder).groups
-                    alike, opposed = contrast(folder / GROUPS_FILE)
-                    found = [f"{right(groups)} of {len(groups)}", f"{alike:+.2f}, {opposed:+.2f}"]
-            spread = f"{min(shares):.0%} – {max(shares):.0%}"
-            table.add_row(f"{alpha:g}", str(seed), spread, *found, *reached)
+    for alpha, seed in cases:
+        place = _place(given.out, alpha, seed)
+        reached = [f"{accuracy(place / method):.1%}" for method in given.methods]
+        found = ["", ""]
+        if "cluster" in given.methods:
+            groups = RunResult.read(place / "cluster").groups
+            alike, opposed = contrast(place / "cluster" / GROUPS_FILE)
+            found = [f"{right(groups)} of {len(groups)}", f"{alike:+.2f}, {opposed:+.2f}"]
+        table.add_row(f"{alpha:g}", str(seed), positive[alpha, seed], *found, *reached)
     Console(width=110).print(table)
 
 

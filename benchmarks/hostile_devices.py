@@ -86,7 +86,7 @@ def attack(folder: Path, rounds: int, hostile: int) -> tuple[Counter[str], list[
     names = [f"device-{number}" for number in range(HONEST + hostile)]
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
     more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
-    settings = settings_of(folder / "run", rounds, 10.0) | more | {"cohort.patience": 10**6}
+    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
     del settings["out"]
     memory: list[dict[str, int]] = []
     with LiveRun(folder, settings, names, address) as live:

@@ -85,7 +85,10 @@ class LiveRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process."""
+        """End every process; when something went wrong, first show what each said last."""
+        if error:
+            for file in sorted(self.folder.glob("*.said")):
+                print(f"--- {file.stem}\n{file.read_text(errors='replace')[-1500:]}")
         for process in [*self.clients.values(), *filter(None, [self.server])]:
             if process.poll() is None:
                 process.terminate()

@@ -6,9 +6,7 @@
         --set data.clients=44 --set cohort.newcomers=4
 
 What has ended is in FOLDER/table/METHOD-SEED, and the same command goes on from there; --seconds
-ends it between two runs. --words adds the reader's base rate with a bag of words: a logistic
-regression on all training texts together, with an intercept of each client's own, whose penalty is
-chosen on validation. It is no federation: all texts are in one place.
+ends it between two runs. --words adds base rates with words (benchmarks/words_baseline.py).
 """
 
 import argparse
@@ -17,68 +15,17 @@ import time
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.words_baseline import baselines
 from shared.config import RunConfig, load_scenario
 from shared.result import RESULT_FILE, RunResult
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
-from shared.tasks.kinds import ClassificationTask
 from shared.tasks.metrics import Confusion
-from shared.tasks.partition import partition
-from shared.tasks.rows import Example
 from simulations.comparison.comparison import Comparison, comparison_of, p_text, percent, points
 from simulations.comparison.statistics import compared, holm
 from simulations.comparison.tables import csv_of, printed
 from simulations.simulate import simulate
-
-PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
-INTERCEPT = 3.0
-"""How large a client's own feature is: the penalty is to weigh on words more than on base rates."""
-
-
-def words_figures(config: RunConfig) -> dict[int, Confusion]:
-    """Base rate and bag of words of every client's test examples."""
-    from scipy.sparse import csr_matrix, hstack
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    task, data = load_task(config.task), config.data
-    assert isinstance(task, ClassificationTask)
-    examples = load_examples(data.path, task, data.seed, data.limit)
-    shares = partition(examples, data.partition, data.clients, data.alpha, data.seed)
-    rows = [(client, example) for client, own in enumerate(shares) for example in own]
-    split = {name: [r for r in rows if r[1].split == name] for name in ("train", "validation")}
-    words = TfidfVectorizer(sublinear_tf=True, min_df=2)
-    words.fit([example.text for _, example in split["train"]])
-
-    def features(part: list[tuple[int, Example]]) -> csr_matrix:
-        clients = np.array([client for client, _ in part])
-        ones = np.ones(len(part))
-        own = csr_matrix((ones, (np.arange(len(part)), clients)), (len(part), data.clients))
-        texts = [example.text for _, example in part]
-        return csr_matrix(hstack([own * INTERCEPT, words.transform(texts)]))
-
-    def labels(part: list[tuple[int, Example]]) -> NDArray[np.int64]:
-        return np.array([example.label for _, example in part])
-
-    fitted = [
-        LogisticRegression(C=penalty, max_iter=2000).fit(
-            features(split["train"]), labels(split["train"])
-        )
-        for penalty in PENALTIES
-    ]
-    held = split["validation"]
-    best = max(fitted, key=lambda model: model.score(features(held), labels(held)))
-    figures = {}
-    for client, own in enumerate(shares):
-        test = [(client, example) for example in own if example.split == "test"]
-        if test:
-            told = best.predict(features(test))
-            figures[client] = Confusion.of(labels(test), told, len(task.words))
-    return figures
 
 
 def print_words(comparison: Comparison, words: dict[int, Confusion], console: Console) -> None:
@@ -127,7 +74,7 @@ def main() -> None:
     for part in printed(comparison):
         console.print(part, "")
     if arguments.words:
-        print_words(comparison, words_figures(config), console)
+        print_words(comparison, baselines(config.task, config.data)["base rate + words"], console)
     (arguments.out / "clients.csv").write_text(csv_of(comparison))
 
 

@@ -5,7 +5,10 @@
 A random float32 checkpoint is written into a temporary folder (4.4 GB). Then a process of its own,
 which the kernel ends at the limit, loads it streamed and takes P-RGE steps, in turn with the same
 step without reading and with reading without a step: so all three see the same machine. Once every
-cold measurement begins with none of the file's pages in memory, once all of them are there.
+cold measurement begins with none of the file's pages in memory, once all of them are there. Beside
+the seconds on the clock stand those that all threads of the process spent on processors: where
+other work leaves too few, reading and computing cannot go on at once. At the end the first step is
+taken without a limit by a resident model, whose projected gradients must be the same.
 """
 
 import argparse
@@ -25,9 +28,8 @@ import torch
 
 from benchmarks.shapes import SHAPES, TASK, write_checkpoint
 from client.forward.grouping import Schedule
-from client.forward.streamed import StreamedBody, StreamedForward
+from client.forward.streamed import forward_over
 from client.streaming.loading import load
-from client.streaming.stream import BlockStream
 from devices.memory import run_capped
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
@@ -41,15 +43,15 @@ SHARD_BYTES = 400 * 2**20
 EPSILON = 0.01
 
 
-def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Take steps in this process; seconds of each kind of measurement."""
-    settings = {"path": str(folder), "stream": "disk", "quantization": arguments.quantization}
+    stream_from = "off" if kind == "resident" else "disk"
+    settings = {"path": str(folder), "stream": stream_from, "quantization": arguments.quantization}
     loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
-    assert loaded.store is not None
-    stream, base, store = BlockStream(loaded.base, loaded.store), loaded.base, loaded.store
+    base, store, stream = loaded.base, loaded.store, loaded.streamed(loaded.base)
     scorer = CausalScorer(base, TASK, arguments.tokens)
     adapter = inject(base, AdapterSettings(layers="all", rank=4), 2)
-    forward = StreamedForward(adapter, scorer, StreamedBody(base, 0))
+    forward = forward_over(base, adapter, scorer, stream is not None)
     ids = np.random.default_rng(0).integers(12, 500, (arguments.batch, arguments.tokens))
     prompts = [Prompt((tuple(row),), ((len(row) - 1,),)) for row in ids.tolist()]
     center = np.zeros(adapter.layout.size, np.float32)
@@ -64,6 +66,11 @@ def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str
         plus, minus = np.split(cross_entropy(scores, np.ones(len(prompts), np.int64)), 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())
 
+    step()
+    first_gradients = list(gradients)
+    if stream is None or store is None:
+        return {"projected_gradients": first_gradients}
+
     def read() -> None:
         for block in range(stream.count):
             stream.block(block)
@@ -74,25 +81,27 @@ def measure(folder: Path, cold: bool, arguments: argparse.Namespace) -> dict[str
         step()
         store.fetch = fetch  # type: ignore[method-assign]
 
-    step()
     seconds: dict[str, list[float]] = {"compute": [], "read": [], "step": []}
+    processor: dict[str, list[float]] = {name: [] for name in seconds}
     work: dict[str, Callable[[], None]] = {"compute": compute, "read": read, "step": step}
     for turn in range(arguments.turns):
         for name, run in work.items():
             stream.settle()
-            if cold:
+            if kind == "cold":
                 drop_pages(folder)
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             run()
             seconds[name].append(time.perf_counter() - begun)
+            processor[name].append(time.process_time() - used)
             print(
                 json.dumps({"step": turn, "what": name, "seconds": seconds[name][-1]}), flush=True
             )
     return {
         "block_bytes": store.bytes,
         "seconds": seconds,
+        "processor_seconds": processor,
         "peak_resident_bytes": peak_memory_bytes(),
-        "projected_gradients": gradients[: arguments.queries],
+        "projected_gradients": first_gradients,
     }
 
 
@@ -118,7 +127,11 @@ def summary(figures: dict[str, Any]) -> dict[str, float]:
     turns = zip(*(figures["seconds"][name] for name in ("compute", "read", "step")), strict=True)
     ratio = statistics.median(step / max(compute, read) for compute, read, step in turns)
     rate = figures["block_bytes"] / medians["read"]
-    return medians | {"step / max(compute, read)": ratio, "MB/s": rate / 1e6}
+    processor = {
+        f"{name}, processor": statistics.median(times)
+        for name, times in figures["processor_seconds"].items()
+    }
+    return medians | processor | {"step / max(compute, read)": ratio, "MB/s": rate / 1e6}
 
 
 def main() -> None:
@@ -132,11 +145,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for the checkpoint; kept and used again")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--measure", choices=["cold", "warm"], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=["cold", "warm", "resident"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        print(json.dumps(measure(arguments.folder, arguments.measure == "cold", arguments)))
+        print(json.dumps(measure(arguments.folder, arguments.measure, arguments)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
@@ -145,13 +158,13 @@ def main() -> None:
             write_checkpoint(arguments.shape, folder, SHARD_BYTES, torch.float32)
         subprocess.run(["sync"], check=True)
         results: dict[str, Any] = {"limit_bytes": arguments.limit}
+        given = [sys.executable, __file__, "--folder", str(folder)]
+        for name in ("quantization", "tokens", "queries", "batch", "turns"):
+            given += [f"--{name}", str(getattr(arguments, name))]
         for kind in ("cold", "warm"):
             fill_pages(folder) if kind == "warm" else drop_pages(folder)
-            given = ["--folder", str(folder), "--measure", kind]
-            for name in ("quantization", "tokens", "queries", "batch", "turns"):
-                given += [f"--{name}", str(getattr(arguments, name))]
             lines: list[str] = []
-            ending = run_capped([sys.executable, __file__, *given], arguments.limit, lines.append)
+            ending = run_capped([*given, "--measure", kind], arguments.limit, lines.append)
             print(f"{kind}: {ending}")
             if ending.status:
                 sys.exit(f"{kind}: ended with status {ending.status}")
@@ -159,8 +172,15 @@ def main() -> None:
             results[kind] = figures | {"summary": summary(figures), "ending": str(ending)}
             for name, value in results[kind]["summary"].items():
                 print(f"  {name}: {value:.3f}")
+        resident = subprocess.run(
+            [*given, "--measure", "resident"], check=True, stdout=subprocess.PIPE, text=True
+        )
+    wanted = json.loads(resident.stdout.splitlines()[-1])["projected_gradients"]
+    same = all(results[kind]["projected_gradients"] == wanted for kind in ("cold", "warm"))
+    print(f"projected gradients of the resident model: {'the same' if same else 'OTHERS'}")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    sys.exit(not same)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ class Trainer:
         Args:
             config: as this trainer's in all that weights and examples depend on.
         """
+        if self._stream is not None:
+            self._stream.release()  # this trainer rests, and the other needs room
         other = copy.copy(self)
         if _trunk(config) != _trunk(self._config):
             other._cache = None

@@ -12,13 +12,11 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import HttpGrid
 
 from server.clusters import Clusters
 from server.cohorts import RepeatedCohorts
 from server.journal import journal
 from server.keys import KEYS_VARIABLE, Keys
-from server.phones import Phones
 from server.post import Post
 from server.roster import Roster
 from server.store import RunStore, finish
@@ -81,8 +79,7 @@ def serve(
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    behind = Phones(grid) if isinstance(grid, HttpGrid) else grid
-    post = Post(behind, patience=max(1, config.cohort.late_rounds), world=world)
+    post = Post(grid, patience=max(1, config.cohort.late_rounds), world=world)
     layout = _layout_of_the_devices(post, config, roster, patient)
     config = config.among(roster.clients) if roster.clients else config
     run_id = run_id_of(config, layout, roster.model_id)

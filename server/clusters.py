@@ -332,17 +332,17 @@ class Clusters(Strategy):
         return [reply for reply in replies if reply.metadata.src_node_id in nodes]
 
     def _note(self) -> None:
-        """Append what the clusters told last to the metrics of the run, for whoever watches."""
-        events = self.events()
-        if not events:
-            return
-        try:
-            append_event(self._folder / METRICS_FILE, events[-1])
-        except OSError as error:
-            raise LedgerError(
-                f"{self._folder / METRICS_FILE}: cannot be written: {error.strerror}; make room, "
-                "then run the same command"
-            ) from error
+        """Append what the clusters told just now to the metrics of the run, for whoever watches."""
+        for event in put_together([[store.last] for store in self._stores if store.last]):
+            try:
+                append_event(self._folder / METRICS_FILE, event)
+            except OSError as error:
+                raise LedgerError(
+                    f"{self._folder / METRICS_FILE}: cannot be written: {error.strerror}; make "
+                    "room, then run the same command"
+                ) from error
+        for store in self._stores:
+            store.last = {}
 
     def close(self) -> None:
         """Close the ledgers."""

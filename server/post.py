@@ -8,23 +8,30 @@ are fetched along with those of later ones.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
+from flwr.superlink.grid import HttpGrid, http_grid
 
 from server.phones import Phones
 from server.world import RealWorld, World
 
 log = logging.getLogger("samara.server")
 
+_PULL_SECONDS = 10.0
+"""For the parts of a reply that was announced. Flower waits 180 s for whoever stops in the middle
+of sending one, and everybody with it."""
+
 
 class Post(Grid):
     """A grid that keeps to deadlines and remembers whom it asked.
 
     Args:
-        grid: delivers the messages.
+        grid: delivers the messages; over a network, also those of phones behind gateways.
         patience: in how many later exchanges a reply to a train message is still fetched.
         enough: whether these replies suffice to end the exchange.
         world: whose time it is; the real one by default.
@@ -38,6 +45,9 @@ class Post(Grid):
         world: World | None = None,
     ) -> None:
         self.enough = enough
+        if isinstance(grid, HttpGrid):
+            http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
+            grid = Phones(grid)
         self.world: World = world or RealWorld()
         self._grid, self._patience = grid, patience
         self._awaited: list[set[str]] = []

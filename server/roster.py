@@ -101,8 +101,9 @@ class Roster:
         known = self.members.keys() | self._refused.keys() | set(self._asked.values())
         unknown = [node for node in nodes if node not in known]
         if unknown:
+            seconds = max(timeout, _GREETING_SECONDS)  # nothing waits for it once somebody is known
             messages = [
-                message_to(node, MessageType.QUERY, "hello", b"", CatchUp(), timeout)
+                message_to(node, MessageType.QUERY, "hello", b"", CatchUp(), seconds)
                 for node in unknown
             ]
             self._asked |= zip(grid.push_messages(messages), unknown, strict=True)

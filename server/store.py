@@ -32,6 +32,7 @@ class RunStore:
         folder: OUT.
         layout: of the adapter.
         ledger: of the global track, with its state.
+        last: the event that this process noted last; empty before the first.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class RunStore:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
+        self.last: dict[str, Any] = {}
         keep_layout(folder, layout)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
         told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
@@ -73,6 +75,7 @@ class RunStore:
         Raises:
             LedgerError: if the disk refuses; what was written of it is cut off at the next opening.
         """
+        self.last = event
         with _a_message_for(self.folder / METRICS_FILE):
             append_event(self.folder / METRICS_FILE, event)
 

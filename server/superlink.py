@@ -44,10 +44,6 @@ def most_answer_bytes(config: RunConfig) -> int:
     return 2**20 + 12 * config.steps * config.queries
 
 
-class _TooLongError(Exception):
-    """A request has more bytes than anything that is asked for."""
-
-
 class Door:
     """ASGI middleware that refuses paths which are not for the peer, and bodies that are too long.
 
@@ -67,33 +63,37 @@ class Door:
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
         if path != DOOR_PATH and is_open_to(host, path):
-            measured = self._measured(path, receive)
-            try:
-                await self._app(scope, measured, partial(self._watched, host, path, send))
+            heard = await self._heard(receive) if path.startswith(_FLEET_PATH) else receive
+            if heard:
+                await self._app(scope, heard, partial(self._watched, host, path, send))
                 return
-            except _TooLongError:
-                self._tell(host, f"sent more than {self._most_bytes} bytes at once: refused")
-        elif path != DOOR_PATH:
+            status = 413
+            self._tell(host, f"sent more than {self._most_bytes} bytes at once: refused")
+        elif path == DOOR_PATH:
+            status = 204
+        else:
+            status = 403
             self._tell(host, f"asked for {path}, which is for this machine only: refused")
-        status = 204 if path == DOOR_PATH else 403
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    def _measured(self, path: str, receive: Any) -> Any:
-        """Hand on what a device sends, until it is too much."""
-        if not path.startswith(_FLEET_PATH):
-            return receive
-        left = self._most_bytes
-
-        async def measured() -> Any:
-            nonlocal left
+    async def _heard(self, receive: Any) -> Any:
+        """What gives a request's body, which is here already; None if it is too long."""
+        body, more = b"", True
+        while more:
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise _TooLongError
-            return message
+            if message["type"] != "http.request":
+                break
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._most_bytes:
+                return None
+        parts = [{"type": "http.request", "body": body, "more_body": False}]
 
-        return measured
+        async def heard() -> Any:
+            return parts.pop() if parts else await receive()
+
+        return heard
 
     async def _watched(self, host: str, path: str, send: Any, message: Any) -> None:
         """Hand an answer on, and say whom Flower turned away."""

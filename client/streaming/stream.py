@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client.streaming.bucket import Bucket
 from client.streaming.carrier import Carrier, carrier_for
+from client.streaming.slots import slots_of
 from client.streaming.store import BlockStore, allocated
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.quantized import QuantizedLinear
 
 log = logging.getLogger("samara.stream")
 
@@ -115,7 +115,7 @@ class BlockStream:
         self._store, self._changes, self._scheduling = store, changes, scheduling
         self._blocks = base.blocks
         self._carrier: Carrier = carrier_for(torch.device(base.network.device))
-        self._slots = [_slots_of(block) for block in base.blocks]
+        self._slots = [slots_of(block) for block in base.blocks]
         self._check(str(base.folder))
         self._buckets = [
             Bucket.of(
@@ -129,7 +129,8 @@ class BlockStream:
             )
             for index, bucket in enumerate(store.buckets)
         ]
-        self._free = [self._new_buffer() for _ in range(3 if changes else 2)]
+        self._free: list[_Buffer] = []
+        self._unmade = self._most = 3 if changes else 2
         self._coming: OrderedDict[int, _Coming] = OrderedDict()
         self._after: dict[int, int] = {}
         self._latest = -1
@@ -229,6 +230,15 @@ class BlockStream:
             if said := self.complaint(time.monotonic() - self._begun):
                 log.warning("%s", said)
 
+    def release(self) -> None:
+        """Give the buffers' memory back; they are made again when a block is called."""
+        self.settle()
+        for coming in self._coming.values():
+            coming.bytes_there.exception()
+        self._coming.clear()
+        self._free.clear()
+        self._unmade = self._most
+
     def complaint(self, seconds: float) -> str:
         """What there is to say about the disk after so many seconds of work; empty if nothing."""
         traffic = self.traffic
@@ -249,6 +259,9 @@ class BlockStream:
 
     def _called(self, index: int) -> _Coming:
         """A block on its way into a free buffer; one that came in vain gives up its own."""
+        if not self._free and self._unmade:
+            self._free.append(self._new_buffer())
+            self._unmade -= 1
         if not self._free:
             _, vain = self._coming.popitem(last=False)
             vain.bytes_there.exception()
@@ -354,7 +367,7 @@ class BlockStream:
 
     def detach(self) -> None:
         """Let the model go; its blocks are placeholders again, for another stream."""
-        self.settle()
+        self.release()
         for block in self._blocks:
             del block.forward
 
@@ -369,39 +382,3 @@ class BlockStream:
             return forward(*args, **kwargs)
 
         return run
-
-
-class _Slot:
-    """The place in a model where a tensor belongs, and what stands there while it is away."""
-
-    def __init__(self, module: nn.Module, name: str, empty: Tensor, trained: bool) -> None:
-        self.empty = empty
-        self._owner: dict[str, Any] = module._parameters if trained else module._buffers
-        self._name, self._trained = name, trained
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the model."""
-        return self.empty.dtype
-
-    def put(self, tensor: Tensor) -> None:
-        """Have the model compute with a tensor, in the model's own type."""
-        own = tensor.to(self.empty.dtype)
-        self._owner[self._name] = nn.Parameter(own, requires_grad=False) if self._trained else own
-
-    def clear(self) -> None:
-        """Have nothing there to compute with."""
-        self._owner[self._name] = self.empty
-
-
-def _slots_of(block: nn.Module) -> dict[str, _Slot]:
-    """Every tensor of a block that is streamed: parameters, and what is quantized."""
-    slots = {}
-    for prefix, module in block.named_modules():
-        own = [(name, p, True) for name, p in module._parameters.items() if p is not None]
-        if isinstance(module, QuantizedLinear):
-            own += [(name, b, False) for name, b in module._buffers.items() if b is not None]
-        for name, tensor, trained in own:
-            whole = f"{prefix}.{name}" if prefix else name
-            slots[whole] = _Slot(module, name, tensor, trained)
-    return slots

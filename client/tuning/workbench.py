@@ -1,5 +1,6 @@
 """The model, the task and little data, drawn by a seed, and how good a point is on a split."""
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,7 +127,10 @@ class Workbench:
 
     def drop(self) -> None:
         """Forget the model, before it is read once more: two need not be in memory at once."""
+        if self.stream is not None:
+            self.stream.release()
         del self.loaded, self.base, self.stream, self.scorer
+        gc.collect()  # modules and what watches over them refer to each other
 
     def plain(self) -> tuple[ResidentForward, At]:
         """An engine of the model as it is, and its only point."""

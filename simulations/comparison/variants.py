@@ -183,8 +183,9 @@ class Field:
         """The pair that answers the question that one comes with."""
         if self.methods:
             pairs = self.pairs()
-            best = max((arm.accuracy.mean() for arm, _ in pairs), default=0.0)
-            return next(pair for pair in pairs if pair[0].accuracy.mean() == best)
+            methods = {v.letter for v in self.variants if v.method not in BASELINES}
+            own = [pair for pair in pairs if pair[0].variant in methods] or pairs
+            return max(own, key=lambda pair: pair[0].accuracy.mean())
         first, last = self.variants[0], self.variants[-1]
         names = [name for name in last.arms if name in first.arms]
         if first is not last:

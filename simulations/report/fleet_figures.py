@@ -109,13 +109,14 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
         bad = [found for found in jobs if found[1].outcome != "reported"]
         axes.add_collection(bars(good, [colour[number] for number, _ in good]))
         axes.add_collection(bars(bad, [DOWN] * len(bad)))
-        for found, shade in ((good, MUTED), (bad, DOWN)):
+        dots = {shade: [found for found in good if colour[found[0]] == shade] for shade in SERIES}
+        for shade, found in (*dots.items(), (DOWN, bad)):
             axes.plot(
                 [job.begun / _HOUR for _, job in found],
                 [place[number] for number, _ in found],
-                ".",
+                "x" if found is bad else ".",
                 color=shade,
-                markersize=2.5,
+                markersize=3.0,
             )
         begin = 0
         for kind in kinds:
@@ -140,8 +141,8 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
     return drawn(
         f"days{letter}",
         "When devices were at work",
-        "A line is a device; a dot is when it was asked, a bar reaches to its report. Rust where "
-        "it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
+        "A line is a device; a dot is when it was asked, a bar reaches to its report. A cross is "
+        "where it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
         f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
         draw,
         1.6 + 0.075 * len(lines),

@@ -262,10 +262,10 @@ def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("laptop-8", {"rounds": 2}),
-        ("orin-nano-20", {"rounds": 2, "data.clients": 10}),
-        ("mixed-200", {"rounds": 3, "data.clients": 20, "steps": 2}),
-        ("metered-1000", {"rounds": 2, "data.clients": 30}),
+        ("laptop-8", {"rounds": 2, "queries": 4}),
+        ("orin-nano-20", {"rounds": 2, "data.clients": 13, "steps": 2}),
+        ("mixed-200", {"rounds": 2, "data.clients": 10, "steps": 2, "cohort.minimum": 1}),
+        ("metered-1000", {"rounds": 2, "data.clients": 10}),
     ],
 )
 def test_a_shipped_fleet_runs(name: str, changes: dict[str, Any], tmp_path: Path) -> None:

@@ -190,6 +190,14 @@ def test_a_slow_disk_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture
     assert caplog.text.count("the disk gives") == 1
 
 
+def test_buffers_are_given_back_and_made_again(folder: Path) -> None:
+    stream = stream_of(folder)
+    wanted = {name: tensor.clone() for name, tensor in stream.block(1).items()}
+    stream.release()
+    found = stream.block(1)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
 def test_pieces_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from client.streaming import store as stores
 

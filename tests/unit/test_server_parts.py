@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+from flwr.superlink.grid import HttpGrid, http_grid
 
+from server import post
 from server.bundle import bundle
 from server.certificates import given_certificates, own_certificates
 from server.health import Health
@@ -137,9 +140,13 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
         sent.append(message.get("status", 0))
 
     door = Door(flower, 100)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
     for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
         scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
-        asyncio.run(door(scope, None, send))
+        asyncio.run(door(scope, receive, send))
     asyncio.run(door({"type": "http", "client": ("10.0.0.7", 1), "path": DOOR_PATH}, None, send))
     assert sent == [412, 412, 403, 0, 204, 0]
     told = [record.getMessage() for record in caplog.records]
@@ -148,16 +155,23 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     assert "/v1/control/start-run, which is for this machine only" in told[1]
 
 
-def test_a_body_that_is_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[int] = []
+def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[bytes] = []
 
     async def flower(scope: Any, receive: Any, send: Any) -> None:
-        for _ in range(3):
-            heard.append(len((await receive())["body"]))
+        message = await receive()
+        heard.append(message["body"])
+        assert not message["more_body"]
+        assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.start", "status": 200})
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": bytes(40), "more_body": True}
+    def receiver() -> Any:
+        parts = [{"type": "http.request", "body": bytes(40), "more_body": n < 2} for n in range(3)]
+
+        async def receive() -> Any:
+            return parts.pop(0) if parts else {"type": "http.disconnect"}
+
+        return receive
 
     sent: list[int] = []
 
@@ -165,11 +179,11 @@ def test_a_body_that_is_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) ->
         sent.append(message.get("status", 0))
 
     scope = {"type": "http", "client": ("10.0.0.7", 1), "path": "/v1/fleet/push-object"}
-    asyncio.run(Door(flower, 100)(scope, receive, send))
-    assert (heard, sent) == ([40, 40], [403, 0])
+    asyncio.run(Door(flower, 100)(scope, receiver(), send))
+    assert (heard, sent) == ([], [413, 0])
     assert "10.0.0.7 sent more than 100 bytes at once" in caplog.text
-    asyncio.run(Door(flower, 120)(scope, receive, send))
-    assert sent == [403, 0, 200]
+    asyncio.run(Door(flower, 120)(scope, receiver(), send))
+    assert (heard, sent) == ([bytes(120)], [413, 0, 200])
 
 
 def test_rests_double_and_end_with_a_success() -> None:
@@ -203,3 +217,17 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write(": 2}\n")
     assert list(tail.new()) == [{"b": 2}]
+
+
+def test_a_reply_that_never_comes_whole_does_not_hold_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(post, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(http_grid, "pull_objects", None)
+    post.Post(HttpGrid.__new__(HttpGrid), patience=1)
+
+    def pull(name: str) -> bytes:
+        raise ObjectUnavailableError(name)
+
+    with pytest.raises(ObjectPullError):
+        http_grid.pull_objects(["part"], pull)
