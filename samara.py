@@ -7,6 +7,7 @@ import typer
 import benchmarks.commands
 import devices.commands
 import devices.live.commands
+import devices.phone.commands
 import server.commands
 import simulations.commands
 from shared.errors import SamaraError
@@ -24,6 +25,8 @@ app.command()(simulations.commands.tune)
 app.add_typer(simulations.commands.adapter, name="adapter")
 app.add_typer(server.commands.app, name="server")
 app.add_typer(devices.live.commands.app, name="client")
+app.add_typer(devices.phone.commands.gateway, name="gateway")
+app.add_typer(devices.phone.commands.app, name="phone")
 app.add_typer(devices.commands.app, name="device")
 app.add_typer(benchmarks.commands.app, name="bench")
 

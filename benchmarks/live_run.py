@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import psutil
 
-from client.resident import decode_session
+from client.memory import decode_session
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, read_layout, replayed
 from shared.config import Scalar

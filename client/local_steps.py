@@ -15,16 +15,10 @@ from numpy.typing import NDArray
 from client.estimators.prge import Estimate, Trial, carried_out_together, estimate
 from client.forward.grouping import Schedule, points_per_pass
 from client.forward.resident import evenly
+from client.reporting import label_by_label, report_of
 from shared.directions import batch_order
 from shared.errors import SamaraError, TrainingError
-from shared.frames import (
-    GROUPING_TRACK,
-    Report,
-    SeedPolicy,
-    Split,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames import GROUPING_TRACK, Report, Split, TrainInstruction, token_of
 from shared.model.client_points import ClientPoints
 from shared.replay import quantize, replay, to_float32
 from shared.step_size import REACH
@@ -200,29 +194,5 @@ def _moved(
 
 
 def _report(instruction: TrainInstruction, token: bytes, client: _Client) -> Report:
-    gradients = np.stack([result.gradients for result in client.estimates])
-    bends = [result.curvature for result in client.estimates if result.curvature is not None]
-    pooled = instruction.seed_policy is SeedPolicy.POOL
-    return Report(
-        token,
-        client.device,
-        len(client.data.labels),
-        float(np.mean(client.losses)),
-        instruction.sums(gradients) if pooled else gradients,
-        summed_steps=instruction.steps if pooled else 0,
-        curvature=float(np.mean(bends)) if bends else None,
-    )
-
-
-def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
-
-    Args:
-        order: int64 [n], places of all examples; those of one label keep it among themselves.
-        labels: int64 [n], of the examples by place.
-    """
-    turns = np.empty(len(order), np.int64)
-    for label in np.unique(labels):
-        own = labels[order] == label
-        turns[own] = np.arange(own.sum())
-    return order[np.argsort(turns, kind="stable")]
+    examples = len(client.data.labels)
+    return report_of(instruction, token, client.device, examples, client.estimates, client.losses)

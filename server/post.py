@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid, http_grid
 
+from server.phones import Phones
 from server.world import RealWorld, World
 
 log = logging.getLogger("samara.server")
@@ -30,7 +31,7 @@ class Post(Grid):
     """A grid that keeps to deadlines and remembers whom it asked.
 
     Args:
-        grid: delivers the messages.
+        grid: delivers the messages; over a network, also those of phones behind gateways.
         patience: in how many later exchanges a reply to a train message is still fetched.
         enough: whether these replies suffice to end the exchange.
         world: whose time it is; the real one by default.
@@ -46,6 +47,7 @@ class Post(Grid):
         self.enough = enough
         if isinstance(grid, HttpGrid):
             http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
+            grid = Phones(grid)
         self.world: World = world or RealWorld()
         self._grid, self._patience = grid, patience
         self._awaited: list[set[str]] = []
@@ -76,8 +78,8 @@ class Post(Grid):
 
     def nodes(self) -> dict[int, bytes]:
         """The nodes that are there, with their public keys (PEM), empty where they have none."""
-        if isinstance(self._grid, HttpGrid):
-            return {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        if isinstance(self._grid, Phones):
+            return self._grid.nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -79,6 +79,20 @@ class Body:
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
         return hidden
 
+    def of_padded(self, ids: Tensor, points: int) -> Tensor:
+        """Hidden states of padded sequences at every point, for a causal model to be exported.
+
+        Args:
+            ids: int64 [m, S]; what is padded on the right is not seen by what is read before it.
+            points: P, how many adapters are active.
+
+        Returns:
+            [P·m, S, hidden], points outermost.
+        """
+        with self._widening(ids.shape, points, None):
+            hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
+        return hidden
+
     def _padded(self, sequences: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         pad = self._base.tokenizer.pad_token_id or 0
         longest = max(len(sequence) for sequence in sequences)

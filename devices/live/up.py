@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import devices
 from client.app import TRAINER, app
@@ -121,10 +121,10 @@ class _Client:
         self._runtime = ""
         parent = str(os.getpid())
         self._trainer = Child(
-            "the trainer", lambda: _python("trainer", settings.folder, parent), _environment()
+            "the trainer", lambda: _python("trainer", settings.folder, parent), environment()
         )
         command = self._supernode_command
-        self._supernode = Child("the SuperNode", command, _environment(), hint=_TURNED_AWAY)
+        self._supernode = Child("the SuperNode", command, environment(), hint=_TURNED_AWAY)
 
     def serve(self) -> None:
         """See `up`."""
@@ -182,24 +182,9 @@ class _Client:
     def _supernode_command(self) -> Sequence[str]:
         """Flower's SuperNode on a free port of this machine."""
         s = self._settings
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._runtime = f"127.0.0.1:{port}"
-        trainer = json.dumps(str(s.socket.absolute()))
-        command = [
-            *_python("supernode", os.getpid()),
-            *("--superlink", s.superlink),
-            *("--isolation", "process"),
-            *("--port", str(port)),
-            *("--superexec-auth-secret-file", str(self._secret)),
-            *("--node-config", f"{TRAINER}={trainer}"),
-        ]
-        if s.insecure:
-            return [*command, "--insecure"]
-        if s.certificates:
-            command += ["--root-certificates", str(s.certificates)]
-        return [*command, "--auth-supernode-private-key", str(s.key)]
+        trainer = {TRAINER: str(s.socket.absolute())}
+        command, self._runtime = supernode_command(s, self._secret, trainer)
+        return command
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop.set()
@@ -217,10 +202,58 @@ class _Client:
             left.unlink(missing_ok=True)
 
 
+class Connecting(Protocol):
+    """How a SuperLink is reached, as `ClientSettings` has it."""
+
+    @property
+    def superlink(self) -> str: ...  # noqa: D102
+
+    @property
+    def key(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def certificates(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def insecure(self) -> bool: ...  # noqa: D102
+
+
+def supernode_command(
+    to: Connecting, secret: Path, node_config: Mapping[str, str]
+) -> tuple[list[str], str]:
+    """The command that starts Flower's SuperNode on a free port of this machine.
+
+    Args:
+        to: the SuperLink.
+        secret: file of the secret that its executor knows too.
+        node_config: what its ClientApp is told.
+
+    Returns:
+        The command, and the address of the runtime API that it will serve.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        runtime = f"127.0.0.1:{probe.getsockname()[1]}"
+    told = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    command = [
+        *_python("supernode", os.getpid()),
+        *("--superlink", to.superlink),
+        *("--isolation", "process"),
+        *("--port", runtime.rpartition(":")[2]),
+        *("--superexec-auth-secret-file", str(secret)),
+        *("--node-config", told),
+    ]
+    if to.insecure:
+        return [*command, "--insecure"], runtime
+    if to.certificates:
+        command += ["--root-certificates", str(to.certificates)]
+    return [*command, "--auth-supernode-private-key", str(to.key)], runtime
+
+
 def _run(module: str, folder: Path) -> int:
     """Run a module of this package to its end; returns its exit status."""
     command = _python(module, folder)
-    return subprocess.run(command, env=_environment(), check=False).returncode
+    return subprocess.run(command, env=environment(), check=False).returncode
 
 
 def _python(module: str, *arguments: object) -> list[str]:
@@ -228,7 +261,7 @@ def _python(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment of the processes: they run the code that this one runs."""
     here = str(Path(str(devices.__file__)).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))

@@ -1,4 +1,4 @@
-"""Replay in torch's operators: runs on any device, and exports to a phone as it stands.
+"""Replay in torch's operators, which run on any device and can be exported.
 
 Everything is int64, in which a product of two 32-bit words keeps its bits whatever its sign says.
 Shifts are `torch.bitwise_right_shift`, the spelling that exporters know.
@@ -90,6 +90,8 @@ def fold(
     distribution: Distribution,
 ) -> torch.Tensor:
     """state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
+
+    Exact where torch runs it; the sum of ExecuTorch's portable kernels is not, which add in floats.
 
     Args:
         state: int64 [d].

@@ -1,8 +1,19 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Work(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HELLO: _ClassVar[Work]
+    TRAIN: _ClassVar[Work]
+    EVALUATE: _ClassVar[Work]
+HELLO: Work
+TRAIN: Work
+EVALUATE: Work
 
 class CatchUpRequest(_message.Message):
     __slots__ = ("instruction", "settings", "snapshot", "tail")
@@ -61,3 +72,61 @@ class StatusReply(_message.Message):
     peak_memory_bytes: int
     paused: str
     def __init__(self, hello: _Optional[bytes] = ..., model_loads: _Optional[int] = ..., answered: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., paused: _Optional[str] = ...) -> None: ...
+
+class ToPhone(_message.Message):
+    __slots__ = ("challenge", "task")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    challenge: Challenge
+    task: Task
+    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
+
+class FromPhone(_message.Message):
+    __slots__ = ("proof", "done")
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    proof: Proof
+    done: Done
+    def __init__(self, proof: _Optional[_Union[Proof, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("version", "nonce")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: bytes
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ("public_key", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("number", "work", "instruction", "snapshot", "tail", "seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    work: Work
+    instruction: bytes
+    snapshot: bytes
+    tail: bytes
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("number", "frame", "signature")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    frame: bytes
+    signature: bytes
+    def __init__(self, number: _Optional[int] = ..., frame: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

@@ -228,3 +228,81 @@ class Trainer(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class GatewayStub(object):
+    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
+    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Attach = channel.stream_stream(
+                '/samara.Gateway/Attach',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
+                _registered_method=True)
+
+
+class GatewayServicer(object):
+    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
+    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """
+
+    def Attach(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_GatewayServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.FromPhone.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.ToPhone.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'samara.Gateway', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('samara.Gateway', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Gateway(object):
+    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
+    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/samara.Gateway/Attach',
+            shared_dot_proto_dot_trainer__pb2.FromPhone.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.ToPhone.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from live import SuperLink, client_up, end, patience
 
+from client.memory import decode_session
 from client.remote import RemoteTrainer
-from client.resident import decode_session
 from devices.live.keys import device_of_key, make_key
 from shared.config import RunConfig
 

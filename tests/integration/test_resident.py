@@ -20,15 +20,10 @@ from live import QUIET
 
 from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
+from client.memory import SESSIONS_KEPT, FolderMemory, decode_session, encode_session
 from client.own import of_device
 from client.remote import RemoteTrainer, address_of
-from client.resident import (
-    SESSIONS_KEPT,
-    FolderMemory,
-    Resident,
-    decode_session,
-    encode_session,
-)
+from client.resident import Resident
 from client.service import served
 from client.session import Session
 from devices.live.settings import ClientSettings, own_settings

@@ -1,0 +1,212 @@
+"""`samara phone export`: a model with its adapter as a program for phones."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from devices.phone.lowering import lowered
+from devices.phone.manifest import Check, Delegate, Form, Manifest, PhoneQuantization
+from devices.phone.program import AlgorithmOne, Replay, Scores, Step
+from devices.phone.quantization import by_batched_products, with_4_bit_weights
+from shared.config import AdapterSettings
+from shared.directions import prefix_tokens, query_seeds
+from shared.errors import ConfigError, DeviceError
+from shared.files import write_durably
+from shared.layout import Layout
+from shared.model.loading import BaseModel, load_base_model
+from shared.model.lora_fa import inject
+from shared.model.scorers import CausalScorer
+from shared.replay import digest, zero_state
+from shared.replay_numpy import NumpyBackend
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask
+
+REPLAY_SEEDS = 16
+"""Directions of one call of ``replay``."""
+CHECK_EPSILON = 0.01
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What is fixed when a program is made.
+
+    Attributes:
+        queries: q.
+        batch: B.
+        sequence: S, tokens.
+    """
+
+    queries: int
+    batch: int
+    sequence: int
+
+
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """A model made ready.
+
+    Attributes:
+        base: with the adapter in it.
+        layout: of the adapter.
+        scores: the part of the program with the weights.
+        words: label words.
+    """
+
+    base: BaseModel
+    layout: Layout
+    scores: Scores
+    words: tuple[str, ...]
+
+
+def prepared(
+    model: str, task_name: str, adapter: AdapterSettings, quantization: PhoneQuantization
+) -> Exportable:
+    """Load a model, quantize it and put the adapter in.
+
+    Raises:
+        SamaraError: if model, task or adapter cannot be used; a program asks a causal model for
+            label words of one token.
+    """
+    task = load_task(task_name)
+    base = load_base_model(model, quantization="int8" if quantization == "int8" else "none")
+    if base.family != "causal" or not isinstance(task, ClassificationTask):
+        raise ConfigError(
+            f"{base.folder} with task {task.name}: a phone's program asks a causal model for a "
+            "label word; choose a causal model and a classification"
+        )
+    tokens = CausalScorer(base, task, base.context).label_tokens
+    if any(len(word) != 1 for word in tokens):
+        raise ConfigError(
+            f"task {task.name}: its label words are not one token each for {base.folder}; "
+            "choose other words"
+        )
+    injected = inject(base, adapter, len(tokens))
+    if any(tensor.columns != injected.layout.rank for tensor in injected.layout.tensors):
+        raise ConfigError("adapter.label-bias: a phone's program has none; set it to false")
+    scores = Scores(base, injected, [word[0] for word in tokens])
+    if quantization == "int8":
+        by_batched_products(base)
+    return Exportable(base, injected.layout, scores, task.words)
+
+
+def export(
+    ready: Exportable,
+    shapes: Shapes,
+    quantization: PhoneQuantization,
+    delegate: Delegate,
+    out: Path,
+    form: Form = "functional",
+) -> Manifest:
+    """Write a program with methods ``forward`` and ``replay``, and its manifest.
+
+    Args:
+        ready: from `prepared`.
+        shapes: of a call.
+        quantization: with which it was prepared.
+        delegate: who runs the float part.
+        out: of the program; the manifest goes beside it, as JSON.
+        form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOne`.
+
+    Raises:
+        DeviceError: if ExecuTorch is missing or the disk refuses.
+    """
+    if shapes.sequence > ready.base.context:
+        raise ConfigError(
+            f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context}"
+        )
+    if quantization == "8da4w" and delegate == "portable":
+        raise ConfigError("--quantization 8da4w: only --delegate xnnpack multiplies such weights")
+    check = _check(ready, shapes)
+    if quantization == "8da4w":
+        with_4_bit_weights(ready.base)
+    make = _algorithm_1 if form == "algorithm-1" else _functional
+    program = make(ready, check, delegate, quantization == "8da4w")
+    manifest = Manifest(
+        program_sha256=hashlib.sha256(program).hexdigest(),
+        model_id=ready.base.model_id.hex(),
+        layout=ready.layout.to_json(),
+        layout_hash=ready.layout.hash.hex(),
+        queries=shapes.queries,
+        batch=shapes.batch,
+        sequence=shapes.sequence,
+        replay_seeds=REPLAY_SEEDS,
+        words=list(ready.words),
+        word_tokens=ready.scores.words.tolist(),
+        quantization=quantization,
+        delegate=delegate,
+        form=form,
+        check=check,
+    )
+    try:
+        write_durably(out, program)
+    except OSError as error:
+        raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
+    manifest.write(out)
+    return manifest
+
+
+def _functional(
+    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+) -> bytes:
+    unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
+    state = zero_state(ready.layout.size)
+    step = Step(ready.scores, ready.layout), step_inputs(state, check)
+    replay = Replay(ready.layout), (torch.from_numpy(state), unused, unused.clone())
+    methods = {"forward": step, "replay": replay}
+    return lowered(methods, delegate, quantized_inputs=quantized_inputs)
+
+
+def _algorithm_1(
+    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+) -> bytes:
+    queries = len(check.seeds)
+    _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(ready.layout.size), check)
+    inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
+    module = AlgorithmOne(ready.scores, ready.layout, queries)
+    return lowered({"forward": (module, inputs)}, delegate, ("b",), quantized_inputs)
+
+
+def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, ...]:
+    """The inputs of ``forward`` for the check's batch from a state, nothing applied before."""
+    seeds = np.array(check.seeds, np.uint64).view(np.int64)
+    arrays = (
+        state,
+        np.array(check.ids),
+        np.array(check.positions),
+        np.array(check.labels),
+        seeds,
+        np.zeros_like(seeds),
+        seeds,
+        np.array([check.epsilon], np.float32),
+    )
+    return tuple(torch.from_numpy(array.copy()) for array in arrays)
+
+
+def _check(ready: Exportable, shapes: Shapes) -> Check:
+    """Random tokens under random directions, and what the eager modules make of them."""
+    vocabulary = int(ready.base.network.config.vocab_size)
+    ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
+    rows = np.arange(shapes.batch)
+    seeds = query_seeds(0, 0, 1, shapes.queries)[0]
+    # of both signs, and wide enough for products beyond 2⁵³
+    coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
+    state = zero_state(ready.layout.size)
+    NumpyBackend().fold(state, seeds, coefficients, ready.layout.distribution)
+    check = Check(
+        ids=ids.reshape(shapes.batch, -1).tolist(),
+        positions=((rows * 7 + shapes.sequence - 1) % shapes.sequence).tolist(),
+        labels=(rows % len(ready.words)).tolist(),
+        seeds=seeds.tolist(),
+        coefficients=coefficients.tolist(),
+        epsilon=CHECK_EPSILON,
+        losses=[],
+        digest=digest(ready.layout.hash, state).hex(),
+    )
+    with torch.inference_mode():
+        step = Step(ready.scores, ready.layout)
+        _, losses, _ = step(*step_inputs(zero_state(ready.layout.size), check))
+    return replace(check, losses=losses.tolist())

@@ -1,0 +1,20 @@
+"""The extra that programs for phones need."""
+
+import importlib.util
+
+from shared.errors import DeviceError
+
+MISSING = (
+    "a program for phones needs ExecuTorch, which cannot be used here ({error}); install it with "
+    "pip install 'samara[phone]'"
+)
+
+
+def require() -> None:
+    """Say what to install before any work is done.
+
+    Raises:
+        DeviceError: if ExecuTorch is not there.
+    """
+    if importlib.util.find_spec("executorch") is None:
+        raise DeviceError(MISSING.format(error="it is not installed"))

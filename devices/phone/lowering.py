@@ -1,0 +1,84 @@
+"""From modules to the bytes of an ExecuTorch program."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from devices.phone.extra import MISSING
+from devices.phone.manifest import Delegate
+from shared.errors import DeviceError
+
+
+def lowered(
+    methods: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]],
+    delegate: Delegate,
+    initialized: tuple[str, ...] = (),
+    quantized_inputs: bool = False,
+) -> bytes:
+    """A program of some methods.
+
+    Args:
+        methods: by name, a module and examples of its inputs, whose shapes are fixed.
+        delegate: ``xnnpack`` hands it the float part of ``forward``.
+        initialized: patterns of mutable buffers whose first values are kept in the program.
+        quantized_inputs: hand XNNPACK only the products whose inputs are quantized as they come.
+            Its greedy partitioner takes these apart, and what comes out is 10²³ off.
+
+    Returns:
+        The content of a ``.pte`` file.
+
+    Raises:
+        DeviceError: if ExecuTorch is missing.
+    """
+    with _quiet():
+        try:
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+                XnnpackDynamicallyQuantizedPartitioner,
+                XnnpackPartitioner,
+            )
+            from executorch.exir import (
+                EdgeCompileConfig,
+                ExecutorchBackendConfig,
+                to_edge_transform_and_lower,
+            )
+            from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+        except (ImportError, OSError) as error:
+            raise DeviceError(MISSING.format(error=error)) from error
+        with torch.no_grad():
+            exported = {
+                name: torch.export.export(module.eval(), inputs)
+                for name, (module, inputs) in methods.items()
+            }
+        # not among the core operators, but every runtime has a kernel for it
+        shift = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
+        kind = XnnpackDynamicallyQuantizedPartitioner if quantized_inputs else XnnpackPartitioner
+        edge = to_edge_transform_and_lower(
+            exported,
+            partitioner={"forward": [kind()]} if delegate == "xnnpack" else None,
+            compile_config=EdgeCompileConfig(
+                _core_aten_ops_exception_list=[
+                    shift,
+                    torch.ops.aten.bitwise_right_shift.Tensor,
+                ]
+            ),
+        )
+        passes: list[Any] = [InitializedMutableBufferPass(list(initialized))] if initialized else []
+        return bytes(edge.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """ExecuTorch and torchao warn of what is no concern of whoever exports."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

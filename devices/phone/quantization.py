@@ -1,0 +1,61 @@
+"""Weights of a phone's program in 8 or 4 bits, so that no scale is lost on the way.
+
+torchao's weight-only int8 loses its scale when XNNPACK takes the product over. So int8 codes are
+multiplied by their scales in the graph, as the eager layer does, and the product is a batched one,
+which takes a weight that is computed. The 4-bit form also quantizes inputs: smaller and faster,
+with noise in the projected gradients.
+"""
+
+import types
+
+import torch
+from torch import Tensor, nn
+
+from devices.phone.extra import MISSING
+from shared.errors import ConfigError, DeviceError
+from shared.model.loading import BaseModel
+from shared.model.quantized import Int8Linear
+
+GROUP = 32
+"""Inputs that share a scale in the 4-bit form."""
+
+
+def by_batched_products(base: BaseModel) -> None:
+    """Have INT8 layers multiply by a batched product, in place."""
+    for module in base.network.modules():
+        if isinstance(module, Int8Linear):
+            module.forward = types.MethodType(_batched, module)  # type: ignore[method-assign]
+
+
+def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
+    """[..., in] → [..., out], by the same dequantized weight as `Int8Linear.forward`."""
+    codes, scale, bias = layer.get_buffer("codes"), layer.get_buffer("scale"), layer.bias
+    weight = codes.to(layer.dtype) * scale.to(layer.dtype)
+    flat = x.reshape(1, -1, layer.in_features)
+    product = torch.bmm(flat, weight.t()[None]).view(*x.shape[:-1], layer.out_features)
+    return product + bias if isinstance(bias, Tensor) else product
+
+
+def with_4_bit_weights(base: BaseModel) -> None:
+    """4-bit weights and inputs of 8 bits scaled per token, in the blocks, in place.
+
+    Raises:
+        DeviceError: if torchao is missing.
+        ConfigError: if a layer's inputs cannot be grouped.
+    """
+    try:
+        from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+        from torchao.quantization.granularity import PerGroup
+    except (ImportError, OSError) as error:
+        raise DeviceError(MISSING.format(error=error)) from error
+    for name, module in base.blocks.named_modules():
+        if isinstance(module, nn.Linear) and module.in_features % GROUP:
+            raise ConfigError(
+                f"{name} has {module.in_features} inputs, which is no multiple of {GROUP}; "
+                "use --quantization int8"
+            )
+    config = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        weight_granularity=PerGroup(GROUP),
+    )
+    quantize_(base.blocks, config)

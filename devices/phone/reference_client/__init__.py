@@ -1,0 +1,1 @@
+"""The phone's side of the protocol in Python: the runtime, numpy and gRPC, nothing else."""

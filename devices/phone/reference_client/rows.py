@@ -1,0 +1,79 @@
+"""A phone's examples: token ids and labels, one JSON object a line.
+
+An app tokenizes where its texts are; the manifest names the label words. A line is
+``{"ids": [5, 17, …], "label": 0, "split": "train"}``, the ids up to where the label word follows.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.phone.manifest import Manifest
+from shared.errors import DataError
+from shared.frames import Split
+
+MAX_TOKEN = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One split, padded to the program's shape.
+
+    Attributes:
+        ids: int64 [n, S].
+        positions: int64 [n], the last token of each.
+        labels: int64 [n].
+    """
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.labels)
+
+
+def read_rows(file: Path, manifest: Manifest) -> dict[Split, Rows]:
+    """The examples of a file by split.
+
+    Raises:
+        DataError: naming the line that cannot be used, or if there is no training example.
+    """
+    found: dict[Split, list[tuple[list[int], int]]] = {split: [] for split in Split}
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            split, ids, label = _row(json.loads(line), manifest)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{file}, line {number}: {error}") from error
+        found[split].append((ids, label))
+    if not found[Split.TRAIN]:
+        raise DataError(f"{file}: no training example; this phone has nothing to add")
+    return {split: _padded(rows, manifest.sequence) for split, rows in found.items()}
+
+
+def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
+    split, ids, label = Split[str(value["split"]).upper()], value["ids"], value["label"]
+    if not (isinstance(ids, list) and all(type(i) is int and 0 <= i < MAX_TOKEN for i in ids)):
+        raise ValueError("ids must be a list of token ids")
+    if not 1 <= len(ids) <= manifest.sequence:
+        raise ValueError(f"{len(ids)} ids; the program reads 1 to {manifest.sequence}")
+    if type(label) is not int or not 0 <= label < len(manifest.words):
+        raise ValueError(f"label {label!r} is none of 0 to {len(manifest.words) - 1}")
+    return split, ids, label
+
+
+def _padded(rows: list[tuple[list[int], int]], length: int) -> Rows:
+    ids = np.zeros((len(rows), length), np.int64)
+    for row, (tokens, _) in zip(ids, rows, strict=True):
+        row[: len(tokens)] = tokens
+    positions = np.array([len(tokens) - 1 for tokens, _ in rows], np.int64)
+    return Rows(ids, positions, np.array([label for _, label in rows], np.int64))

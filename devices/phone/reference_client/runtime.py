@@ -1,0 +1,209 @@
+"""A phone's program behind numpy arrays, loaded as the bindings for phones load it.
+
+The only file of this client that touches tensors of the runtime. ExecuTorch's Python binding hands
+them over as torch's own, so torch is loaded beneath it; nothing here computes with it, and the
+bindings for Kotlin, Swift and C++ need none.
+"""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.phone.extra import MISSING, require
+from devices.phone.manifest import Manifest
+from shared.directions import Distribution
+from shared.errors import DeviceError
+from shared.layout import Layout
+from shared.replay import digest, zero_state
+from shared.replay_numpy import NumpyBackend
+
+TOLERANCE = 5e-3
+"""Most by which a loss of the self-check may differ, in nats."""
+TOLERANCE_4_BIT = 1.0
+"""Likewise with 4-bit weights, whose check was made before they were rounded."""
+
+
+class Program:
+    """The methods of a program. One thread uses it.
+
+    Attributes:
+        manifest: what it was made from.
+        layout: of the adapter.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Load a program that has its manifest beside it.
+
+        Raises:
+            DeviceError: if ExecuTorch is missing, or a file is not what it should be.
+        """
+        require()
+        self.manifest = Manifest.read(file)
+        self.layout = Layout.from_json(self.manifest.layout)
+        if self.manifest.form != "functional":
+            raise DeviceError(f"{file}: a program of form {self.manifest.form} joins no run")
+        self._module = load(file)
+
+    def step(
+        self,
+        state: NDArray[np.int64],
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        previous: tuple[NDArray[np.uint64], NDArray[np.int64]],
+        seeds: NDArray[np.uint64],
+        epsilon: float,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+        """One call of ``forward``; see `devices.phone.program.Step` for shapes.
+
+        Args:
+            state: int64 [d].
+            ids: [B, S].
+            positions: [B].
+            labels: [B].
+            previous: at most q seeds, and their coefficients with unit 2⁻⁴⁰.
+            seeds: at most q, to be tried.
+            epsilon: ε.
+
+        Returns:
+            Scores [2, q, B, labels], losses [2, q, B], + first, of the given seeds; and the state.
+        """
+        q = self.manifest.queries
+        scores, losses, after = self._run(
+            "forward",
+            state,
+            ids,
+            positions,
+            labels,
+            _filled(previous[0].view(np.int64), q),
+            _filled(previous[1], q),
+            _filled(seeds.view(np.int64), q),
+            np.array([epsilon], np.float32),
+        )
+        tried = max(1, len(seeds))
+        scores = scores.reshape(2, q, *scores.shape[1:])[:, :tried]
+        return scores, losses.reshape(2, q, -1)[:, :tried], after
+
+    def replay(
+        self, state: NDArray[np.int64], seeds: NDArray[np.uint64], coefficients: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """state + Σ c·z: int64 [d]; any number of seeds, coefficients with unit 2⁻⁴⁰."""
+        size = self.manifest.replay_seeds
+        for start in range(0, len(seeds), size):
+            some = slice(start, start + size)
+            (state,) = self._run(
+                "replay",
+                state,
+                _filled(seeds[some].view(np.int64), size),
+                _filled(coefficients[some], size),
+            )
+        return state
+
+    def check(self) -> float:
+        """Run the manifest's batch and replay.
+
+        Returns:
+            The largest difference of a loss, in nats.
+
+        Raises:
+            DeviceError: if the state is not exact, or a loss is far from the expected one.
+        """
+        check = self.manifest.check
+        state = zero_state(self.layout.size)
+        seeds = np.array(check.seeds, np.uint64)
+        coefficients = np.array(check.coefficients, np.int64)
+        moved = self.replay(state, seeds, coefficients)
+        nothing = seeds, np.zeros_like(coefficients)
+        batch = np.array(check.ids), np.array(check.positions), np.array(check.labels)
+        _, losses, same = self.step(state, *batch, nothing, seeds, check.epsilon)
+        _, _, stepped = self.step(state, *batch, (seeds, coefficients), seeds, check.epsilon)
+        exact = digest(self.layout.hash, moved).hex() == check.digest
+        if not (exact and np.array_equal(same, state) and np.array_equal(stepped, moved)):
+            raise DeviceError(
+                "the program's replay is not exact on this machine; it cannot take part"
+            )
+        worst = float(np.abs(losses.reshape(-1) - np.array(check.losses).reshape(-1)).max())
+        most = TOLERANCE_4_BIT if self.manifest.quantization == "8da4w" else TOLERANCE
+        if not worst <= most:
+            raise DeviceError(
+                f"the program's losses differ by up to {worst:.3g} from the model's, more than "
+                f"{most:g}; export it again, or with other --quantization or --delegate"
+            )
+        return worst
+
+    def _run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Outputs as copies: the runtime may use their memory again in the next call."""
+        outputs = run(self._module, method, inputs)
+        return [output.numpy().copy() for output in outputs]
+
+
+class ProgramBackend:
+    """`shared.replay.Backend` by a program: what a phone without any other code replays with."""
+
+    name = "program"
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def fold(
+        self,
+        state: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        distribution: Distribution,
+    ) -> None:
+        """state += Σ c·z, in place."""
+        state[:] = self._program.replay(state, seeds, coefficients)
+
+    def directions(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> NDArray[np.int16]:
+        """Not the program's business: it draws them for itself."""
+        return NumpyBackend().directions(seeds, count, distribution, first)
+
+
+def load(file: Path) -> Any:
+    """A program as ExecuTorch's module, which is what the bindings for phones have.
+
+    Raises:
+        DeviceError: if ExecuTorch is missing or refuses the file.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.getLogger("executorch").setLevel(logging.ERROR)
+            from executorch.extension.pybindings.portable_lib import _load_for_executorch
+    except (ImportError, OSError) as error:
+        raise DeviceError(MISSING.format(error=error)) from error
+    try:
+        return _load_for_executorch(str(file))
+    except RuntimeError as error:
+        raise DeviceError(f"{file}: not a program for this runtime: {error}") from error
+
+
+def run(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+    """The outputs of a method, tensors whose memory is the runtime's until they are copied.
+
+    Raises:
+        DeviceError: if the runtime refuses.
+    """
+    from torch import from_numpy
+
+    tensors = [from_numpy(np.ascontiguousarray(value)) for value in inputs]
+    try:
+        outputs: list[Any] = module.run_method(method, tensors, clone_outputs=False)
+    except RuntimeError as error:
+        raise DeviceError(f"the program's method {method} failed: {error}") from error
+    return outputs
+
+
+def _filled(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """With zeros up to a size."""
+    whole = np.zeros(size, np.int64)
+    whole[: len(values)] = values
+    return whole

@@ -1,0 +1,51 @@
+"""`samara phone up`: the reference phone as a process."""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+
+from client.memory import FolderMemory
+from devices.phone.reference_client.attachment import Door, attach
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.rows import read_rows
+from devices.phone.reference_client.runtime import Program
+from devices.phone.reference_client.trainer import PhoneTrainer
+from shared.errors import SamaraError
+from shared.identity import device_of
+from shared.signing import PhoneKey
+
+log = logging.getLogger("samara.phone")
+
+_POLL_SECONDS = 0.5
+
+
+def up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: Door) -> None:
+    """Check the program, attach, and answer until SIGINT or SIGTERM.
+
+    Raises:
+        SamaraError: if program, rows or key cannot be used, or the gateway turns this phone away.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    key = PhoneKey(key_file)
+    program = Program(program_file)
+    log.info("self-check: losses differ by at most %.2g nats", program.check())
+    trainer = PhoneTrainer(program, read_rows(rows_file, program.manifest))
+    phone = Phone(trainer, device_of(key.public), FolderMemory(home))
+    failures: list[SamaraError] = []
+
+    def work() -> None:
+        try:
+            attach(phone, key, door, stop)
+        except SamaraError as error:
+            failures.append(error)
+
+    # in a thread of its own, so that a signal ends the process although a stream is waited on
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive() and not stop.is_set():
+        thread.join(_POLL_SECONDS)
+    if failures:
+        raise failures[0]

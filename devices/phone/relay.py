@@ -1,0 +1,86 @@
+"""The gateway as a ClientApp: a message is passed on to phones, and their answers go back in one.
+
+Frames pass as they are. Beside each answer are the phone's key and signature, so that the server
+need not believe the gateway who said what.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from math import inf
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.app import unpacked
+from devices.phone.gateway import Gateway, Signed
+from shared.errors import ConfigError
+from shared.frames import TrainInstruction
+from shared.proto.trainer_pb2 import Work
+from shared.wire import DEVICES, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
+
+HELLO_SECONDS = 20.0
+MARGIN_SECONDS = 5.0
+"""Before a message's end: its answer must still reach the server."""
+
+
+def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
+    """The app of a gateway.
+
+    Args:
+        gateway: holds the phones.
+        loop: that it runs on, in another thread.
+    """
+    app = ClientApp()
+
+    def ask(work: int, message: Message, context: Context, seconds: float) -> Message:
+        config = context.run_config
+        if config.get("method") == "partial":
+            raise ConfigError("method = partial: a phone's program moves all numbers or none")
+        frame, catch_up = unpacked(message)
+        devices = message.content.config_records[RECORD].get(DEVICES)
+        chosen = [int(device) for device in devices] if isinstance(devices, list) else None
+        question = gateway.ask(work, frame, seconds, chosen, catch_up.snapshot, catch_up.tail)
+        answers = asyncio.run_coroutine_threadsafe(question, loop).result()
+        return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        """Every phone that is there introduces itself."""
+        return ask(Work.HELLO, message, context, HELLO_SECONDS)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """The phones that are named catch up, train and report."""
+        frame, _ = unpacked(message)
+        deadline = TrainInstruction.decode(frame).deadline or inf
+        # a message may live longer than its round, for late reports
+        seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))
+        return ask(Work.TRAIN, message, context, seconds)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        """The phones that are named catch up and evaluate the global model."""
+        return ask(Work.EVALUATE, message, context, _left(message))
+
+    @app.evaluate(PERSONAL_ACTION)
+    def evaluate_personal(message: Message, context: Context) -> Message:
+        """The same: a phone has no private rounds."""
+        return ask(Work.EVALUATE, message, context, _left(message))
+
+    return app
+
+
+def _record(answers: Mapping[int, Signed]) -> ConfigRecord:
+    signed = [answers[device] for device in sorted(answers)]
+    return ConfigRecord(
+        {
+            FRAMES: [answer.frame for answer in signed],
+            PUBLIC_KEYS: [answer.public_key for answer in signed],
+            SIGNATURES: [answer.signature for answer in signed],
+        }
+    )
+
+
+def _left(message: Message) -> float:
+    """Seconds that phones may take."""
+    return max(1.0, float(message.metadata.ttl) - MARGIN_SECONDS)

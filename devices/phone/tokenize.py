@@ -1,0 +1,51 @@
+"""Examples as a phone's program reads them: token ids that end where the label word follows."""
+
+import json
+from pathlib import Path
+
+from client.trainer import Trainer
+from devices.phone.manifest import Manifest
+from shared.config import RunConfig
+from shared.errors import DataError, DeviceError
+from shared.files import write_durably
+from shared.frames import Split
+
+
+def write_rows(config: RunConfig, program: Path, client: int, out: Path) -> int:
+    """Write a client's examples as JSONL.
+
+    Args:
+        config: names model, task and data.
+        program: whose shape and layout they must fit; longer texts are cut to it.
+        client: which of ``data.clients``.
+        out: file.
+
+    Returns:
+        How many rows.
+
+    Raises:
+        SamaraError: if model, task, data or program cannot be used, or are not of each other.
+    """
+    manifest = Manifest.read(program)
+    length = min(manifest.sequence, config.model.max_length)
+    model = config.model.model_copy(update={"max_length": length})
+    trainer = Trainer(config.model_copy(update={"model": model}))
+    if trainer.model_id.hex() != manifest.model_id:
+        raise DataError(f"{program}: made of another model than {config.model.path}")
+    text = rows_text(trainer, client, config.data.clients)
+    try:
+        write_durably(out, text.encode())
+    except OSError as error:
+        raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
+    return text.count("\n")
+
+
+def rows_text(trainer: Trainer, client: int, clients: int) -> str:
+    """One JSON object a line: ids, label and split."""
+    lines = []
+    for split in Split:
+        share = trainer.share(client, clients, split)
+        for prompt, label in zip(share.prompts, share.labels.tolist(), strict=True):
+            row = {"ids": list(prompt.sequences[0]), "label": label, "split": split.name.lower()}
+            lines.append(json.dumps(row) + "\n")
+    return "".join(lines)

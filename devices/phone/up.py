@@ -1,0 +1,153 @@
+"""`samara gateway up`: the gateway, Flower's SuperNode, and what connects the two."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from devices.live.executor import Executor
+from devices.live.pinning import check_bundle
+from devices.live.processes import Child, alone
+from devices.live.up import environment, supernode_command
+from devices.phone.gateway import Gateway, started
+from devices.phone.relay import relay
+from shared.errors import DeviceError
+from shared.files import make_folder, write_durably
+from shared.signing import normalized
+
+log = logging.getLogger("samara.gateway")
+
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What ``samara gateway up`` was told.
+
+    Attributes:
+        folder: where it keeps its secret and lock.
+        phones: folder with the public keys (PEM) that are admitted.
+        listen: host:port for phones.
+        certificate: PEM chain for phones; none is plain text.
+        certificate_key: its private key.
+        superlink: host:port of the server.
+        key: the gateway's own, for the SuperLink.
+        certificates: CA certificate of the SuperLink.
+        insecure: plain text on both sides.
+        trusted: bundles that are accepted besides the installed code.
+    """
+
+    folder: Path
+    phones: Path
+    listen: str
+    certificate: Path | None
+    certificate_key: Path | None
+    superlink: str
+    key: Path | None
+    certificates: Path | None
+    insecure: bool
+    trusted: tuple[str, ...] = ()
+
+
+class Admitted:
+    """Who may attach: the keys in a folder, read anew at every question.
+
+    Args:
+        folder: of ``*.pem`` files with a public key each.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, public_key: bytes) -> bool:
+        """Whether this key (PEM) is there."""
+        for file in sorted(self._folder.glob("*.pem")):
+            try:
+                if normalized(file.read_bytes()) == public_key:
+                    return True
+            except (OSError, DeviceError) as error:
+                log.warning("%s: %s", file, error)
+        return False
+
+
+def up(settings: GatewaySettings) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        DeviceError: if a file, the port or the folder cannot be used.
+    """
+    certificate, key = _certificate(settings)
+    try:
+        make_folder(settings.folder)
+        settings.folder.chmod(0o700)
+    except OSError as error:
+        raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
+    if not settings.phones.is_dir():
+        raise DeviceError(f"{settings.phones}: no folder; put the phones' public keys there")
+    with alone(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
+        secret = settings.folder / "executor.secret"
+        write_durably(secret, secrets.token_hex(32).encode())
+        try:
+            _serve(settings, certificate, key, secret)
+        finally:
+            secret.unlink(missing_ok=True)
+
+
+def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
+    if settings.insecure:
+        return b"", b""
+    if not (settings.certificate and settings.certificate_key):
+        raise DeviceError("--cert and --cert-key are missing: phones attach by TLS")
+    try:
+        return settings.certificate.read_bytes(), settings.certificate_key.read_bytes()
+    except OSError as error:
+        raise DeviceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _serve(settings: GatewaySettings, certificate: bytes, key: bytes, secret: Path) -> None:
+    stop, runtime = threading.Event(), ""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
+    thread.start()
+
+    def command() -> list[str]:
+        nonlocal runtime
+        words, runtime = supernode_command(settings, secret, {"gateway": settings.listen})
+        return words
+
+    def done(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    gateway = Gateway(Admitted(settings.phones))
+    server, port = done(started(gateway, settings.listen, certificate, key))
+    log.info("phones attach at port %d", port)
+    check = partial(check_bundle, trusted=settings.trusted)
+    executor = Executor(relay(gateway, loop), check, secret.read_bytes())
+    answering = threading.Thread(
+        target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
+    )
+    supernode = Child("the SuperNode", command, environment())
+    try:
+        supernode.start()
+        answering.start()
+        seen = -1
+        while not stop.wait(_POLL_SECONDS):
+            if news := supernode.tend():
+                log.warning("%s", news)
+            if seen != (seen := len(gateway.attached)):
+                log.info("%d phones attached", seen)
+    finally:
+        log.info("ending")
+        stop.set()
+        supernode.ask_to_end()
+        supernode.end()
+        done(server.stop(_GRACE_SECONDS))
+        loop.call_soon_threadsafe(loop.stop)

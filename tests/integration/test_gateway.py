@@ -1,0 +1,309 @@
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from devices.live.keys import make_key
+from devices.phone import gateway as gateway_module
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
+from devices.phone.reference_client.attachment import Door, answered, attach
+from shared.errors import DeviceError
+from shared.frames import Refusal, token_of
+from shared.identity import device_of
+from shared.proto.trainer_pb2 import Done, FromPhone, Proof, ToPhone, Work
+from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import PhoneKey, of_answer, of_proof, verified
+
+SECONDS = 20.0
+NOT_A_PROOF = FromPhone(done=Done(number=1))
+
+
+class Echo:
+    """A phone that refuses everything, which is a frame that names instruction and device."""
+
+    def __init__(self, device: int, hold: threading.Event | None = None) -> None:
+        self.device, self.hold, self.asked = device, hold, 0
+
+    def hello(self) -> bytes:
+        return Refusal(bytes(8), self.device, 0, "hello").encode()
+
+    def train(self, instruction: bytes, catch_up: Any) -> bytes:
+        self.asked += 1
+        if self.hold:
+            self.hold.wait(SECONDS)
+        return Refusal(token_of(instruction), self.device, 3, catch_up.tail.decode()).encode()
+
+    evaluate = train
+
+
+class Served:
+    """A gateway on a loop of its own."""
+
+    def __init__(self, admitted: Callable[[bytes], bool]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.gateway = Gateway(admitted)
+        self._server, self.port = self.run(started(self.gateway, "127.0.0.1:0"))
+        self.door = Door(f"127.0.0.1:{self.port}", insecure=True)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+    def ask(self, *arguments: Any, **named: Any) -> Any:
+        return self.run(self.gateway.ask(*arguments, **named))
+
+    def start_asking(self, *arguments: Any, **named: Any) -> Any:
+        work = self.gateway.ask(*arguments, **named)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def until(self, condition: Callable[[Gateway], bool]) -> None:
+        async def wait() -> None:
+            while not condition(self.gateway):
+                await asyncio.sleep(0.01)
+
+        self.run(wait())
+
+    def close(self) -> None:
+        self.run(self._server.stop(None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[PhoneKey]:
+    files = [tmp_path / f"{number}.key" for number in range(3)]
+    for file in files:
+        make_key(file)
+    return [PhoneKey(file) for file in files]
+
+
+@pytest.fixture
+def served(keys: list[PhoneKey]) -> Iterator[Served]:
+    known = {key.public for key in keys[:2]}
+    server = Served(lambda key: key in known)
+    yield server
+    server.close()
+
+
+@contextlib.contextmanager
+def attached(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.Event]:
+    stop = threading.Event()
+    thread = threading.Thread(target=attach, args=(phone, key, served.door, stop), daemon=True)
+    thread.start()
+    try:
+        served.until(lambda gateway: phone.device in gateway.attached)
+        yield stop
+    finally:
+        stop.set()
+
+
+def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[PhoneKey]) -> None:
+    devices = [device_of(key.public) for key in keys[:2]]
+    phones = [Echo(device) for device in devices]
+    with attached(served, keys[0], phones[0]), attached(served, keys[1], phones[1]):
+        answers = served.ask(Work.TRAIN, b"do it", SECONDS, tail=b"tail")
+        assert sorted(answers) == sorted(devices)
+        for device, answer in answers.items():
+            assert device_of(answer.public_key) == device
+            refusal = Refusal.decode(answer.frame)
+            assert (refusal.device, refusal.reason) == (device, "tail")
+            data = of_answer(b"do it", answer.frame)
+            assert verified(answer.public_key, answer.signature, data)
+            assert not verified(answer.public_key, answer.signature, data + b"!")
+        only = served.ask(Work.HELLO, b"", SECONDS, devices=devices[:1])
+        assert sorted(only) == devices[:1]
+
+
+def test_a_phone_that_does_not_answer_costs_its_own_report_only(
+    served: Served, keys: list[PhoneKey]
+) -> None:
+    hold = threading.Event()
+    slow, quick = Echo(device_of(keys[0].public), hold), Echo(device_of(keys[1].public))
+    with attached(served, keys[0], slow), attached(served, keys[1], quick):
+        asked = served.start_asking(Work.TRAIN, b"one", 1.0)
+        assert sorted(asked.result(SECONDS)) == [quick.device]
+        hold.set()
+        # its late answer ends nothing: it is asked the next question
+        answers = served.ask(Work.TRAIN, b"two", SECONDS)
+        assert sorted(answers) == sorted([slow.device, quick.device])
+        assert Refusal.decode(answers[slow.device].frame).token == token_of(b"two")
+
+
+def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[PhoneKey]) -> None:
+    device = device_of(keys[0].public)
+    asked = served.start_asking(Work.TRAIN, b"one", SECONDS, devices=[device])
+    with grpc.insecure_channel(served.door.address) as channel:
+        stream = _opened(channel, keys[0])
+        assert next(stream).task.instruction == b"one"
+        stream.cancel()
+    served.until(lambda gateway: not gateway.attached)
+    with attached(served, keys[0], Echo(device)):
+        assert sorted(asked.result(SECONDS)) == [device]
+
+
+def test_a_phone_that_stays_away_is_not_waited_for(
+    served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "ABSENT_SECONDS", 0.0)
+    away, there = (device_of(key.public) for key in keys[:2])
+    with attached(served, keys[1], Echo(there)):
+        answers = served.ask(Work.TRAIN, b"one", 1000.0, devices=[away, there])
+        assert sorted(answers) == [there]
+
+
+def test_a_second_attachment_replaces_the_first(served: Served, keys: list[PhoneKey]) -> None:
+    device = device_of(keys[0].public)
+    with grpc.insecure_channel(served.door.address) as channel:
+        first = _opened(channel, keys[0])
+        served.until(lambda gateway: gateway.attached == [device])
+        with attached(served, keys[0], Echo(device)):
+            assert list(first) == []
+            assert sorted(served.ask(Work.TRAIN, b"one", SECONDS)) == [device]
+
+
+def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
+    """A stream behind its proof, with more said after it, that stays open."""
+    forever = threading.Event()
+    nonce: list[bytes] = []
+    there = threading.Event()
+
+    def says() -> Iterator[FromPhone]:
+        there.wait(SECONDS)
+        signature = key.sign(of_proof(nonce[0]))
+        yield FromPhone(proof=Proof(public_key=key.public, signature=signature))
+        yield from more
+        forever.wait(SECONDS)
+
+    stream = GatewayStub(channel).Attach(says())
+    stream.add_callback(forever.set)
+    nonce.append(next(stream).challenge.nonce)
+    there.set()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "reason"),
+    [
+        (NOT_A_PROOF, "FAILED_PRECONDITION", "no proof of a key"),
+        (FromPhone(), "FAILED_PRECONDITION", "no proof of a key"),
+        (
+            FromPhone(proof=Proof(public_key=b"-----BEGIN", signature=b"")),
+            "UNAUTHENTICATED",
+            "not a public key",
+        ),
+        (
+            FromPhone(done=Done(frame=bytes(MAX_ANSWER_BYTES + 1))),
+            "RESOURCE_EXHAUSTED",
+            "larger than max",
+        ),
+    ],
+)
+def test_who_says_something_else_does_not_get_in(
+    served: Served, said: FromPhone, code: str, reason: str
+) -> None:
+    with grpc.insecure_channel(served.door.address) as channel:
+        stream = GatewayStub(channel).Attach(iter([said]))
+        with pytest.raises(grpc.RpcError, match=reason) as raised:
+            list(stream)
+        assert raised.value.code().name == code
+    assert served.gateway.attached == []
+
+
+def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
+    served: Served, keys: list[PhoneKey]
+) -> None:
+    with grpc.insecure_channel(served.door.address) as channel:
+        forged = Proof(public_key=keys[0].public, signature=keys[1].sign(of_proof(bytes(32))))
+        with pytest.raises(grpc.RpcError, match="not of this key"):
+            list(GatewayStub(channel).Attach(iter([FromPhone(proof=forged)])))
+    with pytest.raises(DeviceError, match="not admitted"):
+        attach(Echo(0), keys[2], served.door, threading.Event())  # type: ignore[arg-type]
+    assert served.gateway.refused["this key is not admitted"] == 1
+
+
+def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
+    served: Served, keys: list[PhoneKey]
+) -> None:
+    device = device_of(keys[0].public)
+    frame = Refusal(bytes(8), device, 0, "no").encode()
+    with grpc.insecure_channel(served.door.address) as channel:
+        with pytest.raises(grpc.RpcError, match="out of turn"):
+            list(_opened(channel, keys[0], FromPhone(done=Done(number=1))))
+        for done, problem in (
+            (Done(number=2, frame=frame), "something else"),
+            (Done(number=1, frame=b"SM"), "not a frame"),
+            (Done(number=1, frame=frame, signature=b"x"), "not signed"),
+        ):
+            asked = served.start_asking(Work.TRAIN, b"one", 1.0, devices=[device])
+            stream = _replying(channel, keys[0], FromPhone(done=done))
+            with pytest.raises(grpc.RpcError, match=problem):
+                list(stream)
+            assert asked.result(SECONDS) == {}
+
+
+def _replying(channel: Any, key: PhoneKey, reply: FromPhone) -> Iterator[ToPhone]:
+    """A stream that proves the key and says this to the first task."""
+    from queue import SimpleQueue
+
+    outgoing: SimpleQueue[FromPhone | None] = SimpleQueue()
+    stream = GatewayStub(channel).Attach(iter(outgoing.get, None))
+    try:
+        for said in stream:
+            if said.WhichOneof("what") == "challenge":
+                proof = Proof(
+                    public_key=key.public, signature=key.sign(of_proof(said.challenge.nonce))
+                )
+                outgoing.put(FromPhone(proof=proof))
+            else:
+                outgoing.put(reply)
+            yield said
+    finally:
+        outgoing.put(None)
+
+
+def test_who_stays_silent_at_the_door_is_sent_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "PROOF_SECONDS", 0.1)
+    silent = threading.Event()
+
+    def says() -> Iterator[FromPhone]:
+        silent.wait(SECONDS)
+        yield from ()
+
+    with grpc.insecure_channel(served.door.address) as channel:
+        stream = GatewayStub(channel).Attach(says())
+        with pytest.raises(grpc.RpcError, match="no proof in time"):
+            list(stream)
+        silent.set()
+
+
+def test_who_attaches_too_often_must_wait(
+    served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
+    with grpc.insecure_channel(served.door.address) as channel:
+        for _ in range(2):
+            stream = _opened(channel, keys[0])
+            served.until(lambda gateway: bool(gateway.attached))
+            stream.cancel()
+            served.until(lambda gateway: not gateway.attached)
+        with pytest.raises(grpc.RpcError, match="too often"):
+            list(_opened(channel, keys[0]))
+
+
+def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:
+    phone = Echo(device_of(keys[0].public))
+    with grpc.insecure_channel(served.door.address) as channel:
+        numbers = answered(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]
+        asked = served.start_asking(Work.TRAIN, b"x", SECONDS, devices=[phone.device])
+        assert next(numbers) == 1
+        assert sorted(asked.result(SECONDS)) == [phone.device]
+        numbers.close()  # type: ignore[attr-defined]

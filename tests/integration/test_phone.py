@@ -1,0 +1,349 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import delta_of, history_of, instruction_with
+from phones import exported
+from typer.testing import CliRunner
+
+from client.memory import FolderMemory
+from client.session import Session
+from client.trainer import Trainer, figures
+from devices.live.keys import make_key
+from devices.phone import quantization as phone_quantization
+from devices.phone.commands import app
+from devices.phone.lowering import lowered
+from devices.phone.manifest import Manifest, manifest_file
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.rows import read_rows
+from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
+from devices.phone.reference_client.trainer import PhoneTrainer
+from devices.phone.tokenize import rows_text
+from shared.config import RunConfig
+from shared.directions import directions
+from shared.errors import ConfigError, DataError, DeviceError
+from shared.frames import EvaluateInstruction, Evaluation, Report, SeedPolicy, Split
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader
+from shared.model.dual_forwarding import DualForwarding
+from shared.model.replay_torch import directions as directions_in_graph
+from shared.normal_table import NORMAL_TABLE
+from shared.replay import zero_state
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "directions.json"
+
+
+class _Directions(torch.nn.Module):
+    """As a program draws them."""
+
+    table: torch.Tensor
+
+    def __init__(self, distribution: Any) -> None:
+        super().__init__()
+        self.distribution = distribution
+        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
+
+    def forward(self, seeds: torch.Tensor) -> torch.Tensor:
+        z = directions_in_graph(seeds, self.table, 9000, self.distribution)
+        return z.to(torch.int64)
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_a_program_draws_the_directions_of_the_golden_file(
+    distribution: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to make programs")
+    cases = [c for c in json.loads(GOLDEN.read_text()) if c["distribution"] == distribution]
+    seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
+    example = torch.from_numpy(seeds.view(np.int64).copy())
+    file = tmp_path / "directions.pte"
+    file.write_bytes(lowered({"forward": (_Directions(distribution), (example,))}, "portable"))
+    (z,) = run(load(file), "forward", [seeds.view(np.int64)])
+    found = z.numpy().copy()
+    np.testing.assert_array_equal(found[:, :64], [case["head"] for case in cases])
+    np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "--queries", "1", "--batch", "1", "--seq", "8", "--out", "model.pte"],
+        ["check", "model.pte"],
+        [
+            "up",
+            "--program",
+            "m.pte",
+            "--rows",
+            "r",
+            "--gateway",
+            "h:1",
+            "--key",
+            "K",
+            "--home",
+            "h",
+        ],
+    ],
+)
+def test_without_the_extra_every_command_says_what_to_install(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "executorch", None)
+    make_key(tmp_path / "phone.key")
+    words = [str(tmp_path / "phone.key") if word == "K" else word for word in command]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, DeviceError)
+    assert "pip install 'samara[phone]'" in str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def made(
+    model_folder: Callable[[str], Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Settings of a run, and programs of its model, made once each."""
+    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to run programs")
+    folder = tmp_path_factory.mktemp("programs")
+    settings = {
+        "model.path": str(model_folder("causal")),
+        "data.path": str(data_file),
+        "data.clients": 3,
+        "data.partition": "iid",
+        "task": "sst2",
+        "adapter.layers": "top:2",
+        "adapter.rank": 4,
+        "threads": 1,
+        "out": str(folder / "run"),
+    }
+    done: dict[tuple[str, str], Path] = {}
+
+    def make(delegate: Any = "portable", quantization: Any = "none") -> tuple[dict[str, Any], Path]:
+        key = delegate, quantization
+        if key not in done:
+            out = folder / f"{delegate}-{quantization}.pte"
+            done[key] = exported(settings, out, delegate, quantization)
+        return settings, done[key]
+
+    return make
+
+
+@pytest.fixture
+def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer]]:
+    """An eager trainer and a phone with the same model and the same examples."""
+
+    def make(delegate: str = "portable", quantization: str = "none") -> Any:
+        settings, file = made(delegate, quantization)
+        more = {"model.quantization": "int8"} if quantization == "int8" else {}
+        trainer = Trainer(RunConfig.of(settings | more, "test"))
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(rows_text(trainer, 0, 3))
+        program = Program(file)
+        program.check()
+        return trainer, PhoneTrainer(program, read_rows(rows, program.manifest))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("delegate", "quantization"),
+    [("portable", "none"), ("xnnpack", "none"), ("xnnpack", "int8")],
+)
+def test_a_phone_reports_what_an_eager_client_does(
+    pair: Any, delegate: str, quantization: str
+) -> None:
+    trainer, phone = pair(delegate, quantization)
+    assert phone.layout.hash == trainer.layout.hash
+    state = zero_state(trainer.layout.size)
+    # neither queries nor rows are multiples of the program's
+    instruction = instruction_with(
+        steps=3, queries=5, batch=3, layout_hash=trainer.layout.hash, curvature_every=2
+    )
+    expected = trainer.train(instruction, state, 0, 3)
+    found = phone.train(instruction, state, 0)
+    assert found.token == expected.token
+    assert found.examples == expected.examples
+    assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
+    np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
+    test = trainer.share(0, 3, Split.TEST)
+    whole = figures("global", trainer.scores(state, test), test.labels)
+    column = phone.figures("global", state, Split.TEST)
+    np.testing.assert_array_equal(column.counts, whole.counts)
+    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+
+
+def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: Any) -> None:
+    trainer, phone = pair()
+    state = zero_state(trainer.layout.size)
+    for changes in ({"differences": "forward"}, {"seed_policy": SeedPolicy.POOL}):
+        instruction = instruction_with(layout_hash=trainer.layout.hash, **changes)
+        expected = trainer.train(instruction, state, 0, 3)
+        found = phone.train(instruction, state, 0)
+        assert found.summed_steps == expected.summed_steps
+        np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str) -> None:
+    _, file = made(delegate)
+    program = Program(file)
+    layout = program.layout
+    history = history_of([delta_of(1), delta_of(2), delta_of(3)], layout)
+    header = LedgerHeader(0, history.header.run_id, layout.hash)
+    session = Session.begin(header, layout).caught_up(
+        CatchUp(tail=history.tail(0)),
+        header,
+        layout,
+        3,
+        history.digests[3],
+        ProgramBackend(program),
+    )
+    np.testing.assert_array_equal(session.state, history.states[3])
+
+
+def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
+    _, file = made("xnnpack")
+    program = Program(file)
+    rng = np.random.default_rng(0)
+    state = rng.integers(-(2**60), 2**60, program.layout.size)
+    seeds = rng.integers(2**64, size=2, dtype=np.uint64)
+    coefficients = rng.integers(-(2**41), 2**41, size=2)
+    check = program.manifest.check
+    batch = np.array(check.ids), np.array(check.positions), np.array(check.labels)
+    _, _, after = program.step(state, *batch, (seeds, coefficients), seeds, 0.01)
+    expected = state.copy()
+    for seed, coefficient in zip(seeds, coefficients, strict=True):
+        z = directions(np.array([seed]), program.layout.size, "gaussian")[0]
+        expected += coefficient * z.astype(np.int64)
+    np.testing.assert_array_equal(after, expected)
+
+
+def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path) -> None:
+    _, trainer = pair()
+    layout = trainer.layout
+    phone = Phone(trainer, 7, FolderMemory(tmp_path))
+    history = history_of([delta_of(1)], layout)
+    instruction = instruction_with(
+        round=2, layout_hash=layout.hash, start_digest=history.digests[1]
+    ).encode()
+    refusal = phone.train(instruction, CatchUp())
+    assert b"send the rounds after 0" in refusal
+    frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
+    assert Report.decode(frame).device == 7
+    again = Phone(trainer, 7, FolderMemory(tmp_path))
+    assert again.train(instruction, CatchUp()) == frame
+    asked = EvaluateInstruction(
+        history.header.run_id, 1, 0, Split.TEST, layout.hash, history.digests[1]
+    )
+    answer = Evaluation.decode(again.evaluate(asked.encode(), CatchUp()))
+    assert answer.columns[0].counts.sum() > 0
+    other = instruction_with(layout_hash=bytes(32)).encode()
+    assert b"export it with" in again.train(other, CatchUp())
+
+
+def test_a_scale_that_is_dropped_is_found(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, file = made("xnnpack", "int8")
+    Program(file).check()
+
+    def without_scale(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        weight = layer.codes.to(layer.dtype) / 127
+        return torch.bmm(x.reshape(1, -1, layer.in_features), weight.t()[None]).view(
+            *x.shape[:-1], layer.out_features
+        )
+
+    expected = Manifest.read(file).check.losses
+    monkeypatch.setattr(phone_quantization, "_batched", without_scale)
+    broken = exported(settings, tmp_path / "broken.pte", "xnnpack", "int8")
+    text = json.loads(manifest_file(broken).read_text())
+    text["check"]["losses"] = expected
+    manifest_file(broken).write_text(json.dumps(text))
+    with pytest.raises(DeviceError, match="differ by up to"):
+        Program(broken).check()
+
+
+def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path) -> None:
+    _, file = made()
+    copy = tmp_path / "model.pte"
+    copy.write_bytes(file.read_bytes()[:-1] + b"?")
+    manifest_file(copy).write_bytes(manifest_file(file).read_bytes())
+    with pytest.raises(DeviceError, match="not the program that"):
+        Program(copy)
+    manifest_file(copy).write_text("{}")
+    with pytest.raises(DeviceError, match="not a manifest"):
+        Program(copy)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 1"),
+        ('{"ids": [], "label": 0, "split": "train"}', "0 ids"),
+        ('{"ids": [1], "label": 2, "split": "train"}', "label 2"),
+        ('{"ids": [-1], "label": 0, "split": "train"}', "token ids"),
+        ('{"ids": [1], "label": 0, "split": "other"}', "OTHER"),
+        ('{"ids": [1], "label": 0, "split": "test"}', "no training example"),
+    ],
+)
+def test_bad_rows_are_named(made: Any, tmp_path: Path, line: str, problem: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=problem):
+        read_rows(file, Manifest.read(made()[1]))
+
+
+def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
+    program = Program(made()[1])
+    seeds = np.arange(40, dtype=np.uint64)
+    coefficients = np.full(40, 2**41 + 1, np.int64)
+    found = program.replay(zero_state(program.layout.size), seeds, coefficients)
+    expected = zero_state(program.layout.size)
+    for z in directions(seeds, program.layout.size, "gaussian"):
+        expected += (2**41 + 1) * z.astype(np.int64)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_path: Path) -> None:
+    settings, _ = made()
+    file = exported(settings, tmp_path / "stateful.pte", "xnnpack", form="algorithm-1")
+    with pytest.raises(DeviceError, match="joins no run"):
+        Program(file)
+    trainer = Trainer(RunConfig.of(settings, "test"))
+    layout, module = trainer.layout, load(file)
+    share = trainer.share(0, 3, Split.TRAIN)
+    prompts, labels = share.prompts[:2], share.labels[:2]
+    ids, positions = np.zeros((2, 16), np.int64), np.zeros(2, np.int64)
+    for row, prompt in enumerate(prompts):
+        tokens = prompt.sequences[0]
+        ids[row, : len(tokens)], positions[row] = tokens, len(tokens) - 1
+    epsilon, rate = np.array([0.01], np.float32), np.array([0.5], np.float32)
+    gradients, kept = np.zeros(2, np.float32), None
+    for step in range(4):
+        seeds = np.array([2 * step, 2 * step + 1], np.uint64)
+        z = directions(seeds, layout.size, "gaussian")
+        if kept is None:
+            center = np.zeros(layout.size, np.float32)
+            kept = DualForwarding.begin(layout, center, z, 0.01)
+        else:
+            kept = kept.advanced(gradients, 0.5, 0.01, z)
+        expected = trainer.forward.scores(kept, prompts)
+        inputs = [ids, positions, labels, gradients, rate, epsilon, seeds.view(np.int64)]
+        scores, losses = (output.numpy().copy() for output in run(module, "forward", inputs))
+        np.testing.assert_allclose(scores, expected, atol=2e-4)
+        plus, minus = losses.mean(1).reshape(2, 2)
+        gradients = (plus - minus) / np.float32(0.02)
+
+
+@pytest.mark.slow
+def test_four_bit_weights_are_smaller_and_near(made: Any, tmp_path: Path) -> None:
+    settings, _ = made()
+    with pytest.raises(ConfigError, match="48 inputs, which is no multiple of 32"):
+        exported(settings, tmp_path / "none.pte", "xnnpack", "8da4w")
+    embedded = {"model.path": "embedded", "task": "messages"}
+    file = exported(embedded, tmp_path / "model.pte", "xnnpack", "8da4w")
+    Program(file).check()
+    weights = 4 * 4 * (4 * 128 * 128 + 3 * 128 * 384)  # of the blocks, in float32
+    assert file.stat().st_size < weights

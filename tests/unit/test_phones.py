@@ -1,0 +1,134 @@
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from helpers import layout_of
+
+from devices.live.keys import make_key
+from server.phones import Phones
+from server.post import Post
+from server.roster import Roster, message_to
+from shared.frames import Hello, Refusal, token_of
+from shared.identity import device_of
+from shared.ledger.catch_up import CatchUp
+from shared.signing import PhoneKey, of_answer
+from shared.wire import DEVICES, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from simulations.engine import InProcessGrid
+
+LAPTOP, GATEWAY = 1000, 1001
+
+
+def hello(device: int) -> bytes:
+    layout = layout_of(20).to_json()
+    return Hello(device, 10, 0, bytes(32), layout, json.dumps({"clients": 0})).encode()
+
+
+class Gateway:
+    """A ClientApp: a laptop at the first node, a gateway with phones at the second."""
+
+    def __init__(self, keys: list[PhoneKey]) -> None:
+        self.keys = {device_of(key.public): key for key in keys}
+        self.calls: list[Any] = []
+        self.silent: set[int] = set()
+        self.forge = False
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        record = message.content.config_records[RECORD]
+        asks_hello = message.metadata.message_type == MessageType.QUERY
+        if context.node_id == LAPTOP:
+            frame = hello(5) if asks_hello else Refusal(bytes(8), 5, 0, "busy").encode()
+            return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
+        instruction = bytes(record["frame"])  # type: ignore[arg-type]
+        if not asks_hello:
+            self.calls.append(record)
+        devices = list(self.keys) if asks_hello else record[DEVICES]
+        frames, keys, signatures = [], [], []
+        for device in devices:  # type: ignore[union-attr]
+            if device not in self.silent:
+                refusal = Refusal(token_of(instruction), device, 0, "busy").encode()
+                frames.append(hello(device) if asks_hello else refusal)
+                keys.append(self.keys[device].public)
+                data = of_answer(instruction, frames[-1]) + b"!" * self.forge
+                signatures.append(self.keys[device].sign(data))
+        parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
+        return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> tuple[Gateway, Post]:
+    files = [tmp_path / f"{number}.key" for number in range(2)]
+    for file in files:
+        make_key(file)
+    app = Gateway([PhoneKey(file) for file in files])
+    grid = InProcessGrid(app, 2, {})  # type: ignore[arg-type]
+    return app, Post(Phones(grid), patience=1)
+
+
+def train(post: Post, nodes: Iterable[int], tails: Iterable[bytes]) -> dict[int, Message]:
+    messages = [
+        message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(tail=tail), 60.0)
+        for node, tail in zip(nodes, tails, strict=True)
+    ]
+    replies = post.send_and_receive(messages, timeout=20.0)
+    return {reply.metadata.src_node_id: reply for reply in replies}
+
+
+def test_every_phone_is_a_node_and_is_asked_through_its_gateway(world: Any) -> None:
+    app, post = world
+    nodes = post.nodes()
+    assert LAPTOP in nodes
+    assert GATEWAY not in nodes
+    assert {device_of(key) for key in nodes.values() if key} == app.keys.keys()
+    roster = Roster()
+    roster.greet(post, 20.0)
+    assert {member.device for member in roster.members.values()} == {5, *app.keys}
+    replies = train(post, nodes, [b"long tail", b"", b"tail"])
+    assert replies.keys() == nodes.keys()
+    assert all(not reply.has_error() for reply in replies.values())
+    [call] = app.calls
+    assert sorted(call[DEVICES]) == sorted(app.keys)
+    for node, key in nodes.items():
+        frame = replies[node].content.config_records[RECORD]["frame"]
+        assert Refusal.decode(frame).device == (device_of(key) if key else 5)
+
+
+def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(world: Any) -> None:
+    app, post = world
+    phones = [node for node, key in post.nodes().items() if key]
+    train(post, phones, [b"short", b"much longer"])
+    assert app.calls[0]["tail"] == b"much longer"
+
+
+def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(world: Any) -> None:
+    app, post = world
+    by_device = {device_of(key): node for node, key in post.nodes().items() if key}
+    first, second = by_device
+    app.silent = {first}
+    replies = train(post, by_device.values(), [b"", b""])
+    assert replies[by_device[first]].has_error()
+    assert not replies[by_device[second]].has_error()
+    app.silent, app.forge = set(), True
+    replies = train(post, by_device.values(), [b"", b""])
+    assert all(reply.has_error() for reply in replies.values())
+
+
+def test_phones_come_and_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.phones.REFRESH_SECONDS", 0.0)
+    app, post = world
+    assert len(post.nodes()) == 3
+    app.silent = set(app.keys)
+    post.nodes()
+    assert list(post.nodes()) == [LAPTOP]
+    app.silent = set()
+    post.nodes()
+    assert len(post.nodes()) == 3
+
+
+def test_a_phone_cannot_be_another_device(world: Any) -> None:
+    app, post = world
+    (one, key), (other, _) = app.keys.items()
+    app.keys = {one: key, other: key}  # it signs for both
+    assert {device_of(k) for k in post.nodes().values() if k} == {one}
