@@ -31,7 +31,8 @@ def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
     """[..., in] → [..., out], by the same dequantized weight as `Int8Linear.forward`."""
     codes, scale, bias = layer.get_buffer("codes"), layer.get_buffer("scale"), layer.bias
     weight = codes.to(layer.dtype) * scale.to(layer.dtype)
-    flat = x.reshape(1, -1, layer.in_features)
+    # a copy: what is contiguous here need not be where attention is taken apart for the program
+    flat = x.clone(memory_format=torch.contiguous_format).view(1, -1, layer.in_features)
     product = torch.bmm(flat, weight.t()[None]).view(*x.shape[:-1], layer.out_features)
     return product + bias if isinstance(bias, Tensor) else product
 
