@@ -52,6 +52,11 @@ def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
         warnings.simplefilter("ignore")
         base = loader.from_pretrained(folder, local_files_only=True, **loading)
         model = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
+        # Where the CPU knows bfloat16, bitsandbytes packs rows for it, and fails at rows shorter
+        # than one block of its scales.
+        for layer in model.modules():
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False
         with torch.inference_mode():
             output: torch.Tensor = model(input_ids=IDS)[0]
     return output
@@ -95,7 +100,6 @@ def test_peft_on_a_quantized_base_gives_the_same_logits(
     )
     plain, expected = ours(folder, numbers, settings, quantization="nf4")
     assert (expected - plain).abs().max() > 1e-3
-    # bitsandbytes may compute in bfloat16 where the CPU can.
     found = theirs(folder, tmp_path / "adapter", quantization_config=four_bit)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
 
