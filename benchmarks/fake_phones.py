@@ -79,8 +79,8 @@ class Host:
 
     def kill(self) -> None:
         """As ``kill -9`` does."""
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # which closes its pipes, and waits
+            self._process.kill()
 
 
 async def fake(key: PhoneKey, port: int, dice: random.Random, vanishing: float) -> None:

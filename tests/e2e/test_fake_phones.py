@@ -1,3 +1,5 @@
+"""Many phones at a gateway in a process of its own, which is killed."""
+
 import asyncio
 
 import pytest
