@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
+from server.around import GridAround
 from shared.errors import FrameError
 from shared.frames import Hello
 from shared.identity import device_of
@@ -57,7 +57,7 @@ class _Phone:
         return int.from_bytes(hashlib.sha256(self.public_key).digest()[:8], "little") >> 1
 
 
-class Phones(Grid):
+class Phones(GridAround):
     """A grid in which phones behind gateways are nodes.
 
     Args:
@@ -65,7 +65,7 @@ class Phones(Grid):
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._greetings: dict[str, tuple[int, float]] = {}
         self._hellos: dict[int, Message | None] = {}
         self._gateways: dict[int, float] = {}
@@ -73,26 +73,6 @@ class Phones(Grid):
         self._relayed: dict[str, tuple[bytes, list[Message]]] = {}
         self._places: dict[str, str] = {}
         self._ready: dict[str, Message] = {}
-
-    def set_run(self, run: Run) -> None:
-        """Set the run this grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run this grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message to a node."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are there, phones among them; a node is seen once it said what it is."""
@@ -155,12 +135,6 @@ class Phones(Grid):
             else:
                 self._take_apart(reply, *relayed)
         return replies + [self._ready.pop(name) for name in wanted if name in self._ready]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Not used: `server.post.Post` sends and waits."""
-        raise NotImplementedError
 
     def _send(self, together: Mapping[tuple[int, str], Sequence[Message]]) -> None:
         """The messages to the phones of a gateway as one, with the most that any of them needs."""

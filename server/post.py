@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid, http_grid
 
+from server.around import GridAround
 from server.phones import Phones
 from server.world import RealWorld, World
 
@@ -27,7 +27,7 @@ _PULL_SECONDS = 10.0
 of sending one, and everybody with it."""
 
 
-class Post(Grid):
+class Post(GridAround):
     """A grid that keeps to deadlines and remembers whom it asked.
 
     Args:
@@ -49,46 +49,15 @@ class Post(Grid):
             http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
             grid = Phones(grid)
         self.world: World = world or RealWorld()
-        self._grid, self._patience = grid, patience
+        super().__init__(grid)
+        self._patience = patience
         self._awaited: list[set[str]] = []
-
-    def set_run(self, run: Run) -> None:
-        """Set the run this grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run this grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message to a node."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are there."""
-        return self._grid.get_node_ids()
 
     def nodes(self) -> dict[int, bytes]:
         """The nodes that are there, with their public keys (PEM), empty where they have none."""
         if isinstance(self._grid, Phones):
             return self._grid.nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; returns their ids."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch the replies that are there."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from flwr.app import Message
 
+from client.answering import standing
 from client.app import unpacked
 from client.local_steps import clients_within
 from client.methods import composition
@@ -22,7 +23,6 @@ from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import EvaluateInstruction, Evaluation, Refusal, TrainInstruction, token_of
 from shared.ledger.catch_up import CatchUp
-from shared.ledger.records import LedgerHeader
 from simulations.fleet.device import Device
 
 _EVALUATED_TOGETHER = 16
@@ -85,11 +85,7 @@ class Clients:
         Raises:
             CatchUpError: if the clients are elsewhere.
         """
-        trainer = self._trainer(0)
-        header = LedgerHeader(instruction.track, instruction.run_id, instruction.layout_hash)
-        session = self._session or Session.begin(header, trainer.layout)
-        goal = instruction.round - 1, instruction.start_digest
-        return session.caught_up(CatchUp(), header, trainer.layout, *goal, trainer.backend)
+        return standing(self, self._trainer(0), instruction, CatchUp())
 
     def together(self, instruction: TrainInstruction, numbers: Sequence[int]) -> list[list[int]]:
         """Clients in the order given, cut into those that share passes: of one quantization, and
