@@ -23,6 +23,7 @@ from server.evaluation import best_round, outliers, summed
 from server.health import Health
 from server.lateness import LateReports, report_token
 from server.roster import Member, Roster, awaited, frame_of, message_to
+from server.rounds import describe, unused_rounds
 from server.sampling import cohort
 from server.store import RunStore
 from server.superlink import most_answer_bytes
@@ -457,17 +458,14 @@ class ScalarStrategy(Strategy):
         return delta, ""
 
     def _return(self, instruction: TrainInstruction, back_to: int) -> tuple[RoundDelta, str]:
-        """The round that takes back all after an earlier one, or as far as the ledger goes."""
-        ledger = self._store.ledger
-        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
-        token = token_of(instruction.encode())
-        delta = undoing(instruction.round, instruction.track, token, undone)
-        ledger.check(delta)
-        stands = undone[0].round - 1 if undone else back_to
+        """The round that takes back all after an earlier one, and what is said of it."""
+        delta, stands = self._undoing(instruction.round, token_of(instruction.encode()), back_to)
         return delta, f"the loss rose: back to the state after round {stands}"
 
     def return_to_best(self) -> None:
         """After the last round: one that takes back what came after the best on validation.
+
+        Of a ledger whose early rounds were compacted away, the best that can still be reached.
 
         Raises:
             LedgerError: if the round that does so cannot be written.
@@ -475,12 +473,25 @@ class ScalarStrategy(Strategy):
         ledger, last = self._store.ledger, self._config.federated_rounds
         if not self._config.evaluate.best or ledger.position.round != last:
             return
-        best = best_round(self._store.events(), self._config.newcomers)
-        best = last if best is None else min(best, last)
-        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > best]
-        ledger_bytes = ledger.append(undoing(last + 1, ledger.header.track, bytes(8), undone))
-        problem = f"round {best} was best on validation: the model is what it was then"
-        self._tell_round(last + 1, problem=problem, back_to=best, ledger_bytes=ledger_bytes)
+        oldest = next(read_ledger(ledger.folder)).delta.round - 1
+        reachable = [event for event in self._store.events() if event["round"] >= oldest]
+        best = best_round(reachable, self._config.newcomers)
+        delta, stands = self._undoing(last + 1, bytes(8), last if best is None else min(best, last))
+        ledger_bytes = ledger.append(delta)
+        problem = f"round {stands} was best on validation: the model is what it was then"
+        self._tell_round(last + 1, problem=problem, back_to=stands, ledger_bytes=ledger_bytes)
+
+    def _undoing(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
+        """A round that takes back all after an earlier one, or as far as the ledger goes.
+
+        Returns:
+            Its delta, and the round whose state it leads to.
+        """
+        ledger = self._store.ledger
+        undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
+        delta = undoing(number, ledger.header.track, token, undone)
+        ledger.check(delta)
+        return delta, undone[0].round - 1 if undone else back_to
 
     def _tell_round(self, number: int, **told: Any) -> None:
         """Tell of a round; what is not said of it is nothing."""
@@ -515,32 +526,6 @@ class ScalarStrategy(Strategy):
         event["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         self._store.note(event)
         log.info(describe(event), extra={"event": event})
-
-
-def describe(event: dict[str, Any]) -> str:
-    """An event in one line."""
-    if event["event"] == "round":
-        loss = "" if event["loss"] is None else f"loss {event['loss']:.4f}, "
-        return (
-            f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
-            f"{event['reports']} reports, "
-            f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
-            + (f", {event['problem']}" if event["problem"] else "")
-        )
-    figures = ", ".join(
-        f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
-    )
-    return f"round {event['round']}: {event['split']} accuracy: {figures}"
-
-
-def unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
-    """How many of the last rounds in a row used no report; one that takes rounds back used some."""
-    unused = 0
-    for event in events:
-        if event["event"] == "round":
-            used = event["reports"] or event.get("back_to") is not None
-            unused = 0 if used else unused + 1
-    return unused
 
 
 def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:

@@ -259,6 +259,19 @@ def test_a_run_returns_to_its_best_round(small: Settings) -> None:
     assert read_result(simulate(config))["final_digest"] == result["final_digest"]
 
 
+def test_a_run_returns_no_farther_than_its_ledger_goes(small: Settings) -> None:
+    changes: dict[str, Any] = {"rounds": 9, "learning_rate": 3.0, "steps": 1, "evaluate__every": 1}
+    config = config_of(small, evaluate__best=True, ledger__snapshot_every=1, **changes)
+    folder = simulate(config)
+    result = read_result(folder)
+    oldest = next(read_ledger(folder / "ledger")).delta.round - 1
+    assert oldest > 1
+    *rounds, last = result["rounds"]
+    assert last["back_to"] >= oldest
+    stands = next(event["digest"] for event in rounds if event["round"] == last["back_to"])
+    assert result["final_digest"] == stands
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
