@@ -1,19 +1,16 @@
 """Points of several clients in one pass: every client has its own adapters and its own rows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.directions import BOTH_SIDES, DIRECTION_BITS
-from shared.layout import Layout
+from shared.directions import DIRECTION_BITS
 from shared.model.lora_fa import Points
 
 
 @dataclass(frozen=True, eq=False)
-class ClientPoints:
+class ClientPoints(Points):
     """B + s·ε·z of C clients, as `shared.model.lora_fa.Points` are of one.
 
     A pass at them has its rows point by point and, within a point, client by client, as many rows
@@ -28,45 +25,10 @@ class ClientPoints:
         signs: s, +1 and −1, or one of them.
     """
 
-    layout: Layout
-    center: Tensor
-    directions: Tensor | None = None
-    epsilon: float = 0.0
-    signs: tuple[int, ...] = BOTH_SIDES
-
-    @classmethod
-    def at(
-        cls,
-        layout: Layout,
-        center: NDArray[np.float32],
-        directions: NDArray[np.int16] | None = None,
-        epsilon: float = 0.0,
-        device: torch.device | None = None,
-        signs: tuple[int, ...] = BOTH_SIDES,
-    ) -> "ClientPoints":
-        """Points from numpy arrays, moved to a device."""
-        z = None if directions is None else torch.from_numpy(directions).to(device)
-        return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
-
     @property
     def clients(self) -> int:
         """C."""
         return len(self.center)
-
-    @property
-    def queries(self) -> int:
-        """q of each client, or 0 without directions."""
-        return 0 if self.directions is None else self.directions.shape[1]
-
-    @property
-    def count(self) -> int:
-        """P, points of each client: signs · q, or 1 without directions."""
-        return len(self.signs) * self.queries or 1
-
-    def part(self, signs: slice, queries: slice) -> "ClientPoints":
-        """Points of some signs and some queries of every client; there must be directions."""
-        assert self.directions is not None
-        return replace(self, directions=self.directions[:, queries], signs=self.signs[signs])
 
     def of_client(self, client: int) -> Points:
         """Those of one client."""

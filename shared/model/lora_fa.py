@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class Points:
         epsilon: float = 0.0,
         device: torch.device | None = None,
         signs: tuple[int, ...] = BOTH_SIDES,
-    ) -> "Points":
+    ) -> Self:
         """Points from numpy arrays, moved to a device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
@@ -105,7 +105,7 @@ class Points:
     @property
     def queries(self) -> int:
         """q, or 0 without directions."""
-        return 0 if self.directions is None else len(self.directions)
+        return 0 if self.directions is None else self.directions.shape[-2]
 
     @property
     def count(self) -> int:
@@ -117,10 +117,11 @@ class Points:
         """One."""
         return 1
 
-    def part(self, signs: slice, queries: slice) -> "Points":
+    def part(self, signs: slice, queries: slice) -> Self:
         """Points of some signs and some queries; there must be directions."""
         assert self.directions is not None
-        return replace(self, directions=self.directions[queries], signs=self.signs[signs])
+        some = self.directions[..., queries, :]
+        return replace(self, directions=some, signs=self.signs[signs])
 
     def tensor(self, name: str) -> TorchTensor:
         """One tensor of all points, float32 [P, rows, columns], made anew at every call."""
