@@ -24,7 +24,8 @@ from client.app import app as client_app
 from client.own import DEVICE, OWN
 from devices.live.settings import own_settings
 from server.app import serve
-from shared.config import RunConfig, Scalar
+from shared.config import RunConfig
+from shared.settings import Scalar
 from simulations.engine import InProcessGrid
 
 LIVE_ROUNDS = 3

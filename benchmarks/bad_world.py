@@ -21,8 +21,9 @@ from pathlib import Path
 from benchmarks.clock import clock_library, clock_of, set_clock
 from benchmarks.live_run import LiveRun, Place
 from benchmarks.network import SERVER_ADDRESS, Network, network, small_disk
-from shared.config import RunConfig, Scalar
+from shared.config import RunConfig
 from shared.result import read_result
+from shared.settings import Scalar
 from simulations.simulate import simulate
 
 DISK = 32 * 2**20

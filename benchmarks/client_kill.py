@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.bad_world import again
 from benchmarks.live_run import LiveRun
-from shared.config import Scalar
+from shared.settings import Scalar
 
 PARTS = ("devices.live.trainer", "devices.live.supernode", "client up")
 ROUNDS = 100_000

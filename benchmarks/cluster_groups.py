@@ -20,8 +20,9 @@ from rich.table import Table
 
 from server.clusters import GROUPS_FILE, Groups
 from server.groups import agreement
-from shared.config import RunConfig, parse_assignment
+from shared.config import RunConfig
 from shared.result import RunResult
+from shared.settings import parse_assignment
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 from simulations.simulate import simulate

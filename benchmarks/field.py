@@ -35,8 +35,8 @@ from benchmarks.network import SERVER_ADDRESS, Network, Traffic, network
 from devices.live.keys import make_key
 from server.keys import KEYS_FOLDER, Keys
 from server.roster import message_to
-from shared.config import Scalar
 from shared.ledger.catch_up import CatchUp
+from shared.settings import Scalar
 from shared.wire import RECORD
 
 SETTINGS: dict[str, Scalar] = {

@@ -20,9 +20,9 @@ import psutil
 from client.memory import decode_session
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, read_layout, replayed
-from shared.config import Scalar
 from shared.events import Tail
 from shared.replay import digest
+from shared.settings import Scalar
 
 ROOT = Path(__file__).parents[1]
 _POLL_SECONDS = 0.1

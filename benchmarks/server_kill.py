@@ -36,9 +36,10 @@ from server.app import serve
 from server.cohorts import RepeatedCohorts, read_cohorts
 from server.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, replayed
-from shared.config import RunConfig, Scalar
+from shared.config import RunConfig
 from shared.events import Tail
 from shared.result import RESULT_FILE, read_result
+from shared.settings import Scalar
 from simulations.engine import InProcessGrid
 
 ROOT = Path(__file__).parents[1]

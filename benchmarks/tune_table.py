@@ -22,9 +22,9 @@ from rich.table import Table
 
 from client.tuning.run import read_result, tune
 from client.tuning.settings import TuneSettings
-from shared.config import parse_assignment
 from shared.errors import ModelError
 from shared.files import write_durably
+from shared.settings import parse_assignment
 
 Settings = dict[str, Any]
 

@@ -16,9 +16,10 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Hours, Section, check_hours, explain
+from shared.config import Hours, check_hours
 from shared.errors import ConfigError
 from shared.files import write_durably
+from shared.settings import Section, explain
 
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 

@@ -245,7 +245,8 @@ def verify(run: Run) -> None:
 
 def _configured(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
     """The settings of a live run, whose devices have data of their own and may be any number."""
-    from shared.config import RunConfig, load_scenario, parse_assignment
+    from shared.config import RunConfig, load_scenario
+    from shared.settings import parse_assignment
 
     assignments = [*settings, f"out={run}"]
     if scenario is not None:

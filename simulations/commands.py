@@ -219,7 +219,7 @@ def tune(
     Example: samara tune --method mezo --task sst2 --model MODEL --data DATA
     """
     from client.tuning.settings import TuneSettings
-    from shared.config import parse_assignment
+    from shared.settings import parse_assignment
     from simulations.progress import watched_tuning
     from simulations.report.terminal import print_tuning
 

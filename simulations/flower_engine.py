@@ -9,8 +9,9 @@ from flwr.simulation import run_simulation
 
 from client.app import app as client_app
 from server.app import serve
-from shared.config import RunConfig, Scalar
+from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.settings import Scalar
 
 
 class _Configured(ClientApp):

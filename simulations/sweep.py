@@ -18,10 +18,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.config import Method, RunConfig, Scalar, explain
+from shared.config import Method, RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.result import RunResult
+from shared.settings import Scalar, explain
 
 SHARE = "private-share"
 """A setting of a sweep only: the share of the budget of rounds that is private."""

@@ -10,11 +10,9 @@ from shared.config import (
     AdapterSettings,
     LearningRate,
     ModelSettings,
-    Section,
-    Settings,
-    Text,
 )
 from shared.directions import Differences
+from shared.settings import Section, Settings, Text
 from shared.tasks.sampling import LOW_DATA
 
 Method = Literal[

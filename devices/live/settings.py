@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.own import OWN_SETTINGS
 from devices.profile import load_device
-from shared.config import RunConfig, Scalar, parse_assignment
+from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
+from shared.settings import Scalar, parse_assignment
 
 SETTINGS_FILE = "client.json"
 SOCKET = "trainer.sock"

@@ -62,7 +62,8 @@ def export(
     from devices.phone.export import Shapes, prepared
     from devices.phone.export import export as write
     from devices.phone.extra import require
-    from shared.config import RunConfig, parse_assignment
+    from shared.config import RunConfig
+    from shared.settings import parse_assignment
 
     require()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
@@ -93,7 +94,8 @@ def rows(
     Example: samara phone rows --program model.pte --data DATA --task sst2 --out rows.jsonl
     """
     from devices.phone.tokenize import write_rows
-    from shared.config import RunConfig, parse_assignment
+    from shared.config import RunConfig
+    from shared.settings import parse_assignment
 
     flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
     flat |= dict(map(parse_assignment, settings or []))

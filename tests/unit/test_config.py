@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.config import RunConfig, load_scenario, parse_assignment
+from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
+from shared.settings import parse_assignment
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "simulations" / "scenarios").glob("*.toml"))
