@@ -57,6 +57,21 @@ class _Phone:
         return int.from_bytes(hashlib.sha256(self.public_key).digest()[:8], "little") >> 1
 
 
+@dataclass(frozen=True)
+class _Relayed:
+    """Messages to the phones of a gateway that left as one.
+
+    Attributes:
+        frame: in all of them.
+        messages: to each phone its own.
+        end: of their time, monotonic seconds.
+    """
+
+    frame: bytes
+    messages: Sequence[Message]
+    end: float
+
+
 class Phones(GridAround):
     """A grid in which phones behind gateways are nodes.
 
@@ -70,7 +85,7 @@ class Phones(GridAround):
         self._hellos: dict[int, Message | None] = {}
         self._gateways: dict[int, float] = {}
         self._phones: dict[int, _Phone] = {}
-        self._relayed: dict[str, tuple[bytes, list[Message]]] = {}
+        self._relayed: dict[str, _Relayed] = {}
         self._places: dict[str, str] = {}
         self._ready: dict[str, Message] = {}
 
@@ -133,7 +148,7 @@ class Phones(GridAround):
             if relayed is None:
                 replies.append(reply)
             else:
-                self._take_apart(reply, *relayed)
+                self._take_apart(reply, relayed)
         return replies + [self._ready.pop(name) for name in wanted if name in self._ready]
 
     def _send(self, together: Mapping[tuple[int, str], Sequence[Message]]) -> None:
@@ -154,13 +169,13 @@ class Phones(GridAround):
             (name,) = self._grid.push_messages([one])
             frame = records[0]["frame"]
             assert isinstance(frame, bytes)
-            self._relayed[name] = frame, list(messages)
+            self._relayed[name] = _Relayed(frame, messages, time.monotonic() + one.metadata.ttl)
             self._places |= {message.metadata.message_id: name for message in messages}
 
-    def _take_apart(self, reply: Message, frame: bytes, asked: Sequence[Message]) -> None:
+    def _take_apart(self, reply: Message, relayed: _Relayed) -> None:
         """A gateway's reply as one of each phone that was asked."""
-        signed = {} if reply.has_error() else dict(_signed(reply, frame))
-        for message in asked:
+        signed = {} if reply.has_error() else dict(_signed(reply, relayed.frame))
+        for message in relayed.messages:
             name, node = message.metadata.message_id, message.metadata.dst_node_id
             self._places.pop(name, None)
             if node in signed:
@@ -179,6 +194,9 @@ class Phones(GridAround):
             for name, (node, end) in self._greetings.items()
             if node in there and now < end
         }
+        # To these no reply can come any more.
+        self._relayed = {name: one for name, one in self._relayed.items() if now < one.end}
+        self._places = {m: name for m, name in self._places.items() if name in self._relayed}
 
     def _greet(self, there: Set[int]) -> None:
         """Ask who has not said what it is, and gateways again and again."""

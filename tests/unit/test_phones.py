@@ -1,4 +1,7 @@
+"""Phones behind a gateway as nodes of their own."""
+
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,25 @@ def test_phones_come_and_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None
     app.silent = set()
     post.nodes()
     assert len(post.nodes()) == 3
+
+
+def test_what_nobody_answers_in_its_time_is_forgotten(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, post = world
+    phones = [node for node, key in post.nodes().items() if key]
+    messages = [
+        message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0) for node in phones
+    ]
+    names = list(post.push_messages(messages))
+    grid, clock = post._grid, time.monotonic()
+    assert len(grid._relayed) == 1
+    assert set(grid._places) == set(names)
+    monkeypatch.setattr(
+        "server.phones.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
+    )
+    post.nodes()
+    assert grid._relayed == grid._places == {}
 
 
 def test_a_phone_cannot_be_another_device(world: Any) -> None:
