@@ -124,11 +124,12 @@ def sweep(
         SamaraError: if a setting is not one, or a run fails.
     """
     tried: list[Trial] = []
-    for method in plan.methods:
-        points = plan.trials_of(method, base.seed)
+    grids = {method: plan.trials_of(method, base.seed) for method in plan.methods}
+    for method, points in grids.items():  # all mistakes come before the first run
+        for choices in points:
+            _configured(base, method, choices, 1.0, out)
+    for method, points in grids.items():
         left = list(range(len(points)))
-        for index in left:  # all mistakes come before the first run
-            _configured(base, method, points[index], 1.0, out)
         for rung in range(1, plan.rungs + 1):
             results = []
             for index in left:

@@ -106,6 +106,8 @@ def test_a_wrong_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
         list(sweep(BASE, plan(settings={"learning-rat": [0.1]}), runs, tmp_path))
     with pytest.raises(ConfigError, match=r"private-share: 2\.0 is no share"):
         list(sweep(BASE, plan(settings={"private-share": [2]}), runs, tmp_path))
+    with pytest.raises(ConfigError, match="no such setting"):  # of the method that comes last
+        list(sweep(BASE, plan(only={"ditto": {"personal.pul": [0.1]}}), runs, tmp_path))
     assert not runs.configs
 
 
