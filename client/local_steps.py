@@ -6,22 +6,20 @@ clients that step alone, but for the rounding of larger matrix products (docs/fl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial, carried_out_together, estimate
+from client.estimators.prge import Trial, carried_out_together
 from client.forward.grouping import Schedule, points_per_pass
 from client.forward.resident import evenly
-from client.reporting import label_by_label, report_of
-from shared.directions import batch_order
-from shared.errors import SamaraError, TrainingError
-from shared.frames import GROUPING_TRACK, Report, Split, TrainInstruction, token_of
+from client.own_steps import OwnSteps
+from shared.errors import SamaraError
+from shared.frames import Report, Split, TrainInstruction, token_of
 from shared.model.client_points import ClientPoints
-from shared.replay import quantize, replay, to_float32
-from shared.step_size import REACH
+from shared.replay import replay, to_float32
 from shared.tasks.objectives import cross_entropy
 
 if TYPE_CHECKING:
@@ -48,13 +46,9 @@ class _Tried:
 class _Client:
     """A client on its way through the steps of a round."""
 
-    device: int
     data: "Examples"
-    seeds: NDArray[np.uint64]
+    steps: OwnSteps
     state: NDArray[np.int64]
-    energy: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    estimates: list[Estimate] = field(default_factory=list)
     error: SamaraError | None = None
 
 
@@ -82,12 +76,12 @@ def local_steps(
     everybody = []
     for device in devices:
         data = trainer.share(device, clients, Split.TRAIN)
-        everybody.append(_Client(device, data, instruction.seeds(device), state))
-    for step in range(instruction.steps):
+        everybody.append(_Client(data, OwnSteps(instruction, device, data.labels), state))
+    for _ in range(instruction.steps):
         going = [client for client in everybody if client.error is None]
-        _step(trainer, instruction, going, step, _Tried(state, moving))
+        _step(trainer, going, _Tried(state, moving))
     token = token_of(instruction.encode())
-    return [client.error or _report(instruction, token, client) for client in everybody]
+    return [client.error or client.steps.report(token) for client in everybody]
 
 
 def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule) -> int:
@@ -103,37 +97,17 @@ def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule)
     return max(1, rows // own)
 
 
-def _step(
-    trainer: "Trainer",
-    instruction: TrainInstruction,
-    clients: list[_Client],
-    step: int,
-    tried: _Tried,
-) -> None:
+def _step(trainer: "Trainer", clients: Sequence[_Client], tried: _Tried) -> None:
     """One step of every client."""
-    estimators = []
-    for client in clients:
-        order = batch_order(instruction.root, client.device, step, len(client.data.labels))
-        if instruction.track == GROUPING_TRACK:
-            order = label_by_label(order, client.data.labels)
-        batch, curvature = order[: instruction.batch], instruction.measures_curvature(step)
-        seeds, differences = client.seeds[step], instruction.differences
-        estimators.append(estimate(seeds, batch, instruction.epsilon, curvature, differences))
     found = carried_out_together(
-        estimators, lambda trials: _losses(trainer, clients, trials, tried)
+        [client.steps.estimator() for client in clients],
+        lambda trials: _losses(trainer, clients, trials, tried),
     )
+    distribution, backend = trainer.layout.distribution, trainer.backend
     for client, result in zip(clients, found, strict=True):
-        if not (np.isfinite(result.mean_loss) and np.all(np.isfinite(result.gradients))):
-            client.error = TrainingError(
-                f"the loss is not finite at step {step + 1} of round {instruction.round}; "
-                "lower learning-rate or epsilon, or check the model's weights"
-            )
-            continue
-        client.estimates.append(result)
-        if client.energy <= (REACH * instruction.epsilon) ** 2:
-            client.losses.append(result.mean_loss)
         try:
-            client.state = _moved(trainer, instruction, client, step)
+            passes = client.steps.taken(result)
+            client.state = replay(client.state, passes, distribution, backend)
         except SamaraError as error:
             client.error = error
 
@@ -180,19 +154,3 @@ def _scored(
         cross_entropy(by_client[:, index], client.data.labels[trial.batch])
         for index, (client, trial) in enumerate(zip(clients, trials, strict=True))
     ]
-
-
-def _moved(
-    trainer: "Trainer", instruction: TrainInstruction, client: _Client, step: int
-) -> NDArray[np.int64]:
-    """One local step: state − η·Σ clip(g)·z / q, in the exact arithmetic of the ledger."""
-    clipped = instruction.clipped(client.estimates[-1].gradients)
-    coefficients = instruction.coefficients(clipped)
-    client.energy += float(coefficients @ coefficients)
-    groups = [(client.seeds[step], one_pass) for one_pass in quantize(coefficients)]
-    return replay(client.state, groups, trainer.layout.distribution, trainer.backend)
-
-
-def _report(instruction: TrainInstruction, token: bytes, client: _Client) -> Report:
-    examples = len(client.data.labels)
-    return report_of(instruction, token, client.device, examples, client.estimates, client.losses)

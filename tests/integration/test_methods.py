@@ -15,8 +15,8 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 from test_command import Run, run
 
-from client.local_steps import label_by_label
 from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
+from client.own_steps import label_by_label
 from client.trainer import Trainer, loaded, trainer_for
 from server.app import serve
 from server.clusters import cluster_folder

@@ -9,14 +9,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial, carried_out, estimate
-from client.reporting import label_by_label, report_of
+from client.estimators.prge import Trial, carried_out
+from client.own_steps import OwnSteps
 from devices.phone.reference_client.rows import Rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend
-from shared.directions import batch_order
-from shared.errors import CatchUpError, TrainingError
+from shared.errors import CatchUpError
 from shared.frames import (
-    GROUPING_TRACK,
     Figures,
     Hello,
     Report,
@@ -24,8 +22,7 @@ from shared.frames import (
     TrainInstruction,
     token_of,
 )
-from shared.replay import check_fits, quantize, summed
-from shared.step_size import REACH
+from shared.replay import check_fits, summed
 
 _Number = TypeVar("_Number", bound=np.generic)
 _NO_SEEDS = np.zeros(0, np.uint64)
@@ -78,40 +75,15 @@ class PhoneTrainer:
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
-        rows, seeds = self._rows[Split.TRAIN], instruction.seeds(device)
-        estimates: list[Estimate] = []
-        losses: list[float] = []
-        pending, energy = _NOTHING, 0.0
-        for step in range(instruction.steps):
-            order = batch_order(instruction.root, device, step, len(rows))
-            if instruction.track == GROUPING_TRACK:
-                order = label_by_label(order, rows.labels)
+        rows, pending = self._rows[Split.TRAIN], _NOTHING
+        steps = OwnSteps(instruction, device, rows.labels)
+        for _ in range(instruction.steps):
             work = _Calls(self._program, rows, state, pending)
-            curvature = instruction.measures_curvature(step)
-            trials = estimate(
-                seeds[step],
-                order[: instruction.batch],
-                instruction.epsilon,
-                curvature,
-                instruction.differences,
-            )
-            found = carried_out(trials, work.losses_of)
+            added = steps.taken(carried_out(steps.estimator(), work.losses_of))
             state = work.state
-            if not (np.isfinite(found.mean_loss) and np.all(np.isfinite(found.gradients))):
-                raise TrainingError(
-                    f"the loss is not finite at step {step + 1} of round {instruction.round}; "
-                    "lower learning-rate or epsilon, or check the program"
-                )
-            estimates.append(found)
-            if energy <= (REACH * instruction.epsilon) ** 2:
-                losses.append(found.mean_loss)
-            coefficients = instruction.coefficients(instruction.clipped(found.gradients))
-            energy += float(coefficients @ coefficients)
-            passes = quantize(coefficients)
-            check_fits(state, passes)
-            pending = summed([(seeds[step], one_pass) for one_pass in passes])
-        token = token_of(instruction.encode())
-        return report_of(instruction, token, device, len(rows), estimates, losses)
+            check_fits(state, [one_pass for _, one_pass in added])
+            pending = summed(added)
+        return steps.report(token_of(instruction.encode()))
 
     def figures(self, name: str, state: NDArray[np.int64], split: Split) -> Figures:
         """Loss and confusion of a state on a split: ``forward`` with ε = 0."""

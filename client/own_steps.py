@@ -1,0 +1,102 @@
+"""One client's way through the steps of a round, whoever computes the losses: no model here."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.estimators.prge import Estimate, Estimator, estimate
+from shared.directions import batch_order
+from shared.errors import TrainingError
+from shared.frames import GROUPING_TRACK, Report, SeedPolicy, TrainInstruction
+from shared.replay import Pass, quantize
+from shared.step_size import REACH
+
+
+class OwnSteps:
+    """What a client tries, step by step, and what it reports in the end.
+
+    Args:
+        instruction: of the round.
+        device: index.
+        labels: int64 [n], of the client's training examples.
+    """
+
+    def __init__(
+        self, instruction: TrainInstruction, device: int, labels: NDArray[np.int64]
+    ) -> None:
+        self._asked, self._device, self._labels = instruction, device, labels
+        self._seeds = instruction.seeds(device)
+        self._estimates: list[Estimate] = []
+        self._losses: list[float] = []
+        self._energy = 0.0
+
+    def estimator(self) -> Estimator:
+        """Of the next step."""
+        asked, step = self._asked, len(self._estimates)
+        order = batch_order(asked.root, self._device, step, len(self._labels))
+        if asked.track == GROUPING_TRACK:
+            order = label_by_label(order, self._labels)
+        return estimate(
+            self._seeds[step],
+            order[: asked.batch],
+            asked.epsilon,
+            asked.measures_curvature(step),
+            asked.differences,
+        )
+
+    def taken(self, found: Estimate) -> list[tuple[NDArray[np.uint64], Pass]]:
+        """What the next step adds to the state, −η·Σ clip(g)·z / q, in the ledger's arithmetic.
+
+        The loss counts in the report as long as the client is near where the round began
+        (`REACH`): farther out it tells nothing of the global model.
+
+        Args:
+            found: its estimator's end.
+
+        Raises:
+            TrainingError: if a loss is not finite.
+        """
+        asked, step = self._asked, len(self._estimates)
+        if not (np.isfinite(found.mean_loss) and np.all(np.isfinite(found.gradients))):
+            raise TrainingError(
+                f"the loss is not finite at step {step + 1} of round {asked.round}; "
+                "lower learning-rate or epsilon, or check the model's weights"
+            )
+        self._estimates.append(found)
+        if self._energy <= (REACH * asked.epsilon) ** 2:
+            self._losses.append(found.mean_loss)
+        coefficients = asked.coefficients(asked.clipped(found.gradients))
+        self._energy += float(coefficients @ coefficients)
+        return [(self._seeds[step], one_pass) for one_pass in quantize(coefficients)]
+
+    def report(self, token: bytes) -> Report:
+        """Of all steps.
+
+        Args:
+            token: of the instruction.
+        """
+        gradients = np.stack([found.gradients for found in self._estimates])
+        bends = [found.curvature for found in self._estimates if found.curvature is not None]
+        pooled = self._asked.seed_policy is SeedPolicy.POOL
+        return Report(
+            token,
+            self._device,
+            len(self._labels),
+            float(np.mean(self._losses)),
+            self._asked.sums(gradients) if pooled else gradients,
+            summed_steps=self._asked.steps if pooled else 0,
+            curvature=float(np.mean(bends)) if bends else None,
+        )
+
+
+def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
+
+    Args:
+        order: int64 [n], places of all examples; those of one label keep it among themselves.
+        labels: int64 [n], of the examples by place.
+    """
+    turns = np.empty(len(order), np.int64)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    return order[np.argsort(turns, kind="stable")]
