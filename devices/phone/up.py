@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import ssl
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,10 @@ from typing import Any
 from devices.live.executor import Executor
 from devices.live.pinning import check_bundle
 from devices.live.processes import Child, alone
-from devices.live.up import environment, supernode_command
+from devices.live.up import TURNED_AWAY, environment, supernode_command
 from devices.phone.gateway import Gateway, started
 from devices.phone.relay import relay
+from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
 from shared.signing import normalized
@@ -34,8 +36,9 @@ class GatewaySettings:
         folder: where it keeps its secret and lock.
         phones: folder with the public keys (PEM) that are admitted.
         listen: host:port for phones.
-        certificate: PEM chain for phones; none is plain text.
+        certificate: PEM chain for phones; none makes its own.
         certificate_key: its private key.
+        names: host names and addresses that phones use, for its own certificate.
         superlink: host:port of the server.
         key: the gateway's own, for the SuperLink.
         certificates: CA certificate of the SuperLink.
@@ -48,6 +51,7 @@ class GatewaySettings:
     listen: str
     certificate: Path | None
     certificate_key: Path | None
+    names: tuple[str, ...]
     superlink: str
     key: Path | None
     certificates: Path | None
@@ -82,7 +86,6 @@ def up(settings: GatewaySettings) -> None:
     Raises:
         DeviceError: if a file, the port or the folder cannot be used.
     """
-    certificate, key = _certificate(settings)
     try:
         make_folder(settings.folder)
         settings.folder.chmod(0o700)
@@ -94,23 +97,36 @@ def up(settings: GatewaySettings) -> None:
         secret = settings.folder / "executor.secret"
         write_durably(secret, secrets.token_hex(32).encode())
         try:
-            _serve(settings, certificate, key, secret)
+            _serve(settings, secret)
         finally:
             secret.unlink(missing_ok=True)
 
 
 def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
+    """What phones know the gateway by, and its private key, PEM; empty for plain text."""
     if settings.insecure:
         return b"", b""
-    if not (settings.certificate and settings.certificate_key):
-        raise DeviceError("--cert and --cert-key are missing: phones attach by TLS")
+    certificate, key = settings.certificate, settings.certificate_key
+    if certificate is None:
+        tls = own_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
+        log.info("phones verify this gateway with %s", tls.authority)
+        certificate, key = tls.certificate, tls.key
+    if key is None:
+        raise DeviceError("--cert needs --cert-key, the certificate's private key")
     try:
-        return settings.certificate.read_bytes(), settings.certificate_key.read_bytes()
-    except OSError as error:
-        raise DeviceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        return certificate.read_bytes(), key.read_bytes()
+    except FileNotFoundError as error:
+        raise DeviceError(f"{certificate} or {key}: {error.strerror}") from error
+    except (OSError, ssl.SSLError) as error:
+        raise DeviceError(
+            f"{certificate} and {key}: not a certificate and its private key without passphrase, "
+            f"in PEM: {error}"
+        ) from error
 
 
-def _serve(settings: GatewaySettings, certificate: bytes, key: bytes, secret: Path) -> None:
+def _serve(settings: GatewaySettings, secret: Path) -> None:
+    certificate, key = _certificate(settings)
     stop, runtime = threading.Event(), ""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -134,7 +150,7 @@ def _serve(settings: GatewaySettings, certificate: bytes, key: bytes, secret: Pa
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
-    supernode = Child("the SuperNode", command, environment())
+    supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
     try:
         supernode.start()
         answering.start()
