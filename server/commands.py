@@ -253,7 +253,8 @@ def verify(run: Run) -> None:
     before = f"rounds 1 to {begin.round} are in a snapshot; " if begin.round else ""
     Console().print(
         f"{before}{step.round - begin.round} rounds, {scalars} scalars, every digest reproduced; "
-        f"ends in {end}"
+        f"ends in {end}",
+        soft_wrap=True,
     )
 
 

@@ -1,6 +1,7 @@
 """The commands about phones: make a program, run the reference phone, let phones attach."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -63,8 +64,10 @@ def export(
     from devices.phone.export import export as write
     from devices.phone.extra import require
     from shared.config import RunConfig
+    from shared.noise import hush
     from shared.settings import parse_assignment
 
+    hush()
     require()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
@@ -143,7 +146,7 @@ def up(
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
     """
-    from devices.phone.reference_client.attachment import Door
+    from devices.phone.reference_client.door import Door
     from devices.phone.reference_client.up import up as run
 
     _say()
@@ -210,5 +213,6 @@ def gateway_up(
 
 
 def _say() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says is said again in our words
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

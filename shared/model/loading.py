@@ -23,6 +23,9 @@ from shared.model.checkpoint import (
     parameters_on_meta,
 )
 from shared.model.quantized import Quantization, check_quantization
+from shared.noise import hush
+
+hush()  # transformers imports the noisy ones when it loads a model
 
 Family = Literal["causal", "masked", "encoder"]
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")

@@ -11,7 +11,8 @@ import pytest
 from devices.live.keys import make_key
 from devices.phone import gateway as gateway_module
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
-from devices.phone.reference_client.attachment import Door, answered, attach
+from devices.phone.reference_client.attachment import answered, attach
+from devices.phone.reference_client.door import Door
 from shared.errors import DeviceError
 from shared.frames import Refusal, token_of
 from shared.identity import device_of
