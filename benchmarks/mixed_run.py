@@ -3,11 +3,11 @@
     python -m benchmarks.mixed_run [--rounds 30] [--kill-gateway]
 
 Two resident trainers as a Jetson runs them, one of them with an NF4 base model, a laptop's client,
-and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. Each has the
-messages of a writer of its own. Prints as JSON the accuracy of each on its own test messages before
-the first round and after the last, as the server was told, and where everybody stands: session on
-the disk, ledger, and `samara server verify`. With --kill-gateway the gateway's process is killed
-(-9) in the middle and started again.
+and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. The model is the
+embedded one, and each has the messages of a writer of its own. Prints as JSON the accuracy of each
+on its own test messages before the first round and after the last, as the server was told, and
+where everybody stands: session on the disk, ledger, and `samara server verify`. With --kill-gateway
+the gateway's process is killed (-9) in the middle and started again.
 """
 
 import json
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ import typer
 from benchmarks.live import round_seconds
 from benchmarks.live_run import ROOT, LiveRun
 from server.keys import KEYS_FOLDER, Keys
+from shared.model.loading import embedded_folder
 from shared.settings import Scalar
 from shared.tasks.embedded import MESSAGES_PER_WRITER
 from shared.tasks.messages import messages, writers
@@ -44,6 +46,9 @@ BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
 PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 """That of each phone's program."""
 GATEWAY = "gateway"
+MODEL = str(embedded_folder())
+"""By its path, like the task: by their names, both go with messages that a run deals itself."""
+TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
 
@@ -82,9 +87,10 @@ def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path) -> None:
     (folder / "phones").mkdir()
     for name, quantization in PHONES.items():
         program, public = f"{name}.pte", folder / "phones" / f"{name}.pem"
-        samara(folder, "phone", "export", *SHAPE, "--quantization", quantization, "--out", program)
+        kind = ("--model", MODEL, "--task", TASK, "--quantization", quantization)
+        samara(folder, "phone", "export", *SHAPE, *kind, "--out", program)
         rows = ("--data", str(data[name]), "--program", program, "--out", f"{name}.jsonl")
-        samara(folder, "phone", "rows", *rows)
+        samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
         public.write_text(samara(folder, "phone", "key", f"{name}.key"))
         samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
 
@@ -143,7 +149,8 @@ def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any
         start_phone(live, name, door)
     for name, quantization in BOARDS.items():
         own = ("--set", "threads=1", "--set", f"model.quantization={quantization}")
-        live.start_client(name, None, "--data", str(data[name]), "--task", "messages", *own)
+        what = ("--model", MODEL, "--data", str(data[name]), "--task", TASK)
+        live.start_client(name, None, *what, *own)
     live.wait_for_round(1, 900)
     if kill:
         live.wait_for_round(int(live.settings["rounds"]) // 3, 1200)

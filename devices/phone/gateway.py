@@ -52,6 +52,8 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # of a connection without a stream; a phone opens its stream at once
+    ("grpc.max_connection_idle_ms", 10_000),
 )
 
 
