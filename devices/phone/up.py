@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import ssl
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +63,7 @@ class GatewaySettings:
 
 
 class Admitted:
-    """Who may attach: the keys in a folder, read anew at every question.
+    """Who may attach: the keys in a folder, read anew whenever a file of it has changed.
 
     Args:
         folder: of ``*.pem`` files with a public key each.
@@ -68,16 +71,34 @@ class Admitted:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._seen: set[tuple[str, int, int]] = set()
+        self._keys: set[bytes] = set()
 
     def __call__(self, public_key: bytes) -> bool:
         """Whether this key (PEM) is there."""
-        for file in sorted(self._folder.glob("*.pem")):
-            try:
-                if normalized(file.read_bytes()) == public_key:
-                    return True
-            except (OSError, DeviceError) as error:
-                log.warning("%s: %s", file, error)
-        return False
+        if self._seen != (seen := self._stamps()):
+            self._seen, self._keys = seen, set(_read(path for path, _, _ in seen))
+        return public_key in self._keys
+
+    def _stamps(self) -> set[tuple[str, int, int]]:
+        """Path, time of change in nanoseconds and size of each file."""
+        found = set()
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".pem"):
+                    with suppress(FileNotFoundError):  # it has just gone
+                        stat = entry.stat()
+                        found.add((entry.path, stat.st_mtime_ns, stat.st_size))
+        return found
+
+
+def _read(files: Iterable[str]) -> Iterator[bytes]:
+    """The keys in files; one that is damaged is said and passed over."""
+    for file in files:
+        try:
+            yield normalized(Path(file).read_bytes())
+        except (OSError, DeviceError) as error:
+            log.warning("%s: %s", file, error)
 
 
 def up(settings: GatewaySettings) -> None:

@@ -14,6 +14,7 @@ from devices.phone import gateway as gateway_module
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
 from devices.phone.reference_client.attachment import answered, attach
 from devices.phone.reference_client.door import Door
+from devices.phone.up import Admitted
 from shared.certificates import Tls, own_certificates
 from shared.errors import DeviceError
 from shared.frames import Refusal, token_of
@@ -301,6 +302,28 @@ def test_who_attaches_too_often_must_wait(
             served.until(lambda gateway: not gateway.attached)
         with pytest.raises(grpc.RpcError, match="too often"):
             list(_opened(channel, keys[0]))
+
+
+def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
+    keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "phones"
+    folder.mkdir()
+    admitted, file = Admitted(folder), folder / "one.pem"
+    assert not admitted(keys[0].public)
+    file.touch()
+    assert not admitted(keys[0].public)
+    assert "one.pem: not a public key" in caplog.text
+    file.write_bytes(keys[0].public)
+    assert admitted(keys[0].public)
+    assert not admitted(keys[1].public)
+    (folder / "two.pem").write_bytes(keys[1].public)
+    (folder / "three.txt").write_bytes(keys[2].public)
+    assert admitted(keys[1].public)
+    assert not admitted(keys[2].public)
+    file.unlink()
+    assert not admitted(keys[0].public)
+    assert admitted(keys[1].public)
 
 
 class Once(threading.Event):
