@@ -7,7 +7,8 @@ and behind a gateway three reference phones with programs in fp32, int8 and 8da4
 embedded one, and each has the messages of a writer of its own. Prints as JSON the accuracy of each
 on its own test messages before the first round and after the last, as the server was told, and
 where everybody stands: session on the disk, ledger, and `samara server verify`. With --kill-gateway
-the gateway's process is killed (-9) in the middle and started again.
+the gateway's process is killed (-9) in the middle and started again. At last every kind of model
+evaluates base and final state on everybody's test messages.
 """
 
 import json
@@ -21,16 +22,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import psutil
 import typer
 
 from benchmarks.live import round_seconds
 from benchmarks.live_run import ROOT, LiveRun
+from client.memory import decode_session
+from client.trainer import Trainer
+from devices.phone.reference_client.rows import read_rows
+from devices.phone.reference_client.runtime import Program
+from devices.phone.reference_client.trainer import PhoneTrainer
 from server.keys import KEYS_FOLDER, Keys
+from shared.config import RunConfig
+from shared.frames import Split
 from shared.model.loading import embedded_folder
 from shared.settings import Scalar
 from shared.tasks.embedded import MESSAGES_PER_WRITER
 from shared.tasks.messages import messages, writers
+from shared.tasks.metrics import Confusion
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 2,
@@ -45,7 +55,7 @@ BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
 """Quantization of the base model of each client."""
 PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 """That of each phone's program."""
-GATEWAY = "gateway"
+GATEWAY, EVERYBODY = "gateway", "everybody"
 MODEL = str(embedded_folder())
 """By its path, like the task: by their names, both go with messages that a run deals itself."""
 TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
@@ -70,15 +80,17 @@ def samara(folder: Path, *command: str) -> str:
 
 
 def write_messages(folder: Path, seed: int) -> dict[str, Path]:
-    """A folder of training, validation and test messages for each participant."""
+    """A folder of training, validation and test messages for each participant, and of all."""
     names = [*BOARDS, *PHONES]
-    folders = {}
+    folders = {name: folder / f"data-{name}" for name in [*names, EVERYBODY]}
+    for place in folders.values():
+        place.mkdir()
     for name, writer in zip(names, writers(len(names), seed), strict=True):
-        folders[name] = folder / f"data-{name}"
-        folders[name].mkdir()
         for split, count in MESSAGES_PER_WRITER.items():
-            lines = [json.dumps(m) + "\n" for m in messages(writer, count, split, seed)]
-            (folders[name] / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+            text = "".join(json.dumps(m) + "\n" for m in messages(writer, count, split, seed))
+            for place in (folders[name], folders[EVERYBODY]):
+                with (place / f"{split}.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(text)
     return folders
 
 
@@ -190,14 +202,42 @@ def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
     reports = [live.reporters(number) for number in live.rounds]
     return {
         name: {
-            "accuracy before": 100 * tests[0][str(live.devices[name])]["accuracy"],
-            "after": 100 * tests[-1][str(live.devices[name])]["accuracy"],
-            "loss before": tests[0][str(live.devices[name])]["loss"],
-            "loss after": tests[-1][str(live.devices[name])]["loss"],
+            "accuracy before": round(100 * tests[0][str(live.devices[name])]["accuracy"], 1),
+            "accuracy after": round(100 * tests[-1][str(live.devices[name])]["accuracy"], 1),
+            "loss before": round(tests[0][str(live.devices[name])]["loss"], 3),
+            "loss after": round(tests[-1][str(live.devices[name])]["loss"], 3),
             "reports": sum(name in reporters for reporters in reports),
         }
         for name in [*BOARDS, *PHONES]
     }
+
+
+def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
+    """Accuracy of the base and of the final model by each kind, all on everybody's messages."""
+    [session] = live.home(next(iter(PHONES))).glob("runs/*/session")
+    final = decode_session(session.read_bytes()).state
+    rows = live.folder / "everybody.jsonl"
+    found: dict[str, Any] = {}
+    for name in PHONES:
+        program = live.folder / f"{name}.pte"
+        of = ("--program", str(program), "--model", MODEL, "--task", TASK)
+        samara(live.folder, "phone", "rows", *of, "--data", str(data), "--out", str(rows))
+        loaded = Program(program)
+        phone = PhoneTrainer(loaded, read_rows(rows, loaded.manifest))
+        found[name] = [
+            Confusion(phone.figures("", state, Split.TEST).counts).accuracy
+            for state in (np.zeros_like(final), final)
+        ]
+    own: dict[str, Scalar] = {"model.path": MODEL, "task": TASK, "data.path": str(data)}
+    for name, quantization in BOARDS.items():
+        settings = own | {"model.quantization": quantization, "data.clients": 1, "threads": 1}
+        trainer = Trainer(RunConfig.of(live.settings | settings, "mixed run"))
+        test = trainer.share(0, 1, Split.TEST)
+        found[name] = [
+            float((trainer.scores(state, test).argmax(1) == test.labels).mean())
+            for state in (np.zeros_like(final), final)
+        ]
+    return {name: [round(100 * accuracy, 1) for accuracy in both] for name, both in found.items()}
 
 
 def main(
@@ -224,6 +264,9 @@ def main(
                 and len(digests) == len(names) - 1,
                 "verify": samara(folder, "server", "verify", str(live.run)).strip(),
                 "participants": accuracies(live),
+                "on everybody's test messages, before and after": on_the_same(
+                    live, data[EVERYBODY]
+                ),
                 "seconds of a round": round_seconds(live.run),
                 "exit statuses": ended(live),
             }
