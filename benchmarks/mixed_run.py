@@ -232,7 +232,7 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
     for name, quantization in BOARDS.items():
         settings = own | {"model.quantization": quantization, "data.clients": 1, "threads": 1}
         trainer = Trainer(RunConfig.of(live.settings | settings, "mixed run"))
-        test = trainer.share(0, 1, Split.TEST)
+        test = trainer.share(0, 0, Split.TEST)
         found[name] = [
             float((trainer.scores(state, test).argmax(1) == test.labels).mean())
             for state in (np.zeros_like(final), final)
