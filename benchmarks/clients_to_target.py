@@ -11,6 +11,7 @@ once. The runs are in FOLDER; the same command goes on with them.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shared.events import read_events
 from shared.step_size import CURVATURE_SHARE
 
 STEPS, QUERIES, BATCH = 4, 4, 4
@@ -77,10 +77,12 @@ def folder_of(arguments: argparse.Namespace, clients: int, policy: str, seed: in
 
 
 def curve(out: Path) -> list[tuple[int, float]]:
-    """Rounds and validation accuracies of a run, in order."""
+    """Rounds and validation accuracies of a run that may be going on, in order."""
+    file = out / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     return [
         (event["round"], event["columns"]["global"]["accuracy"])
-        for event in read_events(out / "metrics.jsonl")
+        for event in map(json.loads, lines)
         if event["event"] == "evaluation" and event["split"] == "validation"
     ]
 
