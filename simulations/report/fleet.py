@@ -64,9 +64,17 @@ def kind_name(device: FleetDevice) -> str:
 
 
 def clock_of(second: float) -> str:
-    """A virtual second as day and time: day 1, 22:05."""
-    minutes = int(second // 60)
-    return f"day {minutes // 1440 + 1}, {minutes // 60 % 24:02}:{minutes % 60:02}"
+    """A virtual second as day and time: day 1, 22:05:30."""
+    minutes, seconds = divmod(int(second), 60)
+    time = f"{minutes // 60 % 24:02}:{minutes % 60:02}:{seconds:02}"
+    return f"day {minutes // 1440 + 1}, {time}"
+
+
+def span_of(seconds: float) -> str:
+    """A virtual time in the unit that suits it: 42.0 s, 3.5 min, 23.75 h."""
+    if seconds < 2 * 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.2f} h"
 
 
 def _kind(name: str, devices: dict[int, FleetDevice]) -> Kind:

@@ -29,8 +29,11 @@ def device_of(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> 
         link = link.model_copy(update={"available": list(own.available)})
     device = load_device(profile)
     work = Workload(sequence=32, batch=4, queries=4, quantization=own.quantization, supervised=1)
-    cost = estimate(model_shape("tinyllama-1.1b"), device, work)
-    return Device(number, own, device, link, own.charging, cost, 1, own.battery)
+    shape = model_shape("tinyllama-1.1b")
+    cost, measuring = (
+        estimate(shape, device, replace(work, curvature=curvature)) for curvature in (False, True)
+    )
+    return Device(number, own, device, link, own.charging, cost, measuring, 1, own.battery)
 
 
 def done(device: Device, at: float = NOON, seed: int = 0, charge: float | None = None) -> Job:
@@ -55,6 +58,14 @@ def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
     adapters = one.estimate.time.adapters
     assert adapters > 0
     assert two.step_seconds == pytest.approx(2 * one.step_seconds - adapters)
+
+
+def test_steps_that_measure_curvature_take_longer() -> None:
+    device = device_of(quantization="nf4")
+    extra = device.measuring.time.total - device.step_seconds
+    assert 0 < extra < device.step_seconds
+    found = job(device, NOON, 1_000, 100, 5, device.charge, [0], measuring=2)
+    assert found.compute == pytest.approx(5 * device.step_seconds + 2 * extra)
 
 
 def test_a_model_that_does_not_fit_ends_the_job_at_once_with_its_peak() -> None:
