@@ -13,12 +13,10 @@ from shared.config import EMBEDDED_DATA
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
-from simulations.report.fleet import clock_of, kinds_of, span_of
+from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
 """Of more clients, only the means are."""
-_SHORT = 10 * 60
-"""Seconds; what takes longer is told in minutes."""
 
 
 def print_result(folder: Path, result: RunResult) -> None:
@@ -39,8 +37,7 @@ def print_result(folder: Path, result: RunResult) -> None:
         console.print(fleet_table(result.fleet))
         begun, ended = result.fleet.begun, result.fleet.ended
         console.print(
-            f"virtual time: {span_of(ended - begun)}, "
-            f"from {clock_of(begun)} to {clock_of(ended)}",
+            f"virtual time: {span_of(ended - begun)}, from {clock_of(begun)} to {clock_of(ended)}",
             highlight=False,
         )
     console.print(
@@ -89,10 +86,17 @@ def fleet_table(fleet: Fleet) -> Table:
     table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
     table.add_column("kind", no_wrap=True)
     kinds = kinds_of(fleet)
-    longest = max(max(kind.compute_seconds, kind.waiting_seconds) for kind in kinds)
-    unit, size = ("s", 1) if longest < _SHORT else ("min", 60)
+    unit = unit_of_parts(kinds)
     # Short words, so that all columns fit 80 characters.
-    for column in ("", "step\ns", f"work\n{unit}", "link\ns", f"wait\n{unit}", "kJ", "MiB"):
+    for column in (
+        "",
+        "step\ns",
+        f"work\n{unit.symbol}",
+        "link\ns",
+        f"wait\n{unit.symbol}",
+        "kJ",
+        "MiB",
+    ):
         table.add_column(column, justify="right")
     for column in ("in\ntime", "late", "failed"):
         table.add_column(column, justify="right")
@@ -101,9 +105,9 @@ def fleet_table(fleet: Fleet) -> Table:
             kind.name.replace(", ", "\n", 1),
             str(kind.count),
             f"{kind.step_seconds:.3g}",
-            f"{kind.compute_seconds / size:.1f}",
+            f"{kind.compute_seconds / unit.seconds:.1f}",
             f"{kind.transfer_seconds:.1f}",
-            f"{kind.waiting_seconds / size:.1f}",
+            f"{kind.waiting_seconds / unit.seconds:.1f}",
             "" if kind.energy_joules is None else f"{kind.energy_joules / 1000:.2f}",
             f"{kind.peak_memory_bytes / 2**20:.0f}",
             str(kind.outcomes["reported"]),
