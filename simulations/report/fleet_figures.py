@@ -14,8 +14,14 @@ from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_f
 
 DRAWN_DEVICES = 60
 """Of more devices, so many have a line, evenly over the kinds."""
+_SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
+"""Of kinds of devices; what is left of the series looks like failure."""
 _MARKERS = "os^D"
 """Of kinds beyond those that have a colour to themselves."""
+_LABEL_LINES = 2
+"""That a kind's name takes above its devices."""
+_MANY_TIMES = 20
+"""By which the longest report takes longer than the shortest where a scale is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
     jobs = [(told, number, job) for told in rounds for number, job in told.devices.items()]
     in_time = [found for found in jobs if found[2].outcome == "reported"]
     late = [found for found in jobs if found[2].outcome == "late"]
+    times = [job.ended - told.begun for told, _, job in (*in_time, *late)]
     longest = max((told.ended - told.begun for told in rounds), default=0.0)
     unit, clock = unit_for(longest), _Clock.of(rounds)
 
@@ -68,7 +75,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
             axes.plot(
                 [clock.place(told.begun) for told, _, _ in own],
                 [(job.ended - told.begun) / unit.seconds for told, _, job in own],
-                _MARKERS[index // len(SERIES) % len(_MARKERS)],
+                _MARKERS[index // len(_SHADES) % len(_MARKERS)],
                 color=colours[kind.name],
                 markersize=4,
                 alpha=0.6,
@@ -91,7 +98,12 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
             markersize=7,
             label="the round ends",
         )
-        axes.set_ylim(bottom=0)
+        if times and max(times) > _MANY_TIMES * min(times):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+        else:
+            axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         axes.set_xlabel(clock.label)
         axes.set_ylabel(f"{unit.name}s after the round began")
@@ -112,8 +124,11 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
 def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
     """A line per device, with its work on it."""
     colours = _colours(kinds)
-    lines = [number for kind in kinds for number in _some(kind, kinds)]
-    place = {number: index for index, number in enumerate(lines)}
+    lines = [(kind, number) for kind in kinds for number in _some(kind, kinds)]
+    place = {
+        number: index + _LABEL_LINES * (1 + kinds.index(kind))
+        for index, (kind, number) in enumerate(lines)
+    }
     clock = _Clock.of(rounds)
     colour = {number: colours[kind.name] for kind in kinds for number in kind.numbers}
     jobs = [
@@ -135,7 +150,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
         bad = [found for found in jobs if found[1].outcome != "reported"]
         axes.add_collection(bars(good, [colour[number] for number, _ in good]))
         axes.add_collection(bars(bad, [DOWN] * len(bad)))
-        dots = {shade: [found for found in good if colour[found[0]] == shade] for shade in SERIES}
+        dots = {shade: [found for found in good if colour[found[0]] == shade] for shade in _SHADES}
         for shade, found in (*dots.items(), (DOWN, bad)):
             axes.plot(
                 [clock.place(job.begun) for _, job in found],
@@ -144,21 +159,18 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
                 color=shade,
                 markersize=3.0,
             )
-        begin = 0
         for kind in kinds:
-            own = [number for number in lines if number in kind.numbers]
-            if own:
-                axes.annotate(
-                    kind.name,
-                    (0, begin - 0.7),
-                    xycoords=("axes fraction", "data"),
-                    color=colours[kind.name],
-                    fontsize=8.5,
-                    va="bottom",
-                )
-            begin += len(own)
+            first = min(place[number] for number in kind.numbers if number in place)
+            axes.annotate(
+                kind.name,
+                (0, first - 0.7),
+                xycoords=("axes fraction", "data"),
+                color=colours[kind.name],
+                fontsize=8.5,
+                va="bottom",
+            )
         axes.set_xlim(clock.place(rounds[0].begun), clock.place(rounds[-1].ended))
-        axes.set_ylim(len(lines), -2.5)
+        axes.set_ylim(max(place.values()) + 1, -0.5)
         axes.set_yticks([])
         axes.grid(axis="x")
         axes.set_xlabel(clock.label)
@@ -171,7 +183,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
         "where it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
         f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
         draw,
-        1.6 + 0.075 * len(lines),
+        1.6 + 0.075 * (len(lines) + _LABEL_LINES * len(kinds)),
     )
 
 
@@ -215,7 +227,7 @@ def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
 
 
 def _colours(kinds: Sequence[Kind]) -> dict[str, str]:
-    return {kind.name: SERIES[index % len(SERIES)] for index, kind in enumerate(kinds)}
+    return {kind.name: _SHADES[index % len(_SHADES)] for index, kind in enumerate(kinds)}
 
 
 def _some(kind: Kind, kinds: Sequence[Kind]) -> list[int]:
