@@ -15,6 +15,7 @@ from simulations.engine import FIRST_CLIENT_NODE
 from simulations.fleet.device import Device, counts_of
 from simulations.fleet.job import Job, job
 from simulations.fleet.world import FleetWorld
+from simulations.report.fleet import clock_of, span_of
 
 HOUR = 3600.0
 NOON = 12 * HOUR
@@ -180,6 +181,19 @@ def test_a_continued_fleet_goes_on_where_its_rounds_ended() -> None:
         world.ask(0, 2, 1_000, 100, 5).charge, abs=1e-5
     )
     assert again.of_run(rounds)["fleet"]["devices"]["0"]["outcomes"] == {"reported": 1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0.0 s"), (5.84, "5.8 s"), (119.0, "119.0 s"), (120.0, "2.0 min"), (85_500.0, "23.8 h")],
+)
+def test_a_span_is_told_in_the_unit_that_suits_it(seconds: float, told: str) -> None:
+    assert span_of(seconds) == told
+
+
+def test_a_moment_is_told_to_the_second() -> None:
+    assert clock_of(NOON + 5.84) == "day 1, 12:00:05"
+    assert clock_of(24 * HOUR + 61) == "day 2, 00:01:01"
 
 
 def test_mistakes_in_groups_are_reported_together() -> None:
