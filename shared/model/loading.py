@@ -23,6 +23,7 @@ from shared.model.checkpoint import (
     load_quantized,
     parameters_on_meta,
 )
+from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
 
 Family = Literal["causal", "masked", "encoder"]
@@ -203,6 +204,7 @@ def _loaded(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
         ) from error
     network.eval().requires_grad_(False)
+    use_faster_products(network)
     return BaseModel(
         folder,
         model_id(folder),
