@@ -76,7 +76,8 @@ def local_steps(
     everybody = []
     for device in devices:
         data = trainer.share(device, clients, Split.TRAIN)
-        everybody.append(_Client(data, OwnSteps(instruction, device, data.labels), state))
+        steps = OwnSteps(instruction, device, data.labels, trainer.labels)
+        everybody.append(_Client(data, steps, state))
     for _ in range(instruction.steps):
         going = [client for client in everybody if client.error is None]
         _step(trainer, going, _Tried(state, moving))

@@ -199,6 +199,11 @@ class Trainer:
         return len(self._loaded.base.blocks) - self.first_block
 
     @property
+    def labels(self) -> int:
+        """How many the task has; 0 if rows differ."""
+        return self._scorer.labels
+
+    @property
     def schedule(self) -> Schedule:
         """How a step runs, decided at the first need."""
         return self._execution.schedule

@@ -68,7 +68,7 @@ class Groups:
 
     Attributes:
         clusters: by device, counted from 0.
-        scalars: by device, float64 [n], along the same directions for all.
+        scalars: by device, float64 [steps, queries], along the same directions for all.
         bytes_up, bytes_down: what finding them took.
     """
 
@@ -257,7 +257,7 @@ class Clusters(Strategy):
                 if report.device != member.device:
                     raise SamaraError(f"it answers as device {report.device}")
                 check_report(report, instruction)
-                found[member.device] = instruction.clipped(report.gradients).ravel()
+                found[member.device] = instruction.clipped(report.gradients).astype(np.float64)
             except SamaraError as error:
                 log.warning("device %d: %s", member.device, error)
         return found

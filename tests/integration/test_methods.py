@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from test_command import Run, run
 
 from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
-from client.own_steps import label_by_label
 from client.trainer import Trainer, loaded, trainer_for
 from server.app import serve
 from server.clusters import cluster_folder
@@ -415,12 +414,6 @@ def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> Non
     file.write_text(json.dumps(groups))
     (Path(config.out) / "result.json").unlink()
     assert RunResult.read(simulate(config)).groups[3] == 1
-
-
-def test_labels_take_turns_where_clusters_are_sought() -> None:
-    labels = np.array([0, 0, 0, 0, 1, 1, 2])
-    order = np.array([5, 0, 1, 6, 3, 2, 4])
-    assert label_by_label(order, labels).tolist() == [5, 0, 6, 1, 4, 3, 2]
 
 
 def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
