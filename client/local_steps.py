@@ -149,7 +149,7 @@ def _scored(
         for client, trial in zip(clients, trials, strict=True)
         for row in trial.batch
     ]
-    scores = trainer.forward.scores(points, prompts, trainer.schedule)
+    scores = trainer.forward.scores(points, prompts, trainer.schedule_of(len(first.batch)))
     by_client = scores.reshape(len(scores), len(clients), -1, scores.shape[2])
     return [
         cross_entropy(by_client[:, index], client.data.labels[trial.batch])

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.clusters import asked_scalars
 from server.groups import agreement, differences, grouped, nearest
+from shared.config import RunConfig
 
 
 def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[int, np.ndarray]:
@@ -68,3 +70,23 @@ def test_what_all_say_of_a_label_hides_nothing(held: tuple[float, float]) -> Non
     for device, own in scalars.items():
         others = {other: at for other, at in scalars.items() if other != device}
         assert nearest(own, others, {other: other % 2 for other in others}) == device % 2
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from(["central", "forward"]),
+)
+def test_finding_clusters_costs_no_more_than_the_rounds_that_it_takes(
+    rounds: int, steps: int, queries: int, batch: int, differences: str
+) -> None:
+    settings = {"steps": steps, "queries": queries, "batch": batch, "differences": differences}
+    config = RunConfig.of(settings | {"cohort.grouping-rounds": rounds}, "test")
+    asked, examples = asked_scalars(config)
+    losses = queries + 1 if differences == "forward" else 2 * queries
+    budget = rounds * steps * losses * batch
+    spent = asked * (queries + 1) * examples
+    assert min(asked, examples) >= 1
+    assert budget / 2 < spent <= budget
