@@ -37,7 +37,7 @@ def differences(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def agreement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cosines between the rows of a matrix, [clients, clients]; 0 with a row of zeros."""
-    rows = rows / _positive(np.linalg.norm(rows, axis=1, keepdims=True))
+    rows = _unit(rows)
     cosines: NDArray[np.float64] = rows @ rows.T
     return cosines
 
@@ -45,8 +45,8 @@ def agreement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
     """Divide devices into groups, counted from 0 in the order of their lowest device.
 
-    What is the clients' own is divided by k-means along its groups − 1 leading directions, where
-    noise counts least.
+    What is the clients' own, brought to length 1 again so that nobody's noise leads, is divided by
+    k-means along its groups − 1 leading directions, where noise counts least.
 
     Args:
         scalars: of the devices.
@@ -59,7 +59,7 @@ def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
     # Imported here because it takes seconds.
     from sklearn.cluster import KMeans
 
-    rows = differences([scalars[device] for device in devices])
+    rows = _unit(differences([scalars[device] for device in devices]))
     left, sizes, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     places = (left * sizes)[:, : groups - 1]
     found = KMeans(groups, n_init=_RESTARTS, random_state=0).fit_predict(places).tolist()
@@ -74,6 +74,10 @@ def nearest(own: NDArray[np.float64], scalars: Scalars, groups: Mapping[int, int
     member = np.array([groups[device] for device in devices])
     means = {group: float(cosines[member == group].mean()) for group in sorted(set(member))}
     return int(max(means, key=lambda group: means[group]))
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return rows / _positive(np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def _positive(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
