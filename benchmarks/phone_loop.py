@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,24 +71,25 @@ class Course:
         return np.stack([found.gradients for found in self.estimates]).astype(np.float64)
 
 
-def asked(layout_hash: bytes, steps: int) -> TrainInstruction:
+def asked(layout_hash: bytes, steps: int, **changes: Any) -> TrainInstruction:
     """What both engines do."""
-    return TrainInstruction(
-        run_id=bytes(8),
-        round=1,
-        track=0,
-        steps=steps,
-        queries=QUERIES,
-        batch=BATCH,
-        seed_policy=SeedPolicy.INDEPENDENT,
-        root=0,
-        epsilon=EPSILON,
-        learning_rate=LEARNING_RATE,
-        clip=0.0,
-        deadline=0.0,
-        layout_hash=layout_hash,
-        start_digest=bytes(32),
-    )
+    fields: dict[str, Any] = {
+        "run_id": bytes(8),
+        "round": 1,
+        "track": 0,
+        "steps": steps,
+        "queries": QUERIES,
+        "batch": BATCH,
+        "seed_policy": SeedPolicy.INDEPENDENT,
+        "root": 0,
+        "epsilon": EPSILON,
+        "learning_rate": LEARNING_RATE,
+        "clip": 0.0,
+        "deadline": 0.0,
+        "layout_hash": layout_hash,
+        "start_digest": bytes(32),
+    }
+    return TrainInstruction(**(fields | changes))
 
 
 def course(
@@ -123,9 +125,9 @@ def course(
     return Course(estimates, np.stack(losses), engine(state, pending, nothing)[1])
 
 
-def eager(trainer: Trainer) -> Engine:
-    """The resident engine, all rows in one pass."""
-    data, layout = trainer.share(0, CLIENTS, Split.TRAIN), trainer.layout
+def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
+    """The resident engine on the first client's examples, all rows in one pass."""
+    data, layout = trainer.share(0, clients, Split.TRAIN), trainer.layout
 
     def run(
         state: NDArray[np.int64], pending: Pending, trial: Trial

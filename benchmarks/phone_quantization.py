@@ -5,14 +5,13 @@
 
 By default the embedded model on the messages of eight writers; `--set` takes model.path, data.path,
 task and adapters of others. `gradients` compares 128 directions, each tried on 16 examples, at an
-adapter that is not zero, with those of the float32 program at the same ε and at the first one. `train`
-lets the reference phone take steps by the program alone, and evaluates on test examples by the same
-program and, with the same adapter, in eager float32.
+adapter that is not zero, with those of the float32 program at the same ε and at the first one.
+`train` lets the reference phone take steps by the program alone, and evaluates on test examples by
+the same program and, with the same adapter, in eager float32.
 """
 
 import argparse
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +59,9 @@ def gradients(phone: PhoneTrainer, shapes: Shapes, epsilon: float) -> NDArray[np
     center = np.random.default_rng(0).normal(0, SPREAD, phone.layout.size)
     state = np.ldexp(center, STATE_BITS).astype(np.int64)
     steps = DIRECTIONS // shapes.queries
-    instruction = replace(
-        asked(phone.layout.hash, steps),
+    instruction = asked(
+        phone.layout.hash,
+        steps,
         queries=shapes.queries,
         batch=EXAMPLES,
         epsilon=epsilon,
@@ -74,8 +74,9 @@ def trained(
     phone: PhoneTrainer, shapes: Shapes, steps: int, rate: float, epsilon: float, seed: int
 ) -> NDArray[np.int64]:
     """The state after so many steps from zero, as everybody replays it: int64 [d]."""
-    instruction = replace(
-        asked(phone.layout.hash, steps),
+    instruction = asked(
+        phone.layout.hash,
+        steps,
         queries=shapes.queries,
         batch=shapes.batch,
         epsilon=epsilon,
