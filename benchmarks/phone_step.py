@@ -1,13 +1,13 @@
 """Steps of a phone's program on a Llama shape of 34 M parameters: what they cost beside eager ones.
 
     python -m benchmarks.phone_step make --folder FOLDER [--layers top:1] [--queries 2] [--batch 2]
-    python -m benchmarks.phone_step time --folder FOLDER [the same]
+    python -m benchmarks.phone_step time|memory --folder FOLDER [the same]
 
-`make` exports a program of every kind into a folder; `time` steps through them in turns, and once
-more through each for its memory. Exports and memory are measured in a process each. A call of a
-program carries the rows of all 2q points; beside it stand programs that carry those of one sign and
-are called twice. Random weights: only shapes matter. The eager engine keeps no outputs of the trunk
-from one step to the next, as a program keeps none. Every engine has one thread.
+`make` exports programs into a folder; `time` steps through them in turns; `memory` takes two steps
+with each in a process of its own. A call of a program carries the rows of all 2q points; beside it
+stand programs that carry those of one sign and are called twice. Random weights: only shapes
+matter. The eager engine keeps no outputs of the trunk from one step to the next, as a program keeps
+none. Every engine has one thread.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from devices.phone.export import Exportable, Shapes, export, step_inputs
 from devices.phone.lowering import lowered
 from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
 from devices.phone.program import Replay, Scores
-from devices.phone.quantization import by_batched_products
+from devices.phone.quantization import by_batched_products, with_4_bit_weights
 from devices.phone.reference_client.runtime import load, run
 from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, directions
@@ -97,25 +97,25 @@ def model(layers: str, quantization: PhoneQuantization) -> tuple[BaseModel, Adap
 
 
 def make(kind: str, layers: str, shapes: Shapes, folder: Path) -> dict[str, Any]:
-    """Export both programs of a kind into a folder; figures of the first."""
-    delegate, quantization = KINDS[kind]
+    """Export a program into a folder; one of a single sign stands beside the whole one."""
+    delegate, quantization = KINDS[kind.removesuffix(TWICE)]
     base, adapter, scorer = model(layers, quantization)
     layout = adapter.layout
     scores = Scores(base, adapter, [tokens[0] for tokens in scorer.label_tokens])
     if quantization == "int8":
         by_batched_products(base)
-    file, ready = folder / f"{kind}.pte", Exportable(base, layout, scores, tuple(TASK.words))
+    file = folder / f"{kind}.pte"
     begun = time.perf_counter()
-    manifest = export(ready, shapes, quantization, delegate, file)
-    seconds, peak = time.perf_counter() - begun, _peak()
-    inputs = step_inputs(zero_state(layout.size), manifest.check)
-    half = lowered(
-        {"forward": (OneSign(scores, layout), inputs)},
-        delegate,
-        quantized_inputs=quantization == "8da4w",
-    )
-    (folder / f"{kind}{TWICE}.pte").write_bytes(half)
-    return {"d": layout.size, "seconds": seconds, "peak": peak, "file": file.stat().st_size / 2**20}
+    if kind.endswith(TWICE):
+        if quantization == "8da4w":
+            with_4_bit_weights(base)
+        half = OneSign(scores, layout), _inputs(kind, folder)
+        file.write_bytes(lowered({"forward": half}, delegate, (), quantization == "8da4w"))
+    else:
+        ready = Exportable(base, layout, scores, tuple(TASK.words))
+        export(ready, shapes, quantization, delegate, file)
+    seconds, size = time.perf_counter() - begun, file.stat().st_size / 2**20
+    return {"d": layout.size, "seconds": seconds, "peak": _peak(), "file": size}
 
 
 def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], object]:
@@ -138,9 +138,7 @@ def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], objec
 
 def compiled(kind: str, folder: Path) -> Callable[[], object]:
     """A step by one call of a program, or by two."""
-    manifest = Manifest.read(folder / f"{kind.removesuffix(TWICE)}.pte")
-    inputs = step_inputs(zero_state(Layout.from_json(manifest.layout).size), manifest.check)
-    arrays = [tensor.numpy() for tensor in inputs]
+    arrays = [tensor.numpy() for tensor in _inputs(kind, folder)]
     module = load(folder / f"{kind}.pte")
     signs = (1, -1) if kind.endswith(TWICE) else (1,)
 
@@ -188,6 +186,12 @@ def times(kinds: list[str], layers: str, shapes: Shapes, folder: Path) -> dict[s
     return found
 
 
+def _inputs(kind: str, folder: Path) -> tuple[Tensor, ...]:
+    """Of a call: those of the whole program's self-check."""
+    manifest = Manifest.read(folder / f"{kind.removesuffix(TWICE)}.pte")
+    return step_inputs(zero_state(Layout.from_json(manifest.layout).size), manifest.check)
+
+
 def _peak() -> float:
     """MiB of this process, resident, at most so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -195,7 +199,7 @@ def _peak() -> float:
 
 def _elsewhere(stage: str, kind: str, options: list[str]) -> dict[str, Any]:
     """What a process of its own finds."""
-    command = [sys.executable, "-m", "benchmarks.phone_step", stage, "--kind", kind, *options]
+    command = [sys.executable, "-m", "benchmarks.phone_step", stage, *options, "--kinds", kind]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -203,43 +207,45 @@ def _elsewhere(stage: str, kind: str, options: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("stage", choices=("make", "make-one", "time", "memory-one"))
+    parser.add_argument("stage", choices=("make", "time", "memory", "make-one", "memory-one"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--layers", default="top:1")
     parser.add_argument("--queries", type=int, default=2)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--kind", help="of the one process")
+    parser.add_argument("--kinds", nargs="+", help="default: all")
     given = parser.parse_args()
     shapes = Shapes(given.queries, given.batch, LENGTH)
-    own = (given.layers, shapes, given.folder)
-    options = [word for word in sys.argv[2:] if word]
+    own = given.layers, shapes, given.folder
+    options = [f"--folder={given.folder}", f"--layers={given.layers}"]
+    options += [f"--queries={given.queries}", f"--batch={given.batch}"]
     programs = [f"{kind}{calls}" for kind in KINDS for calls in ("", TWICE)]
+    kinds = given.kinds or [*([] if given.stage == "make" else EAGER), *programs]
     if given.stage == "make-one":
-        print(json.dumps(make(given.kind, *own)))
-    elif given.stage == "memory-one":
-        print(json.dumps(memory(given.kind, *own)))
-    elif given.stage == "make":
-        given.folder.mkdir(parents=True, exist_ok=True)
-        for kind in KINDS:
-            found = _elsewhere("make-one", kind, options)
-            print(
-                f"{kind}: d = {found['d']}, {found['seconds']:.1f} s, "
-                f"peak {found['peak']:.0f} MiB, file {found['file']:.1f} MiB",
-                flush=True,
-            )
-    else:
-        found = times([*EAGER, *programs], *own)
-        print(f"{given.layers}, q = {shapes.queries}, B = {shapes.batch}, {LENGTH} tokens")
+        print(json.dumps(make(kinds[0], *own)))
+        return
+    if given.stage == "memory-one":
+        print(json.dumps(memory(kinds[0], *own)))
+        return
+    print(f"{given.layers}, q = {shapes.queries}, B = {shapes.batch}, {LENGTH} tokens", flush=True)
+    if given.stage == "time":
+        found = times(kinds, *own)
         for kind, seconds in found.items():
-            space = _elsewhere("memory-one", kind, options)
-            ratios = [one / other for one, other in zip(found["eager"], seconds, strict=False)]
+            ratios = [one / other for one, other in zip(found[kinds[0]], seconds, strict=False)]
             print(
                 f"{kind}: {1e3 * median(seconds):.0f} ms ({len(seconds)} steps, "
-                f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}), eager / this "
-                f"{median(ratios):.2f}, own memory {space['own']:.0f} MiB, "
-                f"peak {space['peak']:.0f} MiB",
-                flush=True,
+                f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}), "
+                f"{median(ratios):.2f} times as fast as {kinds[0]}"
             )
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for kind in kinds:
+        if given.stage == "make":
+            made = _elsewhere("make-one", kind, options)
+            what = f"d = {made['d']}, {made['seconds']:.1f} s, file {made['file']:.1f} MiB"
+        else:
+            made = _elsewhere("memory-one", kind, options)
+            what = f"own memory {made['own']:.0f} MiB"
+        print(f"{kind}: {what}, peak of the process {made['peak']:.0f} MiB", flush=True)
 
 
 if __name__ == "__main__":
