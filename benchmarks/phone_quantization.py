@@ -50,7 +50,8 @@ def programs(
         rows[Split.TEST] = _some(rows[Split.TEST], TESTED)
         phones[kind] = PhoneTrainer(program, rows)
         difference = program.check()
-        print(f"{kind}: {file.stat().st_size / 2**20:.2f} MiB, self-check {difference:.2g} nats")
+        size = file.stat().st_size / 2**20
+        print(f"{kind}: {size:.2f} MiB, self-check {difference:.2g} nats", flush=True)
     return phones
 
 
