@@ -13,7 +13,7 @@ from shared.errors import SamaraError
 from simulations.comparison.comparison import Comparison, p_text, percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
-from simulations.report.fleet import kinds_of
+from simulations.report.fleet import kinds_of, unit_of_parts
 from simulations.report.fleet_figures import fleet_figures
 
 try:
@@ -60,16 +60,20 @@ def page_of(comparison: Comparison) -> str:
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),
         fleets={
-            variant.letter: (kinds_of(fleet), fleet_figures(variant.letter, variant.first))
+            variant.label: (
+                kinds := kinds_of(fleet),
+                unit_of_parts(kinds),
+                fleet_figures(variant.label, variant.first),
+            )
             for variant in variants
             if (fleet := variant.first.fleet)
         },
         several=len(variants) > 1,
         shown=DRAWN_CLIENTS,
         labels=comparison.labels(),
-        costs={variant.letter: comparison.cost(variant) for variant in variants},
-        devices={variant.letter: list(_kinds(variant)) for variant in variants},
-        scenarios={variant.letter: scenario(variant.first.config) for variant in variants},
+        costs={variant.label: comparison.cost(variant) for variant in variants},
+        devices={variant.label: list(_kinds(variant)) for variant in variants},
+        scenarios={variant.label: scenario(variant.first.config) for variant in variants},
         settings=_settings(comparison),
     )
 
