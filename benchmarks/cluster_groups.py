@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server.clusters import GROUPS_FILE, Groups
-from server.groups import agreement
+from server.groups import agreement, differences
 from shared.config import RunConfig
 from shared.result import RunResult
 from shared.settings import parse_assignment
@@ -27,7 +27,7 @@ from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 from simulations.simulate import simulate
 
-KEPT = {"train": 1200, "validation": 160, "test": 400}
+KEPT = {"train": 6920, "validation": 160, "test": 400}
 
 
 def swapped(data: str, folder: Path, clients: int, alpha: float, seed: int) -> list[float]:
@@ -65,10 +65,10 @@ def right(groups: dict[int, int]) -> int:
 
 
 def contrast(file: Path) -> tuple[float, float]:
-    """Mean cosine of the scalars of two clients of one kind, and of two kinds."""
+    """Mean cosine of what two clients' scalars do not have in common: of one kind, of two kinds."""
     scalars = Groups.read(file).scalars
     devices = sorted(scalars)
-    cosines = agreement([scalars[device] for device in devices])
+    cosines = agreement(differences([scalars[device] for device in devices]))
     alike = np.equal.outer([d % 2 for d in devices], [d % 2 for d in devices])
     own = ~np.eye(len(devices), dtype=np.bool_)
     return float(cosines[alike & own].mean()), float(cosines[~alike].mean())

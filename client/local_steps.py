@@ -76,7 +76,8 @@ def local_steps(
     everybody = []
     for device in devices:
         data = trainer.share(device, clients, Split.TRAIN)
-        everybody.append(_Client(data, OwnSteps(instruction, device, data.labels), state))
+        steps = OwnSteps(instruction, device, data.labels, trainer.labels)
+        everybody.append(_Client(data, steps, state))
     for _ in range(instruction.steps):
         going = [client for client in everybody if client.error is None]
         _step(trainer, going, _Tried(state, moving))
@@ -148,7 +149,7 @@ def _scored(
         for client, trial in zip(clients, trials, strict=True)
         for row in trial.batch
     ]
-    scores = trainer.forward.scores(points, prompts, trainer.schedule)
+    scores = trainer.forward.scores(points, prompts, trainer.schedule_of(len(first.batch)))
     by_client = scores.reshape(len(scores), len(clients), -1, scores.shape[2])
     return [
         cross_entropy(by_client[:, index], client.data.labels[trial.batch])

@@ -1,5 +1,7 @@
 """One client's way through the steps of a round, whoever computes the losses: no model here."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,12 +20,18 @@ class OwnSteps:
         instruction: of the round.
         device: index.
         labels: int64 [n], of the client's training examples.
+        classes: how many labels the task has; 0 if labels mean nothing from row to row.
     """
 
     def __init__(
-        self, instruction: TrainInstruction, device: int, labels: NDArray[np.int64]
+        self,
+        instruction: TrainInstruction,
+        device: int,
+        labels: NDArray[np.int64],
+        classes: int,
     ) -> None:
-        self._asked, self._device, self._labels = instruction, device, labels
+        self._asked, self._device = instruction, device
+        self._labels, self._classes = labels, classes
         self._seeds = instruction.seeds(device)
         self._estimates: list[Estimate] = []
         self._losses: list[float] = []
@@ -33,11 +41,11 @@ class OwnSteps:
         """Of the next step."""
         asked, step = self._asked, len(self._estimates)
         order = batch_order(asked.root, self._device, step, len(self._labels))
-        if asked.track == GROUPING_TRACK:
-            order = label_by_label(order, self._labels)
+        if self._of_one_label:
+            order = order[self._labels[order] == step % self._classes]
         return estimate(
             self._seeds[step],
-            order[: asked.batch],
+            order[: asked.batch] if len(order) else np.zeros(1, np.int64),
             asked.epsilon,
             asked.measures_curvature(step),
             asked.differences,
@@ -61,12 +69,25 @@ class OwnSteps:
                 f"the loss is not finite at step {step + 1} of round {asked.round}; "
                 "lower learning-rate or epsilon, or check the model's weights"
             )
+        if self._of_one_label:
+            held = int(np.sum(self._labels == step % self._classes))
+            share = np.float32(min(1.0, held / asked.batch))
+            found = replace(found, gradients=share * found.gradients)
         self._estimates.append(found)
         if self._energy <= (REACH * asked.epsilon) ** 2:
             self._losses.append(found.mean_loss)
         coefficients = asked.coefficients(asked.clipped(found.gradients))
         self._energy += float(coefficients @ coefficients)
         return [(self._seeds[step], one_pass) for one_pass in quantize(coefficients)]
+
+    @property
+    def _of_one_label(self) -> bool:
+        """Whether the labels take turns from step to step, as where clusters are sought.
+
+        Otherwise a client's base rate would be the loudest thing that it says. Of a label with
+        fewer examples than a batch the projected gradients count less, and without one nothing.
+        """
+        return self._asked.track == GROUPING_TRACK and self._classes > 1
 
     def report(self, token: bytes) -> Report:
         """Of all steps.
@@ -86,17 +107,3 @@ class OwnSteps:
             summed_steps=self._asked.steps if pooled else 0,
             curvature=float(np.mean(bends)) if bends else None,
         )
-
-
-def label_by_label(order: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An order in which the labels take turns, so that a batch tells nothing of how common each is.
-
-    Args:
-        order: int64 [n], places of all examples; those of one label keep it among themselves.
-        labels: int64 [n], of the examples by place.
-    """
-    turns = np.empty(len(order), np.int64)
-    for label in np.unique(labels):
-        own = labels[order] == label
-        turns[own] = np.arange(own.sum())
-    return order[np.argsort(turns, kind="stable")]

@@ -5,7 +5,7 @@ import json
 import platform
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -199,9 +199,20 @@ class Trainer:
         return len(self._loaded.base.blocks) - self.first_block
 
     @property
+    def labels(self) -> int:
+        """How many the task has; 0 if rows differ."""
+        return self._scorer.labels
+
+    @property
     def schedule(self) -> Schedule:
         """How a step runs, decided at the first need."""
         return self._execution.schedule
+
+    def schedule_of(self, batch: int) -> Schedule:
+        """How a step on so many examples runs, in passes no larger than those of a usual step."""
+        own = self.schedule
+        most = own.micro_batch or self._config.batch
+        return own if batch <= most else replace(own, micro_batch=most)
 
     def train(
         self,

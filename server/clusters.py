@@ -50,6 +50,8 @@ from shared.replay import digest, zero_state
 log = logging.getLogger("samara.server")
 
 GROUPS_FILE = "groups.json"
+STEPS, DIRECTIONS = 8, 64
+"""At least so many steps find clusters, in which labels take turns, and so many directions."""
 
 
 def cluster_folder(run: Path, cluster: int) -> Path:
@@ -62,13 +64,29 @@ def cluster_id(run_id: bytes, cluster: int) -> bytes:
     return hashlib.sha256(run_id + cluster.to_bytes(4, "little")).digest()[:8]
 
 
+def asked_scalars(config: RunConfig) -> tuple[int, int]:
+    """Steps and batch of the scalars that find clusters, within as many losses as rounds take.
+
+    What a client says of a direction is mostly the noise of its batch: so the budget goes into
+    large batches and not into more directions. Differences are forward: half the losses.
+
+    Args:
+        config: whose grouping rounds are the budget.
+    """
+    queries, settings = config.queries, config.cohort
+    of_step = queries + 1 if config.differences == "forward" else 2 * queries
+    losses = settings.grouping_rounds * config.steps * config.batch * of_step
+    steps = min(max(STEPS, -(-DIRECTIONS // queries)), losses // (queries + 1))
+    return steps, losses // (steps * (queries + 1))
+
+
 @dataclass
 class Groups:
     """Who belongs to which cluster, and why.
 
     Attributes:
         clusters: by device, counted from 0.
-        scalars: by device, float64 [n], along the same directions for all.
+        scalars: by device, float64 [steps, queries], along the same directions for all.
         bytes_up, bytes_down: what finding them took.
     """
 
@@ -223,13 +241,14 @@ class Clusters(Strategy):
     def _scalars(self, members: Sequence[Member], grid: Grid) -> dict[int, NDArray[np.float64]]:
         """What these devices answer, by device; who does not answer soundly stays without."""
         settings = self._config
+        steps, batch = asked_scalars(settings)
         instruction = TrainInstruction(
             run_id=self._run_id,
             round=1,
             track=GROUPING_TRACK,
-            steps=settings.steps * settings.cohort.grouping_rounds,
+            steps=steps,
             queries=settings.queries,
-            batch=settings.batch,
+            batch=batch,
             seed_policy=SeedPolicy.SHARED,
             root=round_root(settings.seed, 0, GROUPING_TRACK),
             epsilon=settings.epsilon,
@@ -238,6 +257,7 @@ class Clusters(Strategy):
             deadline=settings.cohort.timeout,
             layout_hash=self._layout.hash,
             start_digest=digest(self._layout.hash, zero_state(self._layout.size)),
+            differences="forward",
         )
         frame, seconds = instruction.encode(), settings.cohort.timeout
         messages = [
@@ -257,7 +277,7 @@ class Clusters(Strategy):
                 if report.device != member.device:
                     raise SamaraError(f"it answers as device {report.device}")
                 check_report(report, instruction)
-                found[member.device] = instruction.clipped(report.gradients).ravel()
+                found[member.device] = instruction.clipped(report.gradients).astype(np.float64)
             except SamaraError as error:
                 log.warning("device %d: %s", member.device, error)
         return found

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +71,24 @@ class Sweep(BaseModel):
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
     def trials_of(self, method: Method, seed: int) -> list[Choices]:
-        """Points of a method's grid, drawn without repetition, the same for the same seed."""
+        """Points of a method's grid, the same for the same seed.
+
+        None is drawn twice, and each is the one whose values were drawn least so far: a few trials
+        try every value of a setting about as often.
+        """
         values = self.settings | self.only.get(method, {})
         for key in self.without.get(method, []):
             values.pop(key, None)
         points = [
             dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
         ]
-        order = np.random.default_rng(seed).permutation(len(points))[: self.trials]
-        return [points[index] for index in order.tolist()]
+        order = np.random.default_rng(seed).permutation(len(points)).tolist()
+        left, drawn = [points[index] for index in order], list[Choices]()
+        while left and len(drawn) < self.trials:
+            used = Counter(value for point in drawn for value in point.items())
+            drawn.append(min(left, key=lambda point: sum(used[value] for value in point.items())))
+            left.remove(drawn[-1])
+        return drawn
 
 
 @dataclass(frozen=True)

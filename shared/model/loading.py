@@ -25,6 +25,9 @@ from shared.model.checkpoint import (
 )
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
+from shared.noise import hush
+
+hush()  # transformers imports the noisy ones when it loads a model
 
 Family = Literal["causal", "masked", "encoder"]
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")

@@ -147,7 +147,7 @@ class Comparison:
 
     def named(self, arm: Arm) -> str:
         """An arm in words: of different methods by these, of several variants with a letter."""
-        variants = {variant.letter: variant for variant in self.field.variants}
+        variants = {variant.label: variant for variant in self.field.variants}
         if self.field.methods:
             own = variants[arm.variant]
             if arm.name != own.served:
@@ -227,7 +227,7 @@ class Comparison:
                 if key not in ("seed", "threads")
             ]
             parts = [", ".join(str(run.folder) for run in variant.runs), f"seed {seeds}", *own]
-            described[variant.letter] = "; ".join(parts)
+            described[variant.label] = "; ".join(parts)
         return described
 
 

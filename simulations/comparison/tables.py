@@ -21,8 +21,8 @@ def printed(comparison: Comparison) -> Iterator[RenderableType]:
     field = comparison.field
     yield Text(comparison.answer(), style="bold")
     if len(field.variants) > 1 or len(field.variants[0].runs) > 1:
-        letters = comparison.labels().items()
-        yield Group(*[Text(f"{letter}  {what}") for letter, what in letters])
+        labels = comparison.labels().items()
+        yield Group(*[Text(f"{label}  {what}") for label, what in labels])
     if field.left_out:
         who = "1 client is" if len(field.left_out) == 1 else f"{len(field.left_out)} clients are"
         yield Text(f"{who} left out, for want of some figure")
@@ -51,7 +51,7 @@ def csv_of(comparison: Comparison) -> str:
             figures = zip(clients, arm.accuracy, arm.macro_f1, strict=True)
             for client, accuracy, macro_f1 in figures:
                 spent = np.mean([run.result.spent(client) for run in variant.runs], axis=0)
-                shown = [variant.letter, runs, client, arm.name, accuracy, macro_f1]
+                shown = [variant.label, runs, client, arm.name, accuracy, macro_f1]
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
@@ -147,7 +147,7 @@ def _costs(comparison: Comparison) -> RenderableType:
     for variant in comparison.field.variants:
         cost = comparison.cost(variant)
         table.add_row(
-            variant.letter if len(comparison.field.variants) > 1 else "",
+            variant.label if len(comparison.field.variants) > 1 else "",
             f"{cost.bytes_up:,.0f}",
             f"{cost.bytes_down:,.0f}",
             f"{cost.steps:,}",

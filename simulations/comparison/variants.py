@@ -62,7 +62,7 @@ class Arm:
     """One way of serving the clients in one variant; a client's figures are means over seeds.
 
     Attributes:
-        variant: letter of the variant.
+        variant: label of the variant.
         name: the column.
         accuracy, macro_f1: float64 [clients].
     """
@@ -78,13 +78,14 @@ class Variant:
     """Runs that differ in nothing but their seeds.
 
     Attributes:
-        letter: A, B, C …, in the order of the command line.
+        label: its method, where each has one of its own; else A, B, C …, in the order of the
+            command line.
         runs: at least one.
         arms: by column, of the clients that trained.
         new: the same of newcomers, who did not; empty without any.
     """
 
-    letter: str
+    label: str
     runs: tuple[Run, ...]
     arms: dict[str, Arm]
     new: dict[str, Arm]
@@ -183,7 +184,7 @@ class Field:
         """The pair that answers the question that one comes with."""
         if self.methods:
             pairs = self.pairs()
-            methods = {v.letter for v in self.variants if v.method not in BASELINES}
+            methods = {v.label for v in self.variants if v.method not in BASELINES}
             own = [pair for pair in pairs if pair[0].variant in methods] or pairs
             return max(own, key=lambda pair: pair[0].accuracy.mean())
         first, last = self.variants[0], self.variants[-1]
@@ -221,12 +222,12 @@ def field_of(folders: Sequence[Path]) -> Field:
         raise SamaraError("no client has figures under every column of every run")
     variants = tuple(
         Variant(
-            _letter(index),
+            label,
             tuple(group),
-            _arms(_letter(index), group, clients),
-            _arms(_letter(index), group, newcomers) if newcomers else {},
+            _arms(label, group, clients),
+            _arms(label, group, newcomers) if newcomers else {},
         )
-        for index, group in enumerate(groups.values())
+        for label, group in zip(_labels(list(groups.values())), groups.values(), strict=True)
     )
     configs = [variant.first.config for variant in variants]
     keys = dict.fromkeys(key for config in configs for key in config if key != "out")
@@ -240,7 +241,7 @@ def field_of(folders: Sequence[Path]) -> Field:
     )
 
 
-def _arms(letter: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Arm]:
+def _arms(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Arm]:
     def mean(name: str, metric: str) -> Numbers:
         of_runs = [
             [getattr(run.columns[name][client], metric) for client in clients] for run in runs
@@ -250,7 +251,7 @@ def _arms(letter: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str,
 
     names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
     return {
-        name: Arm(letter, name, mean(name, "accuracy"), mean(name, "macro_f1")) for name in names
+        name: Arm(label, name, mean(name, "accuracy"), mean(name, "macro_f1")) for name in names
     }
 
 
@@ -297,6 +298,13 @@ def _clients(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:_LISTED]))
     more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
     return f"client{'s' * (len(numbers) > 1)} {shown}{more}"
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    methods = [str(group[0].result.config.get("method", "finetune")) for group in groups]
+    if len(groups) > 1 and len(set(methods)) == len(groups):
+        return methods
+    return [_letter(index) for index in range(len(groups))]
 
 
 def _letter(index: int) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -128,7 +128,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         axes.set_xticks(places, labels, color=INK)
         axes.grid(axis="y")
 
-    of = f" {variant.letter}" if len(comparison.field.variants) > 1 else ""
+    of = f": {variant.label}" if len(comparison.field.variants) > 1 else ""
     thinned = (
         f" {len(chosen)} of {len(gains)} clients are drawn." if len(chosen) < len(gains) else ""
     )
@@ -137,7 +137,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         for name, mean in zip(stops, values.mean(axis=1), strict=True)
     )
     return drawn(
-        f"slopes{variant.letter}",
+        f"slopes{variant.label}",
         f"Every client's way{of}",
         f"Accuracy, %. A line is a client, rust where {stops[-1]} is worse than {stops[-2]}; "
         f"the bold one is the mean.{thinned}",
@@ -217,24 +217,27 @@ def _distribution(comparison: Comparison) -> Figure:
 
 def _learning(comparison: Comparison) -> Figure:
     def draw(axes: Axes) -> None:
+        ends = {}
         for variant in comparison.field.variants:
             curve = comparison.curve(variant)
             rounds = [moment.round for moment in curve]
-            colour = _series(comparison, variant.letter)
+            colour = _series(comparison, variant.label)
             if len(comparison.field.variants) == 1:
                 own = np.array([moment.accuracy for moment in curve]) * 100
                 drawn = [np.column_stack([rounds, own[:, i]]) for i in _chosen(own[-1])]
                 axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1, alpha=0.3))
             means = [moment.accuracy.mean() * 100 for moment in curve]
             axes.plot(rounds, means, color=colour, linewidth=2.6)
-            _end_label(axes, comparison, variant.letter, rounds[-1], means[-1], colour)
+            if len(rounds) > 1:
+                ends[variant.label] = float(rounds[-1]), float(means[-1])
+        _label_ends(axes, comparison, ends, -1)
         axes.grid(axis="y")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
 
     told = "; ".join(
-        f"{variant.letter}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
+        f"{variant.label}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
         for variant in comparison.field.variants
         if (curve := comparison.curve(variant))
     )
@@ -257,7 +260,7 @@ def _or_nan(loss: float | None) -> float:
 
 def _loss(comparison: Comparison) -> Figure:
     curves = {
-        variant.letter: np.mean(
+        variant.label: np.mean(
             [[_or_nan(entry.loss) for entry in run.result.rounds] for run in variant.runs], axis=0
         )
         for variant in comparison.field.variants
@@ -265,19 +268,21 @@ def _loss(comparison: Comparison) -> Figure:
     }
 
     def draw(axes: Axes) -> None:
-        for letter, losses in curves.items():
-            colour = _series(comparison, letter)
+        ends = {}
+        for label, losses in curves.items():
+            colour = _series(comparison, label)
             known = np.flatnonzero(np.isfinite(losses))
             if len(known):
                 axes.plot(known + 1, losses[known], color=colour, linewidth=1.8)
-                _end_label(axes, comparison, letter, known[-1] + 1, losses[known[-1]], colour)
+                ends[label] = float(known[-1] + 1), float(losses[known[-1]])
+        _label_ends(axes, comparison, ends, 1)
         axes.grid(axis="y")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
 
     told = "; ".join(
-        f"{letter}: from {losses[0]:.3f} to {losses[-1]:.3f}" for letter, losses in curves.items()
+        f"{label}: from {losses[0]:.3f} to {losses[-1]:.3f}" for label, losses in curves.items()
     )
     return drawn(
         "loss",
@@ -294,13 +299,16 @@ def _cost(comparison: Comparison) -> Figure:
     adapter = comparison.cost(variants[0]).adapter_bytes / 1024
 
     def draw(axes: Axes) -> None:
+        ends = {}
         for variant in variants:
             curve = comparison.curve(variant)
             spent = [moment.bytes / 1024 for moment in curve]
             means = [moment.accuracy.mean() * 100 for moment in curve]
-            colour = _series(comparison, variant.letter)
+            colour = _series(comparison, variant.label)
             axes.plot(spent, means, color=colour, linewidth=2.2, marker="o", markersize=5)
-            _end_label(axes, comparison, variant.letter, spent[-1], means[-1], colour)
+            if len(spent) > 1:
+                ends[variant.label] = float(spent[-1]), float(means[-1])
+        _label_ends(axes, comparison, ends, -1)
         axes.axvline(adapter, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
         axes.annotate(
             "adapter, once",
@@ -317,7 +325,7 @@ def _cost(comparison: Comparison) -> Figure:
         axes.margins(x=0.04)
 
     told = "; ".join(
-        f"{variant.letter}: {curve[-1].accuracy.mean():.1%} for {curve[-1].bytes / 1024:.1f} KiB"
+        f"{variant.label}: {curve[-1].accuracy.mean():.1%} for {curve[-1].bytes / 1024:.1f} KiB"
         for variant in variants
         if (curve := comparison.curve(variant))
     )
@@ -349,17 +357,33 @@ def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> 
         )
 
 
-def _end_label(
-    axes: Axes, comparison: Comparison, letter: str, x: float, y: float, colour: str
+def _label_ends(
+    axes: Axes, comparison: Comparison, ends: Mapping[str, tuple[float, float]], side: int
 ) -> None:
-    """The variant's letter at the end of its line."""
-    if len(comparison.field.variants) > 1:
-        axes.annotate(letter, (x, y), (6, 0), textcoords="offset points", color=colour, va="center")
+    """The variants' labels where their lines end; lines that end together share one.
+
+    Args:
+        axes: of the figure.
+        comparison: with several variants; one needs no label.
+        ends: x and y of each.
+        side: 1 puts the label of a line that others go on from above it, −1 below.
+    """
+    if len(comparison.field.variants) == 1:
+        return
+    shared: dict[tuple[float, float], list[str]] = {}
+    for label, end in ends.items():
+        shared.setdefault(end, []).append(label)
+    last = max((x for x, _ in shared), default=0.0)
+    for (x, y), labels in shared.items():
+        away = (6, 0) if x == last else (3, 9 * side)
+        colour = _series(comparison, labels[0])
+        text = ", ".join(labels)
+        axes.annotate(text, (x, y), away, textcoords="offset points", color=colour, va="center")
 
 
-def _series(comparison: Comparison, letter: str) -> str:
-    letters = [variant.letter for variant in comparison.field.variants]
-    return SERIES[letters.index(letter) % len(SERIES)]
+def _series(comparison: Comparison, label: str) -> str:
+    labels = [variant.label for variant in comparison.field.variants]
+    return SERIES[labels.index(label) % len(SERIES)]
 
 
 def _chosen(values: Numbers) -> list[int]:

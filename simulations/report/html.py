@@ -60,10 +60,10 @@ def page_of(comparison: Comparison) -> str:
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),
         fleets={
-            variant.letter: (
+            variant.label: (
                 kinds := kinds_of(fleet),
                 unit_of_parts(kinds),
-                fleet_figures(variant.letter, variant.first),
+                fleet_figures(variant.label, variant.first),
             )
             for variant in variants
             if (fleet := variant.first.fleet)
@@ -71,9 +71,9 @@ def page_of(comparison: Comparison) -> str:
         several=len(variants) > 1,
         shown=DRAWN_CLIENTS,
         labels=comparison.labels(),
-        costs={variant.letter: comparison.cost(variant) for variant in variants},
-        devices={variant.letter: list(_kinds(variant)) for variant in variants},
-        scenarios={variant.letter: scenario(variant.first.config) for variant in variants},
+        costs={variant.label: comparison.cost(variant) for variant in variants},
+        devices={variant.label: list(_kinds(variant)) for variant in variants},
+        scenarios={variant.label: scenario(variant.first.config) for variant in variants},
         settings=_settings(comparison),
     )
 

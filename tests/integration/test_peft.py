@@ -104,13 +104,11 @@ def test_peft_on_a_quantized_base_gives_the_same_logits(
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
 
 
-@pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory, model_folder: ModelFolder, data_file: Path
-) -> Path:
-    settings = {
-        "model.path": str(model_folder("causal")),
-        "data.path": str(data_file),
+def simulated(model: Path, data: Path, out: Path, **changes: Any) -> Path:
+    """A run of two clients; keys of changes have __ for a dot and _ for a hyphen."""
+    settings: dict[str, Any] = {
+        "model.path": str(model),
+        "data.path": str(data),
         "data.clients": 2,
         "adapter.layers": "top:2",
         "adapter.label-bias": True,
@@ -124,9 +122,16 @@ def run(
         "data.partition": "iid",
         "personal.learning-rate": 0.3,
         "learning-rate": 0.3,
-        "out": str(tmp_path_factory.mktemp("run") / "run"),
+        "out": str(out),
     }
-    return simulate(config_of(settings))
+    return simulate(config_of(settings, **changes))
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: ModelFolder, data_file: Path
+) -> Path:
+    return simulated(model_folder("causal"), data_file, tmp_path_factory.mktemp("run") / "run")
 
 
 def test_a_run_is_exported_globally_and_for_one_client(
@@ -149,6 +154,40 @@ def test_a_run_is_exported_globally_and_for_one_client(
         found = theirs(model_folder("causal"), out)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     assert not np.array_equal(state, state + personal)
+
+
+@pytest.mark.parametrize("method", ["local", "ditto", "mixture", "partial"])
+def test_every_method_s_own_model_is_exported(
+    method: str, tmp_path: Path, model_folder: ModelFolder, data_file: Path
+) -> None:
+    """The private ledger replayed by hand, and put together as the method says."""
+    model, part = model_folder("causal"), "*1.self_attn.q_proj"
+    folder = simulated(
+        model, data_file, tmp_path / "run", method=method, personal__part=f"label bias, {part}"
+    )
+    result, layout = read_result(folder), read_layout(folder)
+    w = np.zeros(layout.size, np.int64)
+    if method != "local":
+        *_, (_, w, _) = replayed(folder)
+    kept = personal_ledger(config_of(result["config"]), bytes.fromhex(result["run_id"]), 1)
+    *_, (_, p, _) = proven(kept, layout)
+    whole = w + p
+    if method == "partial":
+        whole = w.copy()
+        (own,) = [t.name for t in layout.tensors if t.name.endswith("1.self_attn.q_proj")]
+        for name in (own, "label bias"):
+            place, _ = layout.place(name)
+            whole[place] = p[place]
+    numbers = to_float32(whole)
+    settings = AdapterSettings(layers="top:2", **{"label-bias": True})
+    _, expected = ours(model, numbers, settings)
+    left_out = export(folder, 1, tmp_path / "adapter")
+    place, _ = layout.place("label bias")
+    np.testing.assert_array_equal(left_out["label bias"], numbers[place])
+    found = theirs(model, tmp_path / "adapter")
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    _, common = ours(model, to_float32(w), settings)
+    assert (found - common).abs().max() > 1e-4
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from helpers import delta_of, history_of, instruction_with
 from phones import exported
 from typer.testing import CliRunner
 
+from benchmarks.phone_loop import compiled, course, eager
 from client.memory import FolderMemory
 from client.session import Session
 from client.trainer import Trainer, figures
@@ -184,6 +185,25 @@ def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: 
         found = phone.train(instruction, state, 0)
         assert found.summed_steps == expected.summed_steps
         np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
+    made: Any, delegate: str, tmp_path: Path
+) -> None:
+    settings, file = made(delegate)
+    trainer, program = Trainer(RunConfig.of(settings, "test")), Program(file)
+    lines, size = tmp_path / "rows.jsonl", trainer.layout.size
+    lines.write_text(rows_text(trainer, 0, 3))
+    rows = read_rows(lines, program.manifest)[Split.TRAIN]
+    asked = instruction_with(steps=8, queries=2, batch=2, layout_hash=trainer.layout.hash)
+    expected = course(eager(trainer, 3), size, asked, rows.labels)
+    fed = course(compiled(program, rows), size, asked, rows.labels, expected.estimates)
+    assert np.any(expected.state)
+    np.testing.assert_array_equal(fed.state, expected.state)
+    np.testing.assert_allclose(fed.losses, expected.losses, atol=1e-5)
+    own = course(compiled(program, rows), size, asked, rows.labels)
+    np.testing.assert_allclose(own.losses, expected.losses, atol=1e-3)
 
 
 @pytest.mark.parametrize("delegate", ["portable", "xnnpack"])

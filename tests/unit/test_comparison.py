@@ -69,7 +69,7 @@ def test_other_settings_are_another_variant(compared: Compared) -> None:
     comparison = compared(
         result_of(30, learning_rate=0.1), result_of(30, gain=0.0, learning_rate=0.02)
     )
-    assert [variant.letter for variant in comparison.field.variants] == ["A", "B"]
+    assert [variant.label for variant in comparison.field.variants] == ["A", "B"]
     assert comparison.field.differing == {"learning-rate": (0.1, 0.02)}
     assert list(comparison.grouped()["B against A"]) == ["local-only", "global", "personalized"]
     assert comparison.answer().startswith("personalized B serves clients worse than personalized A")

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.groups import agreement, grouped, nearest
+from server.clusters import asked_scalars
+from server.groups import agreement, differences, grouped, nearest
+from shared.config import RunConfig
 
 
 def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[int, np.ndarray]:
@@ -38,10 +40,53 @@ def test_the_order_of_devices_does_not_matter(order: list[int]) -> None:
 
 def test_opposite_tastes_disagree() -> None:
     taste = np.random.default_rng(0).normal(size=32)
-    cosines = agreement([taste, -2 * taste, 3 * taste, np.zeros(32)])
+    cosines = agreement(np.stack([taste, -2 * taste, 3 * taste, np.zeros(32)]))
     np.testing.assert_allclose(cosines[0], [1, -1, 1, 0], atol=1e-12)
 
 
 def test_few_devices_are_one_group_each() -> None:
     assert grouped(lists([0], noise=1), 2) == {0: 0}
     assert grouped(lists([0, 1], noise=1), 5) == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize("held", [(1.0, 1.0), (1.0, 0.1), (1.0, 0.0)])
+def test_what_all_say_of_a_label_hides_nothing(held: tuple[float, float]) -> None:
+    """A step per label: all say the same loudly, and every other client swaps the labels.
+
+    Half of them hold few or no examples of a label, and say as much less, or nothing, of it.
+    """
+    rng = np.random.default_rng(0)
+    loud, taste = rng.normal(size=(2, 2, 32)) * [[[20.0]], [[1.0]]]
+    scalars = {}
+    for device in range(8):
+        amounts = np.array((held, held[::-1], (1, 1), (1, 1))[device // 2])[:, None]
+        kind = 1 if device % 2 else -1
+        own = (1 + rng.random((2, 1))) * loud + kind * taste
+        scalars[device] = amounts * (own + 0.3 * rng.normal(size=(2, 32)) / np.sqrt(amounts + 1e-9))
+    assert list(grouped(scalars, 2).values()) == [0, 1] * 4
+    cosines = agreement(differences(list(scalars.values())))
+    alike = np.equal.outer(np.arange(8) % 2, np.arange(8) % 2)
+    assert cosines[alike].mean() > cosines[~alike].mean()
+    for device, own in scalars.items():
+        others = {other: at for other, at in scalars.items() if other != device}
+        assert nearest(own, others, {other: other % 2 for other in others}) == device % 2
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from(["central", "forward"]),
+)
+def test_finding_clusters_costs_no_more_than_the_rounds_that_it_takes(
+    rounds: int, steps: int, queries: int, batch: int, differences: str
+) -> None:
+    settings = {"steps": steps, "queries": queries, "batch": batch, "differences": differences}
+    config = RunConfig.of(settings | {"cohort.grouping-rounds": rounds}, "test")
+    asked, examples = asked_scalars(config)
+    losses = queries + 1 if differences == "forward" else 2 * queries
+    budget = rounds * steps * losses * batch
+    spent = asked * (queries + 1) * examples
+    assert min(asked, examples) >= 1
+    assert budget / 2 < spent <= budget

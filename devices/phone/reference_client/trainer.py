@@ -76,7 +76,7 @@ class PhoneTrainer:
             ReplayError: if a local step does not fit the exact state.
         """
         rows, pending = self._rows[Split.TRAIN], _NOTHING
-        steps = OwnSteps(instruction, device, rows.labels)
+        steps = OwnSteps(instruction, device, rows.labels, len(self._program.manifest.words))
         for _ in range(instruction.steps):
             work = _Calls(self._program, rows, state, pending)
             added = steps.taken(carried_out(steps.estimator(), work.losses_of))

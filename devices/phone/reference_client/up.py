@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 from client.memory import FolderMemory
-from devices.phone.reference_client.attachment import Door, attach
+from devices.phone.reference_client.attachment import attach
+from devices.phone.reference_client.door import Door
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program
