@@ -73,7 +73,7 @@ class Frozen:
         numbers = torch.zeros(self._layout.size, requires_grad=True)
         prompt = self._scorer.prompt(text)
         one, other = self._forward.one_pass(Points(self._layout, numbers), [prompt])[0, 0]
-        (other - one).backward()  # type: ignore[no-untyped-call]
+        (other - one).backward()
         assert numbers.grad is not None
         return np.append(numbers.grad.numpy(), float(other.detach() - one.detach()))
 

@@ -55,7 +55,7 @@ def divided(task_name: str, data: DataSettings) -> tuple[dict[str, Rows], int]:
     examples = load_examples(data.path, task, data.seed, data.limit)
     shares = partition(examples, data.partition, data.clients, data.alpha, data.seed)
     rows = [(client, example) for client, own in enumerate(shares) for example in own]
-    splits = {split: [row for row in rows if row[1].split == split] for split in SPLITS}
+    splits: dict[str, Rows] = {s: [row for row in rows if row[1].split == s] for s in SPLITS}
     return splits, len(task.words)
 
 
