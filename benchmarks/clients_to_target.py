@@ -1,158 +1,131 @@
 """Forward passes per client until a federation has gained so many points, by number of clients.
 
-    python benchmarks/clients_to_target.py --model MODEL --task trec --data DATA --out FOLDER
+    python benchmarks/clients_to_target.py --model MINILM --data SST2 --out FOLDER
 
-Every client has an equal share of the training examples, drawn at random. In a round each takes one
-step of 8 queries on 8 examples from the common state, along its own directions or along those that
-all share, and the mean of all is applied, as the server does. Fixed rates √10 apart run side by
-side; the one that arrives first counts. A forward pass is one example through the model once.
-Adapters of about 1,500 elements are on the last
-projection that carries them (see `top_of_model.py`). What was
-measured is in FOLDER/arrivals.jsonl; the same command goes on from there.
+The scenario sst2 in bfloat16 with no rate given, steps of 4 queries on 4 examples by forward
+differences, and training sentences that are dealt to 1, 4, 16 or 64 clients at random: `samara
+simulate`, ended when the global model decides so many points more of the validation sentences
+rightly than before the first round, or a number of passes is spent. It is asked each time that all
+clients together have taken part so many times. A forward pass is one example through the model
+once. The runs are in FOLDER; the same command goes on with them.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.step_size_grid import DIVERGED, EPSILON, gradients, moved, top_of
-from benchmarks.top_of_model import Top
-from shared.directions import batch_order, directions, query_seeds, round_root
-from shared.events import append_event, read_events
+from shared.step_size import CURVATURE_SHARE
 
-QUERIES, BATCH, SIZE = 8, 8, 1_500
-RATES = 10.0 ** np.arange(-1, 1.25, 0.5)
-CLIENTS = (1, 4, 16, 64)
-EVALUATE = 1.1
-"""Rounds between two evaluations grow by this factor."""
+STEPS, QUERIES, BATCH = 4, 4, 4
+CLIENT_ROUNDS = 64
+"""Between two evaluations, of all clients together."""
 
 
-def accuracy(top: Top, thetas: torch.Tensor) -> NDArray[np.float64]:
-    """Share of held-out examples that every run decides rightly, [R]."""
-    return np.array([float(top.decides(theta[None], top.splits[1]).mean()) for theta in thetas])
+def passes_of_a_round() -> int:
+    """Forward passes of a client: q + 1 losses a step, and q more where the curvature is taken."""
+    curvatures = -(-STEPS // CURVATURE_SHARE)
+    return BATCH * (STEPS * (QUERIES + 1) + curvatures * QUERIES)
 
 
-def moves(
-    top: Top, thetas: torch.Tensor, shards: list[NDArray[np.int64]], shared: bool, root: int
-) -> tuple[torch.Tensor, NDArray[np.float64]]:
-    """What a round adds to every run at η = 1, [R, d], and the mean loss of its points, [R]."""
-    batches = [
-        shard[batch_order(root, client, 0, len(shard))[:BATCH]]
-        for client, shard in enumerate(shards)
-    ]
-    if shared:
-        batches = [np.concatenate(batches)]
-    total, level = torch.zeros_like(thetas), np.zeros(len(thetas))
-    for client, rows in enumerate(batches):
-        seeds = query_seeds(root, 0 if shared else client + 1, 1, QUERIES)[0]
-        z = directions(seeds, top.layout.size, "gaussian")
-        losses = top.losses(thetas, rows, z, EPSILON).mean(axis=2)
-        share = -gradients(losses) / (QUERIES * len(batches))
-        total = moved(total, share, z)
-        level += losses.mean(axis=1) / len(batches)
-    return total, level
-
-
-def arrival(
-    top: Top, clients: int, shared: bool, seed: int, points: float, most: int
-) -> dict[str, Any]:
-    """The first round after which a rate has gained so many points, within so many rounds."""
-    order = np.random.default_rng(seed).permutation(top.splits[0])
-    shards = np.array_split(order, clients)
-    thetas = torch.zeros(len(RATES), top.layout.size)
-    before = accuracy(top, thetas[:1])[0]
-    start = smooth = None
-    alive = np.ones(len(RATES), bool)
-    best, due = before, 1.0
-    for number in range(1, most + 1):
-        root = round_root(seed, number, 0)
-        move, level = moves(top, thetas[alive], shards, shared, root)
-        thetas[alive] += torch.from_numpy(RATES[alive, None]).float() * move
-        if start is None or smooth is None:
-            start = float(level.mean())
-            smooth = np.full(len(RATES), start)
-        smooth[alive] += 0.05 * (level - smooth[alive])
-        alive &= smooth < DIVERGED * start + 1
-        if number >= due or number == most:
-            due = max(number + 1, number * EVALUATE)
-            found = accuracy(top, thetas)
-            best = max(best, float(found.max()))
-            if found.max() >= before + points / 100:
-                break
-    arrived = bool(best >= before + points / 100)
-    return {
-        "clients": clients,
-        "policy": "shared" if shared else "independent",
+def carry_out(arguments: argparse.Namespace, clients: int, policy: str, seed: int) -> None:
+    """A run, until it has arrived or has spent its passes."""
+    out = folder_of(arguments, clients, policy, seed)
+    most = arguments.most // (passes_of_a_round() * clients)
+    settings = {
+        "model.path": arguments.model,
+        "model.dtype": "bfloat16",
+        "data.path": arguments.data,
+        "data.partition": "iid",
+        "data.clients": clients,
+        "cohort.available": clients,
+        "learning-rate": "auto",
+        "differences": "forward",
+        "steps": STEPS,
+        "queries": QUERIES,
+        "batch": BATCH,
+        "micro-batch": 0,
+        "rounds": most,
+        "evaluate.every": max(1, CLIENT_ROUNDS // clients),
+        "seed-policy": policy,
         "seed": seed,
-        "before": float(before),
-        "best": best,
-        "rounds": number,
-        "passes": number * 2 * QUERIES * BATCH,
-        "arrived": arrived,
-        "rate": float(RATES[int(found.argmax())]),
+        "threads": 1,
     }
+    command = [sys.executable, "-m", "samara", "simulate", "sst2", "--out", str(out)]
+    command += [f"--set={key}={value}" for key, value in settings.items()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        lines = []
+        for line in run.stdout:
+            lines.append(line)
+            if "validation accuracy" in line and arrival(out, max(arguments.points)):
+                run.terminate()
+                return
+        if run.wait():
+            sys.exit("".join(lines[-20:]))
 
 
-def table_of(rows: list[dict[str, Any]]) -> Table:
-    """Median of the seeds; a ≥ where one of them did not arrive."""
-    table = Table(title="forward passes per client until the target", box=None)
-    for column in ("clients", "seeds", "rounds", "passes per client", "passes in all", "η"):
-        table.add_column(column, justify="right")
-    for policy in ("independent", "shared"):
-        for clients in CLIENTS:
-            found = [r for r in rows if (r["clients"], r["policy"]) == (clients, policy)]
-            if not found:
-                continue
-            late = "" if all(row["arrived"] for row in found) else "≥ "
-            rounds, passes = (
-                float(np.median([row[key] for row in found])) for key in ("rounds", "passes")
-            )
-            table.add_row(
-                str(clients),
-                policy,
-                f"{late}{rounds:,.0f}",
-                f"{late}{passes:,.0f}",
-                f"{late}{passes * clients:,.0f}",
-                ", ".join(f"{row['rate']:.2g}" for row in found),
-            )
-    return table
+def folder_of(arguments: argparse.Namespace, clients: int, policy: str, seed: int) -> Path:
+    """Of a run."""
+    folder: Path = arguments.out / f"{policy}-{clients}-{seed}"
+    return folder
+
+
+def curve(out: Path) -> list[tuple[int, float]]:
+    """Rounds and validation accuracies of a run that may be going on, in order."""
+    file = out / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+    return [
+        (event["round"], event["columns"]["global"]["accuracy"])
+        for event in map(json.loads, lines)
+        if event["event"] == "evaluation" and event["split"] == "validation"
+    ]
+
+
+def arrival(out: Path, points: float) -> int | None:
+    """The first evaluated round at which a run had gained so many points."""
+    found = curve(out)
+    wanted = found[0][1] + points / 100 if found else 0.0
+    return next((number for number, accuracy in found if accuracy >= wanted), None)
+
+
+def told(out: Path, clients: int, points: float) -> str:
+    """Passes per client, and in all, until so many points; a > where they were not reached."""
+    number, sign = arrival(out, points), ""
+    if number is None:
+        number, sign = curve(out)[-1][0], "> "
+    passes = number * passes_of_a_round()
+    return f"{sign}{passes:,} ({passes * clients / 1000:,.0f} k)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name in ("--model", "--task", "--data"):
+    for name in ("--model", "--data"):
         parser.add_argument(name, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--train", type=int, default=4_800, help="examples of all clients")
-    parser.add_argument("--held-out", type=int, default=500)
-    parser.add_argument("--points", type=float, default=4.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--most", type=int, default=2_000, help="rounds after which a run is left")
+    parser.add_argument("--points", type=float, nargs="*", default=[2.0, 3.0, 4.0])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--clients", type=int, nargs="*", default=[64, 16, 4, 1])
+    parser.add_argument("--policies", nargs="*", default=["independent", "shared"])
+    parser.add_argument("--most", type=int, default=600_000, help="passes of all clients")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "arrivals.jsonl"
-    rows = read_events(file)
-    done = {(row["clients"], row["policy"], row["seed"]) for row in rows}
-    top = top_of(
-        arguments.model, arguments.task, arguments.data, SIZE, arguments.train, arguments.held_out
-    )
+    table = Table(title="passes per client (and in all) until so many points", box=None)
+    for column in ("clients", "seeds", "seed", *(f"+{p:g}" for p in arguments.points)):
+        table.add_column(column, justify="right")
     for seed in range(arguments.seeds):
-        for clients in reversed(CLIENTS):
-            for shared in (False, True):
-                if (clients, "shared" if shared else "independent", seed) in done:
-                    continue
-                rows.append(arrival(top, clients, shared, seed, arguments.points, arguments.most))
-                append_event(file, rows[-1])
-                print(json.dumps(rows[-1]), flush=True)
-    Console(width=100).print(table_of(rows))
+        for policy in arguments.policies:
+            for clients in arguments.clients:
+                out = folder_of(arguments, clients, policy, seed)
+                if not arrival(out, max(arguments.points)):
+                    carry_out(arguments, clients, policy, seed)
+                cells = [told(out, clients, points) for points in arguments.points]
+                table.add_row(str(clients), policy, str(seed), *cells)
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
     python -m benchmarks.fake_phones --phones 200 --rounds 20
 
-Phones are streams of this process with keys of their own; they answer at once. The gateway is a
-process of its own, whose memory is looked at. Everything is drawn from --seed.
+Phones are streams of this process with keys of their own, over TLS; they answer at once. The
+gateway is a process of its own, whose memory is looked at after every tenth of the rounds, of the
+streams that break rules, and while strangers hold connections open (`benchmarks.slow_strangers`).
+Everything is drawn from --seed.
 """
 
 import asyncio
@@ -20,8 +22,10 @@ import grpc
 import psutil
 import typer
 
+from benchmarks.slow_strangers import all_held
 from devices.live.keys import make_key
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
+from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.frames import Refusal, token_of
 from shared.identity import device_of
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
@@ -41,7 +45,9 @@ async def hosted() -> None:
     folder = Path(sys.argv[2])
     admitted = {file.read_bytes() for file in folder.glob("*.pem")}
     gateway = Gateway(admitted.__contains__)
-    _, port = await started(gateway, f"127.0.0.1:{sys.argv[3]}")
+    tls = own_certificates(folder / CERTIFICATES_FOLDER, [])
+    proof = tls.certificate.read_bytes(), tls.key.read_bytes()
+    _, port = await started(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
     print(f"{PORT_LINE}{port}", flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -63,6 +69,7 @@ class Host:
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline().removeprefix(PORT_LINE))
+        self.authority = folder / CERTIFICATES_FOLDER / "ca.pem"
 
     def ask(self, instruction: str) -> Any:
         """One line in, one line out."""
@@ -72,10 +79,16 @@ class Host:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
+    def channel(self) -> Any:
+        """A connection of its own."""
+        credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, OWN)
+
     @property
-    def memory(self) -> int:
-        """Resident bytes."""
-        return int(psutil.Process(self._process.pid).memory_info().rss)
+    def memory(self) -> float:
+        """Resident, MiB."""
+        rss: int = psutil.Process(self._process.pid).memory_info().rss
+        return round(rss / 2**20, 1)
 
     def kill(self) -> None:
         """As ``kill -9`` does."""
@@ -83,12 +96,12 @@ class Host:
             self._process.kill()
 
 
-async def fake(key: PhoneKey, port: int, dice: random.Random, vanishing: float) -> None:
+async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float) -> None:
     """A phone that answers, or vanishes and comes back, until it is cancelled."""
     device = device_of(key.public)
     while True:
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
+            async with host.channel() as channel:
                 stream = GatewayStub(channel).Attach()
                 nonce = (await stream.read()).challenge.nonce
                 proof = Proof(public_key=key.public, signature=key.sign(of_proof(nonce)))
@@ -108,7 +121,7 @@ async def fake(key: PhoneKey, port: int, dice: random.Random, vanishing: float) 
         await asyncio.sleep(ROUND_SECONDS * dice.uniform(1.1, 2))
 
 
-async def hostile(keys: list[PhoneKey], stranger: PhoneKey, port: int, turn: int) -> str:
+async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: int) -> str:
     """One stream that breaks a rule; returns what the gateway said."""
     borrowed = keys[turn % len(keys)]
     forged = Proof(public_key=borrowed.public, signature=stranger.sign(of_proof(bytes(32))))
@@ -118,7 +131,7 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, port: int, turn: int
         FromPhone(proof=forged),
         FromPhone(proof=Proof(public_key=b"\xff" * 1000)),
     ]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
+    async with host.channel() as channel:
         stream = GatewayStub(channel).Attach()
         try:
             nonce = (await stream.read()).challenge.nonce
@@ -139,9 +152,9 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, port: int, turn: int
 
 
 async def tried(
-    phones: int, rounds: int, streams: int, vanishing: float, seed: int
+    phones: int, rounds: int, streams: int, strangers: int, vanishing: float, seed: int
 ) -> dict[str, Any]:
-    """Rounds among vanishing phones, hostile streams, and a gateway that is killed."""
+    """Rounds among vanishing phones, hostile streams, slow strangers, and a gateway killed."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -164,47 +177,68 @@ async def tried(
 
         def attach(share: float) -> list[asyncio.Task[None]]:
             return [
-                asyncio.create_task(fake(key, host.port, random.Random(dice.random()), share))
+                asyncio.create_task(fake(key, host, random.Random(dice.random()), share))
                 for key in keys
             ]
 
         crowd = attach(vanishing)
+        told: dict[str, Any] = {"phones": phones}
         try:
             await all_attached()
-            before = host.memory
-            answers = [len((await ask(f"round {n}"))["answers"]) for n in range(rounds)]
-            said = Counter([await hostile(keys, stranger, host.port, n) for n in range(streams)])
-            after = host.memory
+            memory = {"before": host.memory}
+            told["answers"] = []
+            for number in range(rounds):
+                told["answers"].append(len((await ask(f"round {number}"))["answers"]))
+                memory |= tenth("rounds", number + 1, rounds, host)
+            said = Counter[str]()
+            for number in range(streams):
+                said[await hostile(keys, stranger, host, number)] += 1
+                memory |= tenth("hostile streams", number + 1, streams, host)
+            told["hostile"] = dict(said)
+            holding = asyncio.create_task(all_held(host.port, strangers, host.authority))
+            told["answers among slow strangers"] = []
+            while not (await asyncio.wait({holding}, timeout=ROUND_SECONDS))[0]:
+                answers = (await ask("among strangers"))["answers"]
+                told["answers among slow strangers"].append(len(answers))
+                memory["most among slow strangers"] = max(
+                    host.memory, memory.get("most among slow strangers", 0.0)
+                )
+            told["seconds until slow strangers were sent away"] = {
+                kind: None if None in seconds else round(max(filter(None, seconds)), 1)
+                for kind, seconds in (await holding).items()
+            }
+            told["memory, MiB"] = memory | {"after": host.memory}
             host.kill()
             for phone in crowd:
                 phone.cancel()
             host = Host(folder, host.port)
             crowd = attach(0.0)
             await all_attached()
-            again = len((await ask("after the kill"))["answers"])
+            told["answers_after_kill"] = len((await ask("after the kill"))["answers"])
         finally:
             for phone in crowd:
                 phone.cancel()
             host.kill()
-        return {
-            "phones": phones,
-            "answers": answers,
-            "hostile": dict(said),
-            "memory_before": before,
-            "memory_after": after,
-            "answers_after_kill": again,
-        }
+        return told
+
+
+def tenth(of: str, number: int, count: int, host: Host) -> dict[str, float]:
+    """The memory, if another tenth is done."""
+    done = 10 * number // count
+    return {f"{of}, {done}/10": host.memory} if done > 10 * (number - 1) // count else {}
 
 
 def main(
     phones: Annotated[int, typer.Option(min=1)] = 200,
     rounds: Annotated[int, typer.Option(min=1)] = 20,
     streams: Annotated[int, typer.Option(min=5)] = 500,
+    strangers: Annotated[int, typer.Option(min=5)] = 200,
     vanishing: Annotated[float, typer.Option(min=0, max=1)] = 0.2,
     seed: int = 0,
 ) -> None:
     """Print as JSON who answered, what hostile streams were told, and the gateway's memory."""
-    print(json.dumps(asyncio.run(tried(phones, rounds, streams, vanishing, seed)), indent=1))
+    told = asyncio.run(tried(phones, rounds, streams, strangers, vanishing, seed))
+    print(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

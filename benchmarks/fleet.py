@@ -1,6 +1,6 @@
 """Client-steps per second: cohort batching against one client per Ray actor; and a large fleet.
 
-    python -m benchmarks.fleet [--clients 64]    # both engines, 1 and 20 local steps a message
+    python -m benchmarks.fleet [--clients 64] [--steps 1 20]    # both engines
     python -m benchmarks.fleet --thousand        # 1,000 clients x 20 rounds
 
 Both engines train the same federation: the embedded model, q = 4, B = 4, sequences of 32 tokens,
@@ -83,8 +83,8 @@ def round_seconds(result: dict[str, Any]) -> list[float]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def compare(folder: Path, clients: int, turns: int) -> None:
-    """Both engines by turns."""
+def compare(folder: Path, clients: int, turns: int, messages_of: list[int]) -> None:
+    """Both engines by turns, with so many local steps a message."""
     (folder / "task.toml").write_text(TASK, encoding="utf-8")
     settings = SETTINGS | {
         "model.path": str(resources.files("shared") / "model" / "embedded"),
@@ -94,8 +94,8 @@ def compare(folder: Path, clients: int, turns: int) -> None:
         "cohort.available": clients,
     }
     print(f"{clients} clients, {cores()} cores")
-    for steps, rounds in ((1, 8), (20, 3)):
-        own = settings | {"steps": steps, "rounds": rounds}
+    for steps in messages_of:
+        own = settings | {"steps": steps, "rounds": 8 if steps == 1 else 3}
         seconds: dict[str, list[float]] = {"flower": [], "fleet": []}
         for turn in range(turns):
             name = f"{steps}-{turn}"
@@ -146,10 +146,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 20], help="in a message")
     parser.add_argument("--thousand", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.thousand:
             thousand(Path(temporary))
         else:
-            compare(Path(temporary), arguments.clients, arguments.turns)
+            compare(Path(temporary), arguments.clients, arguments.turns, arguments.steps)

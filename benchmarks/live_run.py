@@ -60,7 +60,7 @@ class LiveRun:
     ) -> None:
         self.folder, self.names = folder, list(names)
         self.run = run or folder / "run"
-        self.settings, self._address = dict(settings), address
+        self.settings, self.address = dict(settings), address
         self._place = server or Place()
         self._metrics, self.rounds = Tail(self.run / METRICS_FILE), dict[int, dict[str, Any]]()
         self.server: subprocess.Popen[bytes] | None = None
@@ -98,12 +98,12 @@ class LiveRun:
 
     def start_server(self) -> None:
         """Start `samara server up`, or start it again."""
-        host, port = self._address.rsplit(":", 1)
+        host, port = self.address.rsplit(":", 1)
         command = ["server", "up", "--run", str(self.run), "--host", "0.0.0.0", "--port", port]
         command += ["--name", host]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
-        self.server = self._process(command, self._place, "server")
+        self.server = self._launched(command, self._place, "server")
 
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
         """Start `samara client up`, or start it again; its folder is `home`.
@@ -111,12 +111,16 @@ class LiveRun:
         It gets the key of its name unless the options say otherwise.
         """
         command = ["client", "up", "--name", name, "--home", str(self.home(name))]
-        command += ["--superlink", self._address, *options]
+        command += ["--superlink", self.address, *options]
         if not {"--key", "--insecure"} & set(options):
             command += ["--key", str(self.key(name))]
         if "--insecure" not in options:
             command += ["--certs", str(self.run / "certificates" / "ca.pem")]
-        self.clients[name] = self._process(command, place or Place(), name)
+        self.start(name, command, place)
+
+    def start(self, name: str, command: Sequence[str], place: Place | None = None) -> None:
+        """Start another command of samara that stays, under a name."""
+        self.clients[name] = self._launched(command, place or Place(), name)
 
     def home(self, name: str) -> Path:
         """The folder of a client."""
@@ -218,7 +222,9 @@ class LiveRun:
             assert digests[number] == reached, f"{name} stands elsewhere after round {number}"
         return max(digests)
 
-    def _process(self, command: Sequence[str], place: Place, who: str) -> "subprocess.Popen[bytes]":
+    def _launched(
+        self, command: Sequence[str], place: Place, who: str
+    ) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{who}.said").open("ab") as said:
             return subprocess.Popen(
                 [*place.behind, sys.executable, str(ROOT / "samara.py"), *command],

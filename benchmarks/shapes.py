@@ -12,6 +12,7 @@ from devices.shape import BUILT_IN
 from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import is_linear
+from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, quantized_linear
 from shared.tasks.kinds import ClassificationTask
 
@@ -122,6 +123,7 @@ def random_base(
         value = _random(name, parameter, dtype).to(device)
         network.get_submodule(parent)._parameters[child] = nn.Parameter(value, False)
     network.to(device).eval()
+    use_faster_products(network)
     network.config.use_cache = False
     return BaseModel(
         Path(shape), bytes(32), "causal", network, tokenizer_of(shape), "mean", quantization

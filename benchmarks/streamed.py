@@ -46,7 +46,12 @@ EPSILON = 0.01
 def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Take steps in this process; seconds of each kind of measurement."""
     stream_from = "off" if kind == "resident" else "disk"
-    settings = {"path": str(folder), "stream": stream_from, "quantization": arguments.quantization}
+    settings = {
+        "path": str(folder),
+        "stream": stream_from,
+        "stream_direct": arguments.direct,
+        "quantization": arguments.quantization,
+    }
     loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
     base, store, stream = loaded.base, loaded.store, loaded.streamed(loaded.base)
     scorer = CausalScorer(base, TASK, arguments.tokens)
@@ -143,6 +148,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--direct", action="store_true", help="past the page cache")
     parser.add_argument("--folder", type=Path, help="for the checkpoint; kept and used again")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", choices=["cold", "warm", "resident"], help=argparse.SUPPRESS)
@@ -161,6 +167,7 @@ def main() -> None:
         given = [sys.executable, __file__, "--folder", str(folder)]
         for name in ("quantization", "tokens", "queries", "batch", "turns"):
             given += [f"--{name}", str(getattr(arguments, name))]
+        given += ["--direct"] if arguments.direct else []
         for kind in ("cold", "warm"):
             fill_pages(folder) if kind == "warm" else drop_pages(folder)
             lines: list[str] = []

@@ -29,6 +29,7 @@ from shared.errors import ModelError
 from shared.machine import cores, peak_memory_bytes
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Points, inject
+from shared.model.products import linear
 from shared.model.quantized import quantized_linear
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.catalog import load_task
@@ -136,7 +137,7 @@ def pieces() -> Works:
 
 def _products(x: Tensor, weights: list[Tensor]) -> None:
     for weight in weights:
-        nn.functional.linear(x, weight)
+        linear(x, weight)
 
 
 def _draw_and_apply() -> None:

@@ -21,6 +21,13 @@ class Mode(StrEnum):
     BOTH = "both"
 
 
+class Differences(StrEnum):
+    """Of which losses a projected gradient is made."""
+
+    CENTRAL = "central"
+    FORWARD = "forward"
+
+
 class Quantization(StrEnum):
     """Of the weights in the blocks."""
 
@@ -92,6 +99,9 @@ def estimate(
     batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
     queries: Annotated[int, typer.Option(min=1, help="q, directions of a step.")] = 1,
     mode: Annotated[Mode, typer.Option(help="Which points share a pass.")] = Mode.BOTH,
+    differences: Annotated[
+        Differences, typer.Option(help="forward takes q + 1 losses in place of 2·q.")
+    ] = Differences.CENTRAL,
     top: Annotated[int, typer.Option(min=0, help="Adapters on the top blocks only; 0: all.")] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     supervised: Annotated[
@@ -129,6 +139,7 @@ def estimate(
         batch=batch,
         queries=queries,
         mode=mode.value,
+        differences=differences.value,
         quantization=quantization.value,
         top=top,
         rank=rank,

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from devices.profile import DeviceProfile
 from devices.shape import Linear, ModelShape
+from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 
 Mode = Literal["sequential", "inner", "outer", "both"]
@@ -45,6 +46,8 @@ class Workload:
         batch: B, examples.
         queries: q, directions.
         mode: which points share a pass.
+        differences: of the losses at both sides of each direction, or at one side and the centre.
+        curvature: whether losses at both sides and at the centre are taken in any case.
         quantization: of the weights in the blocks.
         top: adapters are on so many of the highest blocks; 0 is all.
         rank: of the adapters.
@@ -57,6 +60,8 @@ class Workload:
     batch: int = 1
     queries: int = 1
     mode: Mode = "both"
+    differences: Differences = "central"
+    curvature: bool = False
     quantization: Quantization = "fp16"
     top: int = 0
     rank: int = 16
@@ -77,18 +82,25 @@ class Workload:
     @property
     def points_per_pass(self) -> int:
         """Perturbed adapters that share a pass."""
-        q = self.queries
-        return {"sequential": 1, "inner": 2, "outer": q, "both": 2 * q}[self.mode]
+        q, sides = self.queries, self._sides
+        return {"sequential": 1, "inner": sides, "outer": q, "both": sides * q}[self.mode]
 
     @property
     def rows_per_pass(self) -> int:
-        """Examples under points that share a pass."""
+        """Examples under points that share a pass, at most."""
         return self.batch * self.points_per_pass
 
     @property
-    def passes(self) -> int:
-        """Of a step."""
-        return 2 * self.queries // self.points_per_pass
+    def passes(self) -> tuple[tuple[int, int], ...]:
+        """Of a step: (rows, how many such passes); the centre has a pass to itself."""
+        perturbed = self.rows_per_pass, self._sides * self.queries // self.points_per_pass
+        centre = self.differences == "forward" or self.curvature
+        return (perturbed, (self.batch, 1)) if centre else (perturbed,)
+
+    @property
+    def _sides(self) -> int:
+        """Of a direction that are tried."""
+        return 2 if self.differences == "central" or self.curvature else 1
 
     @property
     def query_groups(self) -> int:
@@ -190,20 +202,19 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
         (block, index >= first, index == last) for index, block in enumerate(shape.blocks)
     )
     for (block, adapted, is_last), count in alike.items():
-        rows, passes = (work.rows_per_pass, work.passes) if adapted else (work.batch, 1)
         read = work.positions(shape) if is_last else work.sequence
-        pass_time = machine.block(block, rows, work.sequence, read, adapted)
-        pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
-        step += pass_time * (passes * count)
+        for rows, passes in work.passes if adapted else ((work.batch, 1),):
+            pass_time = machine.block(block, rows, work.sequence, read, adapted)
+            pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
+            step += pass_time * (passes * count)
     if work.stream == "disk":
         reading = shape.block_weights * stored_bytes(work.quantization) / device.reading
         step += StepTime(storage=max(0.0, reading - step.total))
-    if shape.vocabulary:
-        positions = work.rows_per_pass * work.positions(shape)
-        step += machine.head(shape, positions, work.tiled) * work.passes
+    for rows, passes in work.passes if shape.vocabulary else ():
+        step += machine.head(shape, rows * work.positions(shape), work.tiled) * passes
     layers = sum(linear.adapted for block in shape.blocks[first:] for linear in block)
     return step + StepTime(
-        launches=work.passes * device.timing.pass_seconds,
+        launches=sum(passes for _, passes in work.passes) * device.timing.pass_seconds,
         adapters=layers * work.query_groups * device.timing.adapter_seconds,
     )
 

@@ -47,13 +47,14 @@ def up(
     """
     from rich.console import Console
 
-    from server.certificates import CERTIFICATES_FOLDER, given_certificates, own_certificates
+    from server.certificates import given_certificates
     from server.flower import Flower
     from server.keys import KEYS_FOLDER, Keys
     from server.superlink import most_answer_bytes
     from server.up import FLOWER_FOLDER
     from server.up import up as serve
     from server.watch import Watch
+    from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 
     run = run.resolve()
     config = _configured(run, scenario, settings or [])
@@ -86,6 +87,19 @@ def create(name: Name, run: RunOption) -> None:
 
     file = Keys(run / KEYS_FOLDER).create(name)
     print(f"{file}: copy it to the device {name}, then delete it here")
+
+
+@keys.command()
+def add(
+    name: Name, public: Annotated[Path, typer.Argument(help="Public key, PEM.")], run: RunOption
+) -> None:
+    """Let a device join that made its key itself, such as a phone; also while a run is running.
+
+    Example: samara server keys add one phones/one.pem --run runs/field
+    """
+    from server.keys import KEYS_FOLDER, Keys
+
+    print(f"{name}: may join as device {Keys(run / KEYS_FOLDER).add(name, public).device}")
 
 
 @keys.command()
@@ -239,7 +253,8 @@ def verify(run: Run) -> None:
     before = f"rounds 1 to {begin.round} are in a snapshot; " if begin.round else ""
     Console().print(
         f"{before}{step.round - begin.round} rounds, {scalars} scalars, every digest reproduced; "
-        f"ends in {end}"
+        f"ends in {end}",
+        soft_wrap=True,
     )
 
 

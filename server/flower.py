@@ -15,6 +15,7 @@ import psutil
 from server.app import LIVE_VARIABLE
 from server.keys import KEYS_VARIABLE
 from server.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
+from shared.certificates import Tls
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -27,21 +28,6 @@ _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _MODULE = "server.superlink"
 _SUPEREXEC, _SERVER_APP = "flower-superexec", "flwr-serverapp"
-
-
-@dataclass(frozen=True)
-class Tls:
-    """The PEM files that a server proves itself with.
-
-    Attributes:
-        certificate: of the server, for the name that devices use and for 127.0.0.1.
-        key: its private key.
-        authority: what the devices verify the certificate with.
-    """
-
-    certificate: Path
-    key: Path
-    authority: Path
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The device keys of a run: who may join, and which device a key is.
 
 RUN/keys/NAME.json   what the server knows of a key; RUN/keys/NAME.key   the private half, which is
-copied to the device and deleted here. A key that is revoked stays on record.
+copied to the device and deleted here. A device that made its key itself keeps it. A key that is
+revoked stays on record.
 """
 
 import hashlib
@@ -15,9 +16,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.errors import SamaraError
+from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.identity import device_of
+from shared.signing import normalized
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
@@ -73,10 +75,7 @@ class Keys:
         Raises:
             SamaraError: if the name is taken or unfit for a file name.
         """
-        if not _NAME.fullmatch(name):
-            raise SamaraError(f"{name!r}: name a device by letters, digits, '.', '_' and '-'")
-        if self._file(name).exists():
-            raise SamaraError(f"{self._file(name)}: there is a key of this name; choose another")
+        self._check_name(name)
         private, public = _new_key({key.device for key in self.all()})
         secret = private.private_bytes(
             serialization.Encoding.PEM,
@@ -90,6 +89,32 @@ class Keys:
         secret_file.write_bytes(secret)
         self._write(DeviceKey(name, public.decode(), _now()))
         return secret_file
+
+    def add(self, name: str, file: Path) -> DeviceKey:
+        """Let in a device that made its key itself; its private half never leaves it.
+
+        Args:
+            name: of the device.
+            file: the public half, PEM.
+
+        Raises:
+            SamaraError: if the name is taken or unfit for a file name, the file holds no public
+                key on an elliptic curve, or another device has its index.
+        """
+        self._check_name(name)
+        try:
+            public = normalized(file.read_bytes())
+        except OSError as error:
+            raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
+        except DeviceError as error:
+            raise SamaraError(f"{file}: {error}") from error
+        for key in self.all():
+            if key.device == device_of(public):
+                raise SamaraError(f"{file}: {key.name} has this key, or one of the same index")
+        added = DeviceKey(name, public.decode(), _now())
+        make_folder(self._folder)
+        self._write(added)
+        return added
 
     def revoke(self, name: str) -> DeviceKey:
         """Refuse a key from now on.
@@ -137,6 +162,12 @@ class Keys:
     def _of(self, public_key: bytes) -> DeviceKey | None:
         text = public_key.decode(errors="replace")
         return next((key for key in self.all() if key.public_key == text), None)
+
+    def _check_name(self, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise SamaraError(f"{name!r}: name a device by letters, digits, '.', '_' and '-'")
+        if self._file(name).exists():
+            raise SamaraError(f"{self._file(name)}: there is a key of this name; choose another")
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"

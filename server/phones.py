@@ -87,7 +87,7 @@ class Phones(GridAround):
         self._phones: dict[int, _Phone] = {}
         self._relayed: dict[str, _Relayed] = {}
         self._places: dict[str, str] = {}
-        self._ready: dict[str, Message] = {}
+        self._ready: dict[str, tuple[Message, float]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are there, phones among them; a node is seen once it said what it is."""
@@ -125,9 +125,9 @@ class Phones(GridAround):
             ids[place] = _named(message)
             if phone is None and known:
                 self._hellos[message.metadata.dst_node_id] = None  # the next time it is asked
-                self._ready[ids[place]] = Message(known.content, reply_to=message)
+                self._keep(Message(known.content, reply_to=message), _end(message))
             elif phone and asks_hello:
-                self._ready[ids[place]] = _reply(phone.hello, message)
+                self._keep(_reply(phone.hello, message), _end(message))
             elif phone:
                 key = phone.gateway, message.metadata.message_type
                 together.setdefault(key, []).append(message)
@@ -149,7 +149,11 @@ class Phones(GridAround):
                 replies.append(reply)
             else:
                 self._take_apart(reply, relayed)
-        return replies + [self._ready.pop(name) for name in wanted if name in self._ready]
+        return replies + [self._ready.pop(name)[0] for name in wanted if name in self._ready]
+
+    def _keep(self, reply: Message, end: float) -> None:
+        """Until it is fetched, or the time of what it answers is over (monotonic seconds)."""
+        self._ready[reply.metadata.reply_to_message_id] = reply, end
 
     def _send(self, together: Mapping[tuple[int, str], Sequence[Message]]) -> None:
         """The messages to the phones of a gateway as one, with the most that any of them needs."""
@@ -169,7 +173,7 @@ class Phones(GridAround):
             (name,) = self._grid.push_messages([one])
             frame = records[0]["frame"]
             assert isinstance(frame, bytes)
-            self._relayed[name] = _Relayed(frame, messages, time.monotonic() + one.metadata.ttl)
+            self._relayed[name] = _Relayed(frame, messages, _end(one))
             self._places |= {message.metadata.message_id: name for message in messages}
 
     def _take_apart(self, reply: Message, relayed: _Relayed) -> None:
@@ -179,10 +183,10 @@ class Phones(GridAround):
             name, node = message.metadata.message_id, message.metadata.dst_node_id
             self._places.pop(name, None)
             if node in signed:
-                self._ready[name] = _reply(signed[node], message)
+                self._keep(_reply(signed[node], message), relayed.end)
             else:
                 failed = reply.error.reason if reply.has_error() else "the phone did not answer"
-                self._ready[name] = Message(Error(_UNANSWERED, failed), reply_to=message)
+                self._keep(Message(Error(_UNANSWERED, failed), reply_to=message), relayed.end)
 
     def _forget_all_but(self, there: Set[int]) -> None:
         self._hellos = {node: hello for node, hello in self._hellos.items() if node in there}
@@ -194,6 +198,7 @@ class Phones(GridAround):
             for name, (node, end) in self._greetings.items()
             if node in there and now < end
         }
+        self._ready = {name: (one, end) for name, (one, end) in self._ready.items() if now < end}
         # To these no reply can come any more.
         self._relayed = {name: one for name, one in self._relayed.items() if now < one.end}
         self._places = {m: name for m, name in self._places.items() if name in self._relayed}
@@ -261,6 +266,11 @@ def _named(message: Message) -> str:
     name = str(uuid4())
     message.metadata.__dict__["_message_id"] = name
     return name
+
+
+def _end(message: Message) -> float:
+    """Of its time, monotonic seconds, if it leaves now."""
+    return time.monotonic() + message.metadata.ttl
 
 
 def _reply(frame: bytes, message: Message) -> Message:

@@ -65,6 +65,7 @@ class ModelSettings(Section):
     stream: Literal["off", "auto", "host", "disk"] = Field(
         "off", description="where blocks wait that are not on the device; auto is where they fit"
     )
+    stream_direct: bool = Field(False, description="read blocks past the page cache")
     stream_folder: Text = Field(
         "", description="for blocks that are made; empty is ~/.cache/samara/blocks"
     )

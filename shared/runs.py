@@ -10,7 +10,7 @@ from shared.layout import Layout
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
     """8 bytes that name a run: what it is made of, not when or where it is run."""
-    apart = {"out", "threads", "model.stream", "model.stream-folder"}
+    apart = {"out", "threads", "model.stream", "model.stream-direct", "model.stream-folder"}
     settings = {key: value for key, value in config.flat().items() if key not in apart}
     content = json.dumps(settings, sort_keys=True).encode() + layout.hash + model_id
     return hashlib.sha256(content).digest()[:8]

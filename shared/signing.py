@@ -74,10 +74,12 @@ def normalized(public_key: bytes) -> bytes:
     """A public key as its own PEM, of which device index and name are made.
 
     Raises:
-        DeviceError: if it is none.
+        DeviceError: if it is none, or not on an elliptic curve.
     """
     try:
         key = load_pem_public_key(public_key)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise DeviceError("not a public key (PEM)") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise DeviceError("not a public key on an elliptic curve")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -5,7 +5,7 @@ per example, alone, and their outputs are kept under a byte budget. The blocks a
 rows, P points × m sequences, at once. The last one runs only where its output is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from client.forward.alike import once_for_all_points, parts_without_adapters
+from client.forward.last_block import Cut
 from client.forward.supervised import local_modules, only_at, replaced
 from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import is_linear
+from shared.model.lora_fa import LoRAFALinear, is_linear
 
 _PROBE_TOKENS = 7
+_TOLERANCE, _TOLERANCE_OF_HALF = 1e-4, 0.05
+"""By which a probe in two ways may differ, of its largest number."""
 
 
 class Body:
@@ -40,6 +43,9 @@ class Body:
         with torch.inference_mode():
             self._note_what_blocks_return()
             self._local = [] if base.family == "encoder" else self._local_modules()
+            seeing_all = None if base.family == "encoder" else self._parts_seeing_all()
+        self._can_cut = seeing_all is not None
+        self._widens_late = first_block == len(self._blocks) - 1 and not _has_adapters(seeing_all)
 
     def __call__(
         self,
@@ -72,12 +78,14 @@ class Body:
                     batch_first=True,
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
-            stack.enter_context(self._widening(ids.shape, points, trunk))
-            stack.enter_context(self._alike_once(points, ids))
+            early = self._points_before_last(points, supervised)
+            stack.enter_context(self._widening(ids.shape, early, trunk))
+            stack.enter_context(self._alike_once(early, ids))
             if supervised is not None:
-                stack.enter_context(self._last_block_at(supervised, points, ids))
+                enter = stack.enter_context(self._last_block_at(supervised, points, ids))
+                stack.enter_context(_given(self._blocks[-1], enter))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-        return hidden
+        return self._uncut(hidden, supervised, points, ids)
 
     def of_padded(self, ids: Tensor, points: int) -> Tensor:
         """Hidden states of padded sequences at every point, for a causal model to be exported.
@@ -136,22 +144,49 @@ class Body:
         shape = points * len(ids), ids.shape[1]
         return once_for_all_points(first, self._alike, points, shape)
 
+    def _points_before_last(self, points: int, supervised: Sequence[Sequence[int]] | None) -> int:
+        """How many points rows are repeated for before the last block.
+
+        If only what follows the attention of that block differs between points, rows are repeated
+        there, and only those that are read.
+        """
+        return 1 if self._widens_late and supervised is not None else points
+
     @contextmanager
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], points: int, ids: Tensor
-    ) -> Iterator[None]:
-        """The last block does at supervised positions only what the others do not need."""
-        index = [(row, place) for row, places in enumerate(supervised) for place in places]
-        rows, positions = torch.tensor(index, device=ids.device).T
-        sequences, length = ids.shape
-        first_rows = torch.arange(points, device=ids.device) * sequences
-        with only_at(
-            self._local,
-            (points * sequences, length),
-            (first_rows[:, None] + rows).flatten(),
-            positions.repeat(points),
-        ):
-            yield
+    ) -> Iterator[Callable[[Tensor], Tensor]]:
+        """The last block does at supervised positions only what the others do not need.
+
+        Yields:
+            What its input has to go through.
+        """
+        early = self._points_before_last(points, supervised)
+        rows, positions = _indices(supervised, early, ids)
+        shape = early * len(ids), ids.shape[1]
+        with only_at(self._local, shape, rows, positions):
+            if not self._can_cut:
+                yield lambda hidden: hidden
+                return
+            cut = Cut(shape, rows, positions, points // early)
+            with cut.within(self._blocks[-1]):
+                yield cut.enter
+
+    def _uncut(
+        self,
+        hidden: Tensor,
+        supervised: Sequence[Sequence[int]] | None,
+        points: int,
+        ids: Tensor,
+    ) -> Tensor:
+        """Hidden states in their places, [P·m, S, hidden], anything finite where none are read."""
+        if supervised is None or not self._can_cut:
+            return hidden
+        if all(len(places) == 1 for places in supervised):  # what is read may stand everywhere
+            return hidden.expand(-1, ids.shape[1], -1)
+        whole = hidden.new_zeros(points * len(ids), ids.shape[1], hidden.shape[2])
+        whole[_indices(supervised, points, ids)] = hidden[:, 0]
+        return whole
 
     def _local_modules(self) -> list[nn.Module]:
         """Parts of the last block that may be left to supervised positions."""
@@ -163,6 +198,33 @@ class Body:
             return hidden
 
         return local_modules(self._blocks[-1], is_linear, run)
+
+    def _parts_seeing_all(self) -> list[nn.Module] | None:
+        """Parts of the last block, with linear layers, that are given all positions when the others
+        are given those that are read; None if that does not give what it should.
+
+        That the others need no more is known from NaN; a number that is nearly right only says that
+        hidden states went the way they were meant to.
+        """
+        length = min(_PROBE_TOKENS, self._base.context)
+        ids, mask = self._padded([tuple(range(1, 1 + length)), tuple(range(length, 0, -1))])
+        rows, positions = _indices([(0, length // 2), (length - 1,)], 1, ids)
+        cut, block = Cut((2, length), rows, positions), self._blocks[-1]
+        with self._passing_through(0, len(self._blocks) - 1):
+            whole = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
+            try:
+                with cut.within(block), _given(block, cut.enter):
+                    found = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+                return None
+        expected = whole[rows, positions][:, None]
+        linear = [part for part in block.children() if any(map(is_linear, part.modules()))]
+        known = {id(part) for part in (*cut.seeing_all, *self._local)}
+        if found.shape != expected.shape or not known.issuperset(map(id, linear)):
+            return None
+        error = (found - expected).abs().max() / expected.abs().max()
+        tolerance = _TOLERANCE if whole.dtype == torch.float32 else _TOLERANCE_OF_HALF
+        return cut.seeing_all if float(error) <= tolerance else None
 
     def _note_what_blocks_return(self) -> None:
         """A tensor, or a tuple that begins with it, as older blocks do."""
@@ -233,6 +295,41 @@ class Body:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _indices(
+    supervised: Sequence[Sequence[int]], points: int, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows and positions, int64 [n] each, that are read of sequences repeated for some points."""
+    index = [(row, place) for row, places in enumerate(supervised) for place in places]
+    rows, positions = torch.tensor(index, device=ids.device).T
+    first_rows = torch.arange(points, device=ids.device) * len(ids)
+    return (first_rows[:, None] + rows).flatten(), positions.repeat(points)
+
+
+def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:
+    """Whether some of these parts do, or may do because they are not known."""
+    if parts is None:
+        return True
+    return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())
+
+
+@contextmanager
+def _given(block: nn.Module, enter: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, a block's input goes through something first."""
+
+    def change(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (enter(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": enter(kwargs["hidden_states"])}
+
+    handle = block.register_forward_pre_hook(change, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def trunk_cache(

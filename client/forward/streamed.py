@@ -63,21 +63,24 @@ class StreamedBody(Body):
             outputs = [self._trunk(sequence, self._cache) for sequence in sequences]
             trunk = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True)
             first = self._first_block
-        calls = self._calls_of_blocks(ids, mask, points, trunk)
+        early = self._points_before_last(points, supervised)
+        calls = self._calls_of_blocks(ids, mask, early, trunk)
         hidden = calls[first][0]
         last = len(self._blocks) - 1
         for index in range(first, last + 1):
             yield index
             if first < index == self._first_block:
-                hidden = hidden.repeat(points, 1, 1)
+                hidden = hidden.repeat(early, 1, 1)
             with ExitStack() as stack:
                 if index == self._first_block:
-                    stack.enter_context(self._alike_once(points, ids))
+                    stack.enter_context(self._alike_once(early, ids))
                 if supervised is not None and index == last:
-                    stack.enter_context(self._last_block_at(supervised, points, ids))
+                    enter = stack.enter_context(self._last_block_at(supervised, points, ids))
+                    hidden = enter(hidden)
                 hidden = self._through(index, hidden, calls[index][1])
         yield last + 1
-        return self._behind_blocks(ids, mask, hidden)
+        hidden = self._behind_blocks(ids, mask, hidden)
+        return self._uncut(hidden, supervised, points, ids)
 
     def trunk_in_stops(self, sequence: Ids) -> Stops[None]:
         """Have the cache know what the blocks below the adapters give for one sequence, alone."""

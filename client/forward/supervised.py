@@ -64,11 +64,11 @@ def only_at(
     """
 
     def chosen(value: Any) -> Any:
-        return value[rows, positions][:, None] if _is_hidden(value, shape) else value
+        return value[rows, positions][:, None] if is_hidden(value, shape) else value
 
     def restricted(forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Tensor:
-            if not any(_is_hidden(value, shape) for value in (*args, *kwargs.values())):
+            if not any(is_hidden(value, shape) for value in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)
             output = forward(*map(chosen, args), **{k: chosen(v) for k, v in kwargs.items()})
             whole = output.new_zeros(*shape, output.shape[-1])
@@ -97,7 +97,7 @@ def _nan_around(module: nn.Module) -> Iterator[None]:
 
     def run(*args: Any, **kwargs: Any) -> Tensor:
         output = forward(*map(noisy, args), **{k: noisy(v) for k, v in kwargs.items()})
-        if not _is_hidden(output, output.shape[:2]):
+        if not is_hidden(output, output.shape[:2]):
             raise TypeError("a part that gives something else than hidden states is not local")
         result: Tensor = noisy(output)
         return result
@@ -120,7 +120,8 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             module.forward = before
 
 
-def _is_hidden(value: Any, shape: tuple[int, ...]) -> bool:
+def is_hidden(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value is a tensor [R, S, …] of the shape (R, S)."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == shape
 
 

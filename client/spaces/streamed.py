@@ -84,7 +84,7 @@ class StreamedFullSpace(Space):
             self.state = f"{_name(dtype)}, in place"
         self.drifts = not keep_copy
         self._deferred, self._keep_copy = deferred, keep_copy
-        self._held = _held(base, named)
+        self._held = _held(base, named, store)
         self._starts = [held.first for held in self._held]
         self._resident = {
             held.first: parameter.detach().view(-1)
@@ -113,17 +113,22 @@ class StreamedFullSpace(Space):
         # Copies: a block's memory is another's when the next one comes.
         found = torch.empty(count, device=self._device)
         start = 0
-        for piece in self._pieces(first, count):
+        for _, piece in self._pieces(first, count):
             found[start : start + len(piece)] = piece
             start += len(piece)
         return found
 
     @torch.inference_mode()
     def assign(self, first: int, values: Tensor) -> None:
-        """In the resident parameters, or in a block, which goes back when the next one comes."""
+        """In the resident parameters, or in a block, which goes back when the next one comes.
+
+        Beside a copy a block's θ is rounded here to the type that it travels in, and not only when
+        it goes, so that its bits do not depend on when it comes by.
+        """
         start = 0
-        for piece in self._pieces(first, len(values), changes=True):
-            piece.copy_(values[start : start + len(piece)])
+        for held, piece in self._pieces(first, len(values), changes=True):
+            new = values[start : start + len(piece)]
+            piece.copy_(new.to(held.travels) if self._keep_copy else new)
             start += len(piece)
         for held in self._parts.get(None, []):
             if self._keep_copy and held.first < first + len(values) and first < held.end:
@@ -251,7 +256,9 @@ class StreamedFullSpace(Space):
         for first in range(held.first, held.end, self.chunk):
             move(first, min(self.chunk, held.end - first))
 
-    def _pieces(self, first: int, count: int, changes: bool = False) -> Iterator[Tensor]:
+    def _pieces(
+        self, first: int, count: int, changes: bool = False
+    ) -> "Iterator[tuple[_Held, Tensor]]":
         """The parts of θ's tensors that a range of elements covers, as views."""
         index = bisect_right(self._starts, first) - 1
         while count:
@@ -260,18 +267,19 @@ class StreamedFullSpace(Space):
             piece = self.theta_of(held)[start : start + count]
             if changes and held.block is not None:
                 self.stream.changed()
-            yield piece
+            yield held, piece
             first, count, index = first + len(piece), count - len(piece), index + 1
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor of θ: its elements, and the block that it is in, by its name there."""
+    """A tensor of θ: its elements, the block that it is in, by its name there, and its type."""
 
     first: int
     end: int
     block: int | None
     name: str
+    travels: torch.dtype
 
 
 class Around:
@@ -340,8 +348,13 @@ class _Stand:
         self._seed, self._stands = seed, to
 
 
-def _held(base: BaseModel, named: list[tuple[str, Tensor]]) -> list[_Held]:
-    """Every parameter, in the network's order."""
+def _held(base: BaseModel, named: list[tuple[str, Tensor]], store: BlockStore) -> list[_Held]:
+    """Every parameter, in the network's order; what is resident is kept in float32."""
+    travels: dict[tuple[int | None, str], torch.dtype] = {
+        (block, part.name): part.dtype
+        for block, bucket in enumerate(store.buckets)
+        for part in bucket.parts
+    }
     in_blocks = {
         id(parameter): (index, name)
         for index, block in enumerate(base.blocks)
@@ -350,7 +363,8 @@ def _held(base: BaseModel, named: list[tuple[str, Tensor]]) -> list[_Held]:
     found, first = [], 0
     for name, parameter in named:
         block, own = in_blocks.get(id(parameter), (None, name))
-        found.append(_Held(first, first + parameter.numel(), block, own))
+        kept = travels.get((block, own), torch.float32)
+        found.append(_Held(first, first + parameter.numel(), block, own, kept))
         first += parameter.numel()
     return found
 

@@ -15,6 +15,7 @@ import torch
 
 from client.streaming.bucket import ALIGNMENT, Bucket
 from client.streaming.places import Place, places_in
+from client.streaming.reading import read, read_directly
 from client.streaming.sizes import free_memory, sizes_of
 from client.streaming.store import BlockStore, FileStore, HostStore, copied_to_files, written
 from client.streaming.stream import BlockStream
@@ -55,23 +56,24 @@ class Loaded:
         """
         return None if self.store is None else BlockStream(base, self.store)
 
-    def trainable(self, folder: Path) -> BlockStore:
-        """The blocks where they may be changed, in float32: in memory, or a copy on disk.
+    def trainable(self, folder: Path, dtype: torch.dtype = torch.float32) -> BlockStore:
+        """The blocks where they may be changed: in memory, or a copy on disk.
 
         Args:
             folder: for the copy; its older files are replaced.
+            dtype: that they are kept in, and travel in (ZO2, section 5.5).
 
         Raises:
             ModelError: if there is not enough room, or a block cannot be read.
         """
         assert self.store is not None, "all blocks are in the model"
-        dtype = self.base.network.dtype
+        model = self.base.network.dtype
         if not self.store.in_memory:
-            return copied_to_files(self.store, folder, torch.float32, dtype)
-        if all(part.dtype == torch.float32 for b in self.store.buckets for part in b.parts):
+            return copied_to_files(self.store, folder, dtype, model)
+        if all(part.dtype == dtype for b in self.store.buckets for part in b.parts):
             return self.store
         pinned = self.base.network.device.type == "cuda"
-        return HostStore(self.store, torch.float32, pinned, dtype)
+        return HostStore(self.store, dtype, pinned, model)
 
 
 def load(settings: ModelSettings) -> Loaded:
@@ -90,7 +92,8 @@ def load(settings: ModelSettings) -> Loaded:
         settings.path, settings.family, settings.device, settings.quantization, settings.dtype
     )
     places = _places(settings, base, origins)
-    store: BlockStore = FileStore(places, _buckets(base, places))
+    how = read_directly if settings.stream_direct else read
+    store: BlockStore = FileStore(places, _buckets(base, places), read=how)
     if tier == "host":
         pinned = base.network.device.type == "cuda"
         store = HostStore(store, base.network.dtype, pinned)

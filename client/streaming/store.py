@@ -16,11 +16,8 @@ from torch import Tensor
 
 from client.streaming.bucket import Bucket
 from client.streaming.places import Place, places_in
+from client.streaming.reading import PIECE_BYTES, READERS, Read, read
 from shared.errors import ModelError
-
-READERS = 4
-"""Threads that read a block together: a disk answers several requests faster than one."""
-PIECE_BYTES = 8 * 2**20
 
 
 class BlockStore(ABC):
@@ -80,6 +77,7 @@ class FileStore(BlockStore):
         places: of each block's tensors by their names in the block.
         buckets: the same tensors in the same types, as they are to lie in memory.
         writable: whether `keep` may write into the files.
+        read: how a piece of a file is read.
     """
 
     def __init__(
@@ -87,9 +85,10 @@ class FileStore(BlockStore):
         places: Sequence[Mapping[str, Place]],
         buckets: Sequence[Bucket],
         writable: bool = False,
+        read: Read = read,
     ) -> None:
         self.buckets = buckets
-        self._places, self._writable = places, writable
+        self._places, self._writable, self._read = places, writable, read
         self._readers = ThreadPoolExecutor(READERS, "block-reader")
 
     @property
@@ -111,7 +110,9 @@ class FileStore(BlockStore):
             for start in range(0, part.bytes, PIECE_BYTES):
                 size = min(PIECE_BYTES, part.bytes - start)
                 piece = memory[part.first + start : part.first + start + size]
-                jobs.append(self._readers.submit(_read, place.file, place.first + start, piece))
+                jobs.append(
+                    self._readers.submit(self._read, place.file, place.first + start, piece)
+                )
         for job in jobs:
             job.exception()  # all of them have let go of the room, also where one fails
         for job in jobs:
@@ -256,27 +257,6 @@ def _converted(
 def _bytes_of(room: Tensor) -> memoryview:
     numbers: Any = room.numpy()
     return memoryview(numbers)
-
-
-def _read(file: Path, first: int, piece: memoryview) -> None:
-    try:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            done = 0
-            while done < len(piece):
-                count = os.preadv(descriptor, [piece[done:]], first + done)
-                if not count:
-                    raise ModelError(
-                        f"{file}: is truncated: it ends before byte {first + len(piece):,}; "
-                        "get it again"
-                    )
-                done += count
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ModelError(
-            f"{file}: cannot be read: {error.strerror}; put it back, or load the model again"
-        ) from error
 
 
 def _write(file: Path, first: int, piece: memoryview) -> None:

@@ -39,7 +39,7 @@ from shared.machine import cores, peak_memory_bytes
 
 log = logging.getLogger("samara.tune")
 
-_APART = ("out", "model.stream", "model.stream-folder")
+_APART = ("out", "model.stream", "model.stream-direct", "model.stream-folder")
 """Settings that change nothing in what a run does."""
 IDENTITY_FILE, METRICS_FILE, RESULT_FILE = "tune.json", "metrics.jsonl", "result.json"
 

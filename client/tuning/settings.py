@@ -77,6 +77,9 @@ class TuneSettings(Settings):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = "auto"
     validate_every: int = Field(100, ge=1, description="steps")
+    stream_compression: Literal["none", "bfloat16", "float16", "float8"] = Field(
+        "none", description="of all parameters that are trained and streamed, where they wait"
+    )
     prefix_length: int = Field(5, ge=1, description="tokens of a prefix")
     demonstrations: int = Field(32, ge=1, description="of in-context learning, at most")
     task: Text = Field(EMBEDDED_DATA, min_length=1, description="shipped task, or a task file")
@@ -143,6 +146,13 @@ class TuneSettings(Settings):
         if method == "fo-adam" and self.model.stream in ("host", "disk"):
             mistakes.append(
                 "model.stream: the backward pass of fo-adam needs all blocks at once; set it to off"
+            )
+        if self.stream_compression != "none" and (
+            self.space != "full" or self.model.stream not in ("host", "disk")
+        ):
+            mistakes.append(
+                "stream-compression: is for all parameters that wait elsewhere; set space to full "
+                "and model.stream to host or disk, or leave it out"
             )
         return mistakes
 

@@ -37,6 +37,12 @@ TRAJECTORY_FILE = "trajectory.bin"
 BLOCKS_FOLDER = "blocks"
 """Of a run that trains all parameters of a streamed model, while it goes on."""
 
+_TRAVELS = {
+    "none": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8": torch.float8_e4m3fn,
+}
 UPDATES: dict[Method, Update] = {
     "prge": SGD(),
     "mezo": SGD(),
@@ -240,7 +246,7 @@ def space_of(bench: Workbench, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
         case "full" if bench.stream is not None:
             check_trainable(base)
             bench.stream.detach()
-            store = bench.loaded.trainable(blocks)
+            store = bench.loaded.trainable(blocks, _TRAVELS[settings.stream_compression])
             distribution = settings.adapter.distribution
             space = StreamedFullSpace(base, store, backend, distribution=distribution)
             bench.stream = space.stream

@@ -55,6 +55,7 @@ class Executor:
     def __init__(self, app: ClientApp, check: Callable[[bytes], None], secret: bytes) -> None:
         self._app, self._check, self._secret = app, check, secret
         self._checked: set[str] = set()
+        self._last = "", ""
 
     def run(self, address: Callable[[], str], stop: Event) -> None:
         """Answer until told to stop.
@@ -106,7 +107,9 @@ class Executor:
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
         push_task_output(client, context=context, sub_status=status, details=error)
         kind, group = message.metadata.message_type, message.metadata.group_id
-        log.info("answered: %s, round %s, %.2f s", kind, group, time.monotonic() - begun)
+        level = logging.DEBUG if (kind, group) == self._last else logging.INFO
+        self._last = kind, group  # a gateway is asked for its phones every few seconds
+        log.log(level, "answered: %s, round %s, %.2f s", kind, group, time.monotonic() - begun)
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
         batch=min(config.batch, config.micro_batch or config.batch),
         queries=config.queries,
         mode=_MODES[config.grouping],
+        differences=config.differences,
+        curvature=config.learning_rate == "auto",
         quantization=_stored(config),
         top=int(layers.removeprefix("top:")) if layers.startswith("top:") else 0,
         rank=config.adapter.rank,

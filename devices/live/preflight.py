@@ -17,15 +17,20 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from client.streaming.loading import stream_folder, tier_of
+from client.streaming.reading import disk_rate
 from devices.jetson import telemetry
 from devices.live.memory import expected, free_memory, profile_for
 from devices.live.settings import ClientSettings, host_and_port
 from devices.profile import DeviceProfile, load_device
-from shared.config import RunConfig
+from shared.config import ModelSettings, RunConfig
 from shared.errors import SamaraError
 
 _PYTHON = (3, 11)
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
+_PIECES_READ = 16
+_SLOW_STORAGE = 0.7
+"""Of the bandwidth on paper."""
 _CONNECT_SECONDS = 10.0
 _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
 """Seconds. Flower refuses a signed request whose time is so far from the server's own."""
@@ -71,6 +76,8 @@ def checks(settings: ClientSettings) -> Iterator[Check]:
         yield quantization_works(model.device)
     profile = load_device(settings.profile) if settings.profile else profile_for(model.device)
     yield memory(free_memory(model.device), config, profile)
+    if found := storage(model, profile):
+        yield found
     yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")
     yield disk(shutil.disk_usage(settings.folder).free, settings.folder)
     reached, skew = superlink(settings)
@@ -149,6 +156,33 @@ def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
         return Check(Outcome.FAIL, "memory", found, remedy)
     return Check(Outcome.PASS, "memory", found)
+
+
+def storage(model: ModelSettings, profile: DeviceProfile) -> Check | None:
+    """What the disk gives of a streamed model, against the profile; None where none streams."""
+    try:
+        if tier_of(model) != "disk":
+            return None
+        folder = Path(model.path).expanduser()
+        if model.quantization != "none":
+            folder = stream_folder(model)
+        files = sorted(folder.rglob("*.safetensors"), key=lambda file: file.stat().st_size)
+        if not files:
+            return None
+        rate = disk_rate(files[-1], _PIECES_READ)
+    except (SamaraError, OSError) as error:
+        return Check(Outcome.WARN, "storage", _first_line(error), "see what --dry-run takes")
+    found = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
+    if profile.storage is None:
+        return Check(Outcome.PASS, "storage", found)
+    found += f"; {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s on paper"
+    if rate < _SLOW_STORAGE * profile.storage.bandwidth:
+        remedy = (
+            "steps may wait for blocks: move the model to a faster disk, or quantize (--set "
+            "model.quantization=nf4 reads an eighth of float32)"
+        )
+        return Check(Outcome.WARN, "storage", found, remedy)
+    return Check(Outcome.PASS, "storage", found)
 
 
 def power_mode(jetson: bool, mode: str) -> Check:

@@ -41,10 +41,11 @@ _ENVIRONMENT = {
     "FLWR_LOG_LEVEL": "WARNING",
 }
 """A device talks to its server and to nobody else, and Flower not more than it must."""
-_TURNED_AWAY = (
+TURNED_AWAY = (
     "if the server turned it away, its key is not registered there, was revoked, or was connected "
     "within the last minute"
 )
+"""What it may be when a SuperNode ends with an error of its own."""
 
 
 def identified(folder: Path, key: Path | None) -> int:
@@ -124,7 +125,7 @@ class _Client:
             "the trainer", lambda: _python("trainer", settings.folder, parent), environment()
         )
         command = self._supernode_command
-        self._supernode = Child("the SuperNode", command, environment(), hint=_TURNED_AWAY)
+        self._supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
 
     def serve(self) -> None:
         """See `up`."""

@@ -1,6 +1,7 @@
 """The commands about phones: make a program, run the reference phone, let phones attach."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -63,8 +64,10 @@ def export(
     from devices.phone.export import export as write
     from devices.phone.extra import require
     from shared.config import RunConfig
+    from shared.noise import hush
     from shared.settings import parse_assignment
 
+    hush()
     require()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
@@ -87,7 +90,9 @@ def rows(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Of the data: key=value.")
     ] = None,
-    client: Annotated[int, typer.Option(min=0, help="Whose share, with data.clients.")] = 0,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose share, with data.clients; default all.")
+    ] = None,
 ) -> None:
     """Tokenize examples for the reference phone, as an app does with its own.
 
@@ -143,7 +148,7 @@ def up(
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
     """
-    from devices.phone.reference_client.attachment import Door
+    from devices.phone.reference_client.door import Door
     from devices.phone.reference_client.up import up as run
 
     _say()
@@ -160,8 +165,14 @@ def gateway_up(
     superlink: Annotated[str, typer.Option(help="Of the server, host:port.")],
     phones: Annotated[Path, typer.Option(help="Folder of the public keys (*.pem) to admit.")],
     listen: Annotated[str, typer.Option(help="Where phones attach, host:port.")] = "0.0.0.0:9100",
-    cert: Annotated[Path | None, typer.Option(help="Certificate for phones, PEM.")] = None,
-    cert_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    cert: Annotated[
+        Path | None, typer.Option(help="For phones, PEM; without one it makes its own.")
+    ] = None,
+    cert_key: Annotated[Path | None, typer.Option(help="PEM, of --cert.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Name or address that phones use, for the own certificate."),
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="From `samara server keys create`.")] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
@@ -172,8 +183,8 @@ def gateway_up(
 ) -> None:
     """Let phones attach, and pass on what the server asks of them.
 
-    Example: samara gateway up --superlink example.org:8000 --phones phones --cert gateway.pem
-    --cert-key gateway.key --key gateway-node.key --certs ca.pem
+    Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
+    --phones phones --name gateway.example
     """
     from devices.live.settings import host_and_port
     from devices.phone.up import GatewaySettings
@@ -193,6 +204,7 @@ def gateway_up(
             listen,
             cert,
             cert_key,
+            tuple(names or ()),
             superlink,
             key.expanduser().absolute() if key else None,
             certs.expanduser().absolute() if certs else None,
@@ -203,5 +215,6 @@ def gateway_up(
 
 
 def _say() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says is said again in our words
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

@@ -40,6 +40,7 @@ _LOOK_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Of one key."""
 OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port that another process listens on is an error
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     ("grpc.max_concurrent_streams", 4),  # of one connection; a phone has one
@@ -51,6 +52,8 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # of a connection without a stream; a phone opens its stream at once
+    ("grpc.max_connection_idle_ms", 10_000),
 )
 
 
@@ -334,6 +337,8 @@ async def started(
         else:
             port = server.add_insecure_port(address)
     except (RuntimeError, ValueError) as error:
-        raise DeviceError(f"{address}: cannot be opened: {error}") from error
+        raise DeviceError(
+            f"{address}: cannot be opened; is it host:port of this machine, and the port free?"
+        ) from error
     await server.start()
     return server, port

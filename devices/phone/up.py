@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
+import ssl
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +17,10 @@ from typing import Any
 from devices.live.executor import Executor
 from devices.live.pinning import check_bundle
 from devices.live.processes import Child, alone
-from devices.live.up import environment, supernode_command
+from devices.live.up import TURNED_AWAY, environment, supernode_command
 from devices.phone.gateway import Gateway, started
 from devices.phone.relay import relay
+from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
 from shared.signing import normalized
@@ -34,8 +39,9 @@ class GatewaySettings:
         folder: where it keeps its secret and lock.
         phones: folder with the public keys (PEM) that are admitted.
         listen: host:port for phones.
-        certificate: PEM chain for phones; none is plain text.
+        certificate: PEM chain for phones; none makes its own.
         certificate_key: its private key.
+        names: host names and addresses that phones use, for its own certificate.
         superlink: host:port of the server.
         key: the gateway's own, for the SuperLink.
         certificates: CA certificate of the SuperLink.
@@ -48,6 +54,7 @@ class GatewaySettings:
     listen: str
     certificate: Path | None
     certificate_key: Path | None
+    names: tuple[str, ...]
     superlink: str
     key: Path | None
     certificates: Path | None
@@ -56,7 +63,7 @@ class GatewaySettings:
 
 
 class Admitted:
-    """Who may attach: the keys in a folder, read anew at every question.
+    """Who may attach: the keys in a folder, read anew whenever a file of it has changed.
 
     Args:
         folder: of ``*.pem`` files with a public key each.
@@ -64,16 +71,34 @@ class Admitted:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._seen: set[tuple[str, int, int]] = set()
+        self._keys: set[bytes] = set()
 
     def __call__(self, public_key: bytes) -> bool:
         """Whether this key (PEM) is there."""
-        for file in sorted(self._folder.glob("*.pem")):
-            try:
-                if normalized(file.read_bytes()) == public_key:
-                    return True
-            except (OSError, DeviceError) as error:
-                log.warning("%s: %s", file, error)
-        return False
+        if self._seen != (seen := self._stamps()):
+            self._seen, self._keys = seen, set(_read(path for path, _, _ in seen))
+        return public_key in self._keys
+
+    def _stamps(self) -> set[tuple[str, int, int]]:
+        """Path, time of change in nanoseconds and size of each file."""
+        found = set()
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".pem"):
+                    with suppress(FileNotFoundError):  # it has just gone
+                        stat = entry.stat()
+                        found.add((entry.path, stat.st_mtime_ns, stat.st_size))
+        return found
+
+
+def _read(files: Iterable[str]) -> Iterator[bytes]:
+    """The keys in files; one that is damaged is said and passed over."""
+    for file in files:
+        try:
+            yield normalized(Path(file).read_bytes())
+        except (OSError, DeviceError) as error:
+            log.warning("%s: %s", file, error)
 
 
 def up(settings: GatewaySettings) -> None:
@@ -82,7 +107,6 @@ def up(settings: GatewaySettings) -> None:
     Raises:
         DeviceError: if a file, the port or the folder cannot be used.
     """
-    certificate, key = _certificate(settings)
     try:
         make_folder(settings.folder)
         settings.folder.chmod(0o700)
@@ -94,23 +118,36 @@ def up(settings: GatewaySettings) -> None:
         secret = settings.folder / "executor.secret"
         write_durably(secret, secrets.token_hex(32).encode())
         try:
-            _serve(settings, certificate, key, secret)
+            _serve(settings, secret)
         finally:
             secret.unlink(missing_ok=True)
 
 
 def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
+    """What phones know the gateway by, and its private key, PEM; empty for plain text."""
     if settings.insecure:
         return b"", b""
-    if not (settings.certificate and settings.certificate_key):
-        raise DeviceError("--cert and --cert-key are missing: phones attach by TLS")
+    certificate, key = settings.certificate, settings.certificate_key
+    if certificate is None:
+        tls = own_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
+        log.info("phones verify this gateway with %s", tls.authority)
+        certificate, key = tls.certificate, tls.key
+    if key is None:
+        raise DeviceError("--cert needs --cert-key, the certificate's private key")
     try:
-        return settings.certificate.read_bytes(), settings.certificate_key.read_bytes()
-    except OSError as error:
-        raise DeviceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        return certificate.read_bytes(), key.read_bytes()
+    except FileNotFoundError as error:
+        raise DeviceError(f"{certificate} or {key}: {error.strerror}") from error
+    except (OSError, ssl.SSLError) as error:
+        raise DeviceError(
+            f"{certificate} and {key}: not a certificate and its private key without passphrase, "
+            f"in PEM: {error}"
+        ) from error
 
 
-def _serve(settings: GatewaySettings, certificate: bytes, key: bytes, secret: Path) -> None:
+def _serve(settings: GatewaySettings, secret: Path) -> None:
+    certificate, key = _certificate(settings)
     stop, runtime = threading.Event(), ""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -134,7 +171,7 @@ def _serve(settings: GatewaySettings, certificate: bytes, key: bytes, secret: Pa
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
-    supernode = Child("the SuperNode", command, environment())
+    supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
     try:
         supernode.start()
         answering.start()

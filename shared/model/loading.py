@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +23,11 @@ from shared.model.checkpoint import (
     load_quantized,
     parameters_on_meta,
 )
+from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
+from shared.noise import hush
+
+hush()  # transformers imports the noisy ones when it loads a model
 
 Family = Literal["causal", "masked", "encoder"]
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")
@@ -202,6 +207,7 @@ def _loaded(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
         ) from error
     network.eval().requires_grad_(False)
+    use_faster_products(network)
     return BaseModel(
         folder,
         model_id(folder),
@@ -376,6 +382,9 @@ def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
 def _loader(family: Family) -> Any:
     import transformers
 
+    for name in ("torchao", "torch.utils._pytree"):
+        # Where torchao is installed transformers imports it, and it tells of kernels for GPUs.
+        logging.getLogger(name).setLevel(logging.ERROR)
     return {
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError
+from shared.model.products import linear
 
 Quantization = Literal["none", "nf4", "int8"]
 
@@ -56,7 +57,7 @@ class QuantizedLinear(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        return nn.functional.linear(x, self.dequantized(), self.bias)  # type: ignore[arg-type]
+        return linear(x, self.dequantized(), self.bias)  # type: ignore[arg-type]
 
 
 class Nf4Linear(QuantizedLinear):

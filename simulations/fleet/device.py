@@ -34,8 +34,9 @@ class Device:
         profile: in its power mode.
         link: with hours of its own.
         charging: hours of the day at a charger, its own.
-        estimate: of a pass over as many examples as go through it at a time.
-        passes: such passes in a step.
+        estimate: of a step with one micro-batch.
+        measuring: the same of a step that measures curvature.
+        passes: micro-batches that a step's examples are cut into.
         charge: Wh in its battery when the run begins.
     """
 
@@ -45,14 +46,26 @@ class Device:
     link: LinkProfile
     charging: tuple[tuple[float, float], ...]
     estimate: Estimate
+    measuring: Estimate
     passes: int
     charge: float
 
     @property
     def step_seconds(self) -> float:
-        """Of a whole step; adapters are drawn and updated once in it."""
-        time = self.estimate.time
-        return time.adapters + self.passes * (time.total - time.adapters)
+        """Of a step that measures no curvature."""
+        return self._seconds(self.estimate)
+
+    def work(self, steps: int, measuring: int) -> tuple[float, int]:
+        """Seconds that local steps take, and bytes at their peak.
+
+        Args:
+            steps: all of them.
+            measuring: how many of them measure curvature.
+        """
+        plain = steps - measuring
+        own = [self.estimate] * bool(plain) + [self.measuring] * bool(measuring)
+        seconds = plain * self.step_seconds + measuring * self._seconds(self.measuring)
+        return seconds, max(each.memory.total for each in own)
 
     @property
     def watts(self) -> float | None:
@@ -92,6 +105,10 @@ class Device:
         """Whether it hangs at a charger, or has no battery."""
         return not self.group.battery or next_within(self.charging, at) == at
 
+    def _seconds(self, step: Estimate) -> float:
+        """Adapters are drawn and updated once in a step, however often passes are made."""
+        return step.time.adapters + self.passes * (step.time.total - step.time.adapters)
+
     def _has_power(self, at: float, charge: float) -> bool:
         return self.at_charger(at) or charge > self.group.reserve * self.group.battery
 
@@ -126,6 +143,7 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
     ):
         work, passes = _workload(config, trainer, shape, group, own_shape)
         cost = estimate(shape, profile, work)
+        measuring = estimate(shape, profile, replace(work, curvature=True))
         for number in range(len(devices), len(devices) + count):
             random = np.random.default_rng([config.seed, 0, number])
             shift = float(random.uniform(-SHIFT_HOURS, SHIFT_HOURS))
@@ -138,6 +156,7 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
                     link.model_copy(update={"available": list(hours)}),
                     tuple(_shifted(group.charging, shift)),
                     cost,
+                    measuring,
                     passes,
                     group.battery * float(random.uniform(group.reserve, 1.0)),
                 )
@@ -167,7 +186,7 @@ def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tup
 def _workload(
     config: RunConfig, trainer: Trainer, shape: ModelShape, group: DeviceGroup, own_shape: bool
 ) -> tuple[Workload, int]:
-    """A pass of the run's step on a device of a group, and how many a step has."""
+    """The run's step with a micro-batch on a device of a group, and how many of them a step has."""
     clients = config.data.clients
     prompts = [
         prompt
@@ -185,6 +204,7 @@ def _workload(
         batch=examples * round(len(sequences) / len(prompts)),
         queries=config.queries,
         mode=mode,
+        differences=config.differences,
         quantization=group.quantization,
         top=top,
         rank=config.adapter.rank,

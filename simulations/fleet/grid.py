@@ -102,7 +102,7 @@ class FleetGrid(LocalGrid):
     def _begin(self, sent: dict[str, Message]) -> None:
         """Let every device begin with the round's instruction."""
         jobs: dict[str, Job] = {}
-        size, instruction = 0, None
+        size, measuring, instruction = 0, 0, None
         for identifier, message in sent.items():
             number = _client(message)
             frame, more, refusal = self._clients.catch_up(number, message)
@@ -112,8 +112,10 @@ class FleetGrid(LocalGrid):
             if instruction is None:
                 instruction = TrainInstruction.decode(frame)
                 size = _report_size(instruction)
+                measuring = sum(map(instruction.measures_curvature, range(instruction.steps)))
+            down, steps = len(frame) + more, instruction.steps
             jobs[identifier] = self._world.ask(
-                number, instruction.round, len(frame) + more, size, instruction.steps
+                number, instruction.round, down, size, steps, measuring
             )
         if instruction is None:
             return

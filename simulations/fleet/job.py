@@ -48,7 +48,14 @@ class Job:
 
 
 def job(
-    device: Device, at: float, down: int, up: int, steps: int, charge: float, seed: list[int]
+    device: Device,
+    at: float,
+    down: int,
+    up: int,
+    steps: int,
+    charge: float,
+    seed: list[int],
+    measuring: int = 0,
 ) -> Job:
     """Receive an instruction, take its steps, send the report; or fail on the way.
 
@@ -60,6 +67,7 @@ def job(
         steps: local steps.
         charge: Wh in its battery.
         seed: decides about jitter, loss, dropout and slowness.
+        measuring: how many of the steps measure curvature.
     """
     random, group = np.random.default_rng(seed), device.group
     drops, moment, slow = random.random() < group.dropout, random.random(), random.random()
@@ -68,10 +76,10 @@ def job(
     received = download(device.link, down, at, int(seeds[0]))
     if received is None:
         return Job(device.number, "out of reach", at, at, charge=charge)
-    peak = device.estimate.memory.total
-    seconds = steps * device.step_seconds * (group.slowdown if is_slow else 1.0)
+    seconds, peak = device.work(steps, measuring)
+    seconds *= group.slowdown if is_slow else 1.0
     outcome: Outcome = "reported"
-    if not device.estimate.fits:
+    if peak > device.profile.usable_bytes:
         outcome, seconds, peak = "out of memory", 0.0, device.profile.usable_bytes
     elif drops:
         outcome, seconds = "dropped out", moment * seconds

@@ -83,14 +83,23 @@ class FleetWorld:
         """Let a device receive these bytes along with its next instruction."""
         self._owed[number] += size
 
-    def ask(self, number: int, round_number: int, down: int, up: int, steps: int) -> Job:
+    def ask(
+        self,
+        number: int,
+        round_number: int,
+        down: int,
+        up: int,
+        steps: int,
+        measuring: int = 0,
+    ) -> Job:
         """Let a device begin with an instruction now; see `simulations.fleet.job.job`."""
         device, standing = self._devices[number], self._standing[number]
         if not self._jobs:
             self._begun = self._clock
         charge = device.charge_after(standing.charge, standing.since, self._clock)
         down += self._owed[number]
-        done = job(device, self._clock, down, up, steps, charge, [self._seed, round_number, number])
+        seed = [self._seed, round_number, number]
+        done = job(device, self._clock, down, up, steps, charge, seed, measuring)
         if done.outcome == "reported":
             self._due.append(done.ended)
         self._owed[number] = 0

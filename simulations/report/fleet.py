@@ -1,7 +1,7 @@
 """What a fleet's devices of each kind have in common, for tables and figures. Pure."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.result import Fleet, FleetDevice
@@ -64,9 +64,49 @@ def kind_name(device: FleetDevice) -> str:
 
 
 def clock_of(second: float) -> str:
-    """A virtual second as day and time: day 1, 22:05."""
-    minutes = int(second // 60)
-    return f"day {minutes // 1440 + 1}, {minutes // 60 % 24:02}:{minutes % 60:02}"
+    """A virtual second as day and time: day 1, 22:05:30."""
+    minutes, seconds = divmod(int(second), 60)
+    time = f"{minutes // 60 % 24:02}:{minutes % 60:02}:{seconds:02}"
+    return f"day {minutes // 1440 + 1}, {time}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of time.
+
+    Attributes:
+        name: of one.
+        symbol: short for it.
+        seconds: in it.
+    """
+
+    name: str
+    symbol: str
+    seconds: float
+
+
+SECOND, MINUTE, HOUR = (
+    Unit("second", "s", 1.0),
+    Unit("minute", "min", 60.0),
+    Unit("hour", "h", 3600.0),
+)
+
+
+def unit_for(seconds: float) -> Unit:
+    """The largest unit of which a time has two or more; seconds if there is none."""
+    return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
+
+
+def unit_of_parts(kinds: Sequence[Kind]) -> Unit:
+    """In which it is told where the time of devices goes: minutes, or seconds if it is short."""
+    longest = max(max(kind.compute_seconds, kind.waiting_seconds) for kind in kinds)
+    return SECOND if unit_for(longest) is SECOND else MINUTE
+
+
+def span_of(seconds: float) -> str:
+    """A time in the unit that suits it: 42.0 s, 3.5 min, 23.8 h."""
+    unit = unit_for(seconds)
+    return f"{seconds / unit.seconds:.1f} {unit.symbol}"
 
 
 def _kind(name: str, devices: dict[int, FleetDevice]) -> Kind:

@@ -13,7 +13,7 @@ from shared.errors import SamaraError
 from simulations.comparison.comparison import Comparison, p_text, percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
-from simulations.report.fleet import kinds_of
+from simulations.report.fleet import kinds_of, unit_of_parts
 from simulations.report.fleet_figures import fleet_figures
 
 try:
@@ -60,7 +60,11 @@ def page_of(comparison: Comparison) -> str:
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),
         fleets={
-            variant.label: (kinds_of(fleet), fleet_figures(variant.label, variant.first))
+            variant.label: (
+                kinds := kinds_of(fleet),
+                unit_of_parts(kinds),
+                fleet_figures(variant.label, variant.first),
+            )
             for variant in variants
             if (fleet := variant.first.fleet)
         },

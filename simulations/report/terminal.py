@@ -13,7 +13,7 @@ from shared.config import EMBEDDED_DATA
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
-from simulations.report.fleet import clock_of, kinds_of
+from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
 """Of more clients, only the means are."""
@@ -37,8 +37,7 @@ def print_result(folder: Path, result: RunResult) -> None:
         console.print(fleet_table(result.fleet))
         begun, ended = result.fleet.begun, result.fleet.ended
         console.print(
-            f"virtual time: {(ended - begun) / 3600:.2f} h, "
-            f"from {clock_of(begun)} to {clock_of(ended)}",
+            f"virtual time: {span_of(ended - begun)}, from {clock_of(begun)} to {clock_of(ended)}",
             highlight=False,
         )
     console.print(
@@ -86,19 +85,29 @@ def fleet_table(fleet: Fleet) -> Table:
     """What the run took of a device of each kind, on the average."""
     table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
     table.add_column("kind", no_wrap=True)
+    kinds = kinds_of(fleet)
+    unit = unit_of_parts(kinds)
     # Short words, so that all columns fit 80 characters.
-    for column in ("", "step\ns", "work\nmin", "link\ns", "wait\nmin", "kJ", "MiB"):
+    for column in (
+        "",
+        "step\ns",
+        f"work\n{unit.symbol}",
+        "link\ns",
+        f"wait\n{unit.symbol}",
+        "kJ",
+        "MiB",
+    ):
         table.add_column(column, justify="right")
     for column in ("in\ntime", "late", "failed"):
         table.add_column(column, justify="right")
-    for kind in kinds_of(fleet):
+    for kind in kinds:
         table.add_row(
             kind.name.replace(", ", "\n", 1),
             str(kind.count),
             f"{kind.step_seconds:.3g}",
-            f"{kind.compute_seconds / 60:.1f}",
+            f"{kind.compute_seconds / unit.seconds:.1f}",
             f"{kind.transfer_seconds:.1f}",
-            f"{kind.waiting_seconds / 60:.1f}",
+            f"{kind.waiting_seconds / unit.seconds:.1f}",
             "" if kind.energy_joules is None else f"{kind.energy_joules / 1000:.2f}",
             f"{kind.peak_memory_bytes / 2**20:.0f}",
             str(kind.outcomes["reported"]),

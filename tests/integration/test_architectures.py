@@ -119,6 +119,35 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     assert np.abs(together[0] - together[3]).max() > 1e-4
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_behind_its_attention_the_last_block_goes_on_with_what_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    family, build, _ = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
+    base = load_base_model(str(tmp_path))
+    sequences = [(5, 6, 7, 8, 9), (9, 8, 7), (4, 5, 6, 7)]
+    lengths: list[int] = []
+
+    def note(_: Any, __: Any, output: Any) -> None:
+        lengths.append((output[0] if isinstance(output, tuple) else output).shape[1])
+
+    with torch.inference_mode():
+        body = Body(base, 0)
+        whole = body(sequences)
+        base.blocks[-1].register_forward_hook(note)
+        for supervised in ([(4,), (2,), (0,)], [(3, 4), (2,), (0, 1, 2)]):
+            read = body(sequences, 1, supervised)
+            assert read.shape == whole.shape
+            for row, places in enumerate(supervised):
+                torch.testing.assert_close(
+                    read[row, list(places)], whole[row, list(places)], atol=1e-5, rtol=1e-4
+                )
+    # GPT-2 gives its output the shape of its input, OPT's layers see tokens without sequences.
+    assert lengths == ([5, 5] if name in ("GPT-2", "OPT") else [1, 1])
+
+
 def test_positions_behind_the_padding_index_are_not_counted(tmp_path: Path) -> None:
     family, build, _ = ARCHITECTURES["RoBERTa"]
     build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)

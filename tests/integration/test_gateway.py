@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from devices.live.keys import make_key
 from devices.phone import gateway as gateway_module
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
-from devices.phone.reference_client.attachment import Door, answered, attach
+from devices.phone.reference_client.attachment import answered, attach
+from devices.phone.reference_client.door import Door
+from devices.phone.up import Admitted
+from shared.certificates import Tls, own_certificates
 from shared.errors import DeviceError
 from shared.frames import Refusal, token_of
 from shared.identity import device_of
@@ -44,13 +48,14 @@ class Echo:
 class Served:
     """A gateway on a loop of its own."""
 
-    def __init__(self, admitted: Callable[[bytes], bool]) -> None:
+    def __init__(self, admitted: Callable[[bytes], bool], tls: Tls | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.gateway = Gateway(admitted)
-        self._server, self.port = self.run(started(self.gateway, "127.0.0.1:0"))
-        self.door = Door(f"127.0.0.1:{self.port}", insecure=True)
+        proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
+        self._server, self.port = self.run(started(self.gateway, "127.0.0.1:0", *proof))
+        self.door = Door(f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
@@ -297,6 +302,74 @@ def test_who_attaches_too_often_must_wait(
             served.until(lambda gateway: not gateway.attached)
         with pytest.raises(grpc.RpcError, match="too often"):
             list(_opened(channel, keys[0]))
+
+
+def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
+    keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "phones"
+    folder.mkdir()
+    admitted, file = Admitted(folder), folder / "one.pem"
+    assert not admitted(keys[0].public)
+    file.touch()
+    assert not admitted(keys[0].public)
+    assert "one.pem: not a public key" in caplog.text
+    file.write_bytes(keys[0].public)
+    assert admitted(keys[0].public)
+    assert not admitted(keys[1].public)
+    (folder / "two.pem").write_bytes(keys[1].public)
+    (folder / "three.txt").write_bytes(keys[2].public)
+    assert admitted(keys[1].public)
+    assert not admitted(keys[2].public)
+    file.unlink()
+    assert not admitted(keys[0].public)
+    assert admitted(keys[1].public)
+
+
+class Once(threading.Event):
+    """Tells a phone to end when it begins to wait for its next try."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_over_tls_the_right_authority_gets_in_and_nobody_else(
+    keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls, other = (own_certificates(tmp_path / name, []) for name in ("own", "other"))
+    served = Served(lambda key: True, tls)
+    address, phone = served.door.address, Echo(device_of(keys[0].public))
+    try:
+        with attached(served, keys[0], phone):
+            assert sorted(served.ask(Work.HELLO, b"", SECONDS)) == [phone.device]
+        for door, problem in (
+            (Door(address, other.authority), "certificate is not accepted: .*; give the gateway's"),
+            (Door(address), "certificate is not accepted"),
+            (Door(address, insecure=True), "it speaks TLS; give --certs"),
+        ):
+            caplog.clear()
+            attach(phone, keys[1], door, Once())  # type: ignore[arg-type]
+            assert re.search(problem, caplog.text)
+            assert served.gateway.attached == [phone.device]
+        with pytest.raises(DeviceError, match=r"own/ca\.key: not a certificate"):
+            attach(phone, keys[0], Door(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
+    finally:
+        served.close()
+
+
+def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
+    served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(served.door.address, own_certificates(tmp_path / "tls", []).authority)
+    attach(Echo(device_of(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
+    assert "it does not speak TLS" in caplog.text
+    assert served.gateway.attached == []
+
+
+def test_a_port_that_is_taken_is_said(served: Served) -> None:
+    with pytest.raises(DeviceError, match=f"127.0.0.1:{served.port}: cannot be opened"):
+        served.run(started(served.gateway, f"127.0.0.1:{served.port}"))
 
 
 def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:

@@ -11,6 +11,7 @@ from helpers import delta_of, history_of, instruction_with
 from phones import exported
 from typer.testing import CliRunner
 
+from benchmarks.phone_loop import compiled, course, eager
 from client.memory import FolderMemory
 from client.session import Session
 from client.trainer import Trainer, figures
@@ -23,7 +24,7 @@ from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
 from devices.phone.reference_client.trainer import PhoneTrainer
-from devices.phone.tokenize import rows_text
+from devices.phone.tokenize import rows_text, write_rows
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError, DataError, DeviceError
@@ -187,6 +188,25 @@ def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: 
 
 
 @pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
+    made: Any, delegate: str, tmp_path: Path
+) -> None:
+    settings, file = made(delegate)
+    trainer, program = Trainer(RunConfig.of(settings, "test")), Program(file)
+    lines, size = tmp_path / "rows.jsonl", trainer.layout.size
+    lines.write_text(rows_text(trainer, 0, 3))
+    rows = read_rows(lines, program.manifest)[Split.TRAIN]
+    asked = instruction_with(steps=8, queries=2, batch=2, layout_hash=trainer.layout.hash)
+    expected = course(eager(trainer, 3), size, asked, rows.labels)
+    fed = course(compiled(program, rows), size, asked, rows.labels, expected.estimates)
+    assert np.any(expected.state)
+    np.testing.assert_array_equal(fed.state, expected.state)
+    np.testing.assert_allclose(fed.losses, expected.losses, atol=1e-5)
+    own = course(compiled(program, rows), size, asked, rows.labels)
+    np.testing.assert_allclose(own.losses, expected.losses, atol=1e-3)
+
+
+@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
 def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str) -> None:
     _, file = made(delegate)
     program = Program(file)
@@ -275,6 +295,17 @@ def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path
     manifest_file(copy).write_text("{}")
     with pytest.raises(DeviceError, match="not a manifest"):
         Program(copy)
+
+
+def test_rows_are_of_all_users_unless_a_client_is_named(
+    made: Any, data_file: Path, tmp_path: Path
+) -> None:
+    settings, program = made()
+    config, out = RunConfig.of(settings, "test"), tmp_path / "rows.jsonl"
+    shares = [write_rows(config, program, client, out) for client in range(3)]
+    count = write_rows(config, program, None, out)
+    assert count == sum(shares) == len(data_file.read_text().splitlines())
+    assert count == len(out.read_text().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Rig:
         queries: int = 1,
         update: Update = PLAIN,
         hold: bool = False,
-        after_measuring: Callable[[], None] = lambda: None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> list[float]:
         """Steps with the engine's MeZO estimator; everything that was measured."""
         descent = Descent(self.space, update, hold)
@@ -124,8 +124,8 @@ class Rig:
             )
             found = carried_out(mezo.estimate(seeds, batches[:, :3], EPSILON), self.losses_of)
             measured += [*found.gradients.tolist(), found.mean_loss]
-            after_measuring()
             descent.step(Step(seeds, found.gradients, RATE, EPSILON))
+            after_step()
         return measured
 
 
@@ -229,8 +229,7 @@ def test_what_travels_compressed_is_rounded_once_per_step(
             first += tensor.size
 
     rounded()
-    wanted = resident.train(4, after_measuring=rounded)
-    rounded()
+    wanted = resident.train(4, after_step=rounded)
     assert streamed.train(4) == wanted
     assert isinstance(streamed.space, StreamedFullSpace)
     streamed.space.flush()

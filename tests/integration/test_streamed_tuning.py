@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import samara
 from client.tuning.run import tune
+from client.tuning.settings import TuneSettings
 from client.tuning.zeroth_order import BLOCKS_FOLDER
 from shared.errors import ConfigError
 
@@ -53,11 +54,34 @@ def test_a_streamed_run_ends_with_the_result_of_a_resident_one(
     assert not (folder / BLOCKS_FOLDER).exists()
 
 
-def test_a_run_that_is_stopped_goes_on_streamed(settings: Settings) -> None:
-    def stop(done: int, whole: int) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
+def stop(done: int, whole: int) -> None:
+    if done == 3:
+        raise KeyboardInterrupt
 
+
+@pytest.mark.parametrize("travels", ["bfloat16", "float8"])
+@pytest.mark.parametrize("tier", ["disk", "host"])
+def test_what_travels_compressed_goes_on_to_the_same_bits(
+    travels: str, tier: str, settings: Settings
+) -> None:
+    def asked(name: str) -> TuneSettings:
+        more = {"method": "mezo", "space": "full", "model__stream": tier}
+        return tuning_of(at(settings, name), **more, stream_compression=travels)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(asked("stopped"), stop)
+    assert results_of(tuned(asked("stopped"))) == results_of(tuned(asked("whole")))
+
+
+@pytest.mark.parametrize("more", [{"space": "full"}, {"space": "lora", "model__stream": "disk"}])
+def test_compression_is_for_all_parameters_that_stream(
+    more: dict[str, str], settings: Settings
+) -> None:
+    with pytest.raises(ConfigError, match="set space to full and model"):
+        tuning_of(settings, method="mezo", stream_compression="float8", **more)
+
+
+def test_a_run_that_is_stopped_goes_on_streamed(settings: Settings) -> None:
     resident = tuned(tuning_of(at(settings, "resident"), method="mezo", space="full"))
     streamed = tuning_of(settings, method="mezo", space="full", model__stream="disk")
     with pytest.raises(KeyboardInterrupt):

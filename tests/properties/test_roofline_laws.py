@@ -11,6 +11,7 @@ from devices.footprint import footprint
 from devices.profile import DeviceProfile, shipped_devices
 from devices.roofline import Mode, Quantization, Workload, step_time
 from devices.shape import BUILT_IN, model_shape
+from shared.directions import Differences
 
 DEVICES = shipped_devices()
 SHAPES = [model_shape(name) for name in BUILT_IN]
@@ -20,6 +21,8 @@ WORK = st.builds(
     batch=st.integers(1, 64),
     queries=st.integers(1, 32),
     mode=st.sampled_from(get_args(Mode)),
+    differences=st.sampled_from(get_args(Differences)),
+    curvature=st.booleans(),
     quantization=st.sampled_from(get_args(Quantization)),
     top=st.integers(0, 22),
     rank=st.integers(1, 64),
@@ -45,7 +48,7 @@ def test_more_work_takes_no_less(
 @given(st.sampled_from(SHAPES), st.sampled_from(DEVICES), WORK)
 def test_time_is_between_physical_limits(shape: Any, device: DeviceProfile, work: Workload) -> None:
     time = step_time(shape, device, work)
-    tokens = work.passes * work.rows_per_pass * work.sequence
+    tokens = sum(rows * passes for rows, passes in work.passes) * work.sequence
     # Never faster than the processor on paper; the last block may run at fewer positions.
     inner = replace(work, supervised=0)
     operations = (

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from streams import save_shape
 
@@ -15,6 +17,7 @@ from client.streaming import loading
 from client.streaming.bucket import Bucket
 from client.streaming.loading import load, tier_of
 from client.streaming.places import places_in
+from client.streaming.reading import read_directly
 from client.streaming.sizes import Sizes, sizes_of
 from client.streaming.store import FileStore, allocated, copied_to_files
 from client.streaming.stream import BlockStream
@@ -29,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
     return save_shape(tmp_path, "Llama", True)
 
 
-def settings_of(folder: Path, **settings: Any) -> ModelSettings:
-    given = {"path": str(folder), "stream": "disk"} | settings
+def settings_of(folder: Path, **more: Any) -> ModelSettings:
+    given = {"path": str(folder), "stream": "disk"} | more
     return ModelSettings.model_validate(given, by_alias=False, by_name=True)
 
 
-def stream_of(folder: Path) -> BlockStream:
-    loaded = load(settings_of(folder))
+def stream_of(folder: Path, **more: Any) -> BlockStream:
+    loaded = load(settings_of(folder, **more))
     assert loaded.store is not None
     return BlockStream(loaded.base, loaded.store)
 
@@ -58,10 +61,42 @@ def test_a_file_that_goes_missing_and_comes_back(folder: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
-def test_a_file_that_becomes_shorter(folder: Path) -> None:
-    stream = stream_of(folder)
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_that_becomes_shorter(direct: bool, folder: Path) -> None:
+    stream = stream_of(folder, stream_direct=direct)
     os.truncate(folder / FILE, (folder / FILE).stat().st_size // 2)
     with pytest.raises(ModelError, match=r"is truncated: it ends before byte .* get it again"):
+        through(stream)
+
+
+@settings(max_examples=50)
+@given(first=st.integers(0, 20_000), size=st.integers(1, 20_000))
+def test_direct_reads_give_the_same_bytes(
+    first: int, size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "numbers"
+    content = bytes(index * index % 251 for index in range(20_000))
+    file.write_bytes(content)
+    place = bytearray(size)
+    if first + size <= len(content):
+        read_directly(file, first, memoryview(place))
+        assert place == content[first : first + size]
+    else:
+        with pytest.raises(ModelError, match="is truncated"):
+            read_directly(file, first, memoryview(place))
+
+
+def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.open
+
+    def refuse(file: Any, flags: int, *more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return whole(file, flags, *more)
+
+    stream = stream_of(folder, stream_direct=True)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ModelError, match=r"takes no direct reads; leave model\.stream-direct out"):
         through(stream)
 
 

@@ -1,24 +1,35 @@
 """Predicted steps: published cells, parts, memory, and what the command says."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import samara
+from client.estimators import prge
+from client.estimators.prge import Trial, carried_out
+from client.forward.grouping import GROUPINGS, grouped, points_per_pass
 from devices.estimate import estimate
 from devices.footprint import footprint
 from devices.profile import load_device
 from devices.roofline import LOGIT_TILE_BYTES, Mode, Workload, step_time
 from devices.shape import BUILT_IN, Linear, model_shape
+from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
+from shared.layout import ADAPTER_GROUP, Layout, Tensor
+from shared.model.head import VOCABULARY_TILE_BYTES
+from shared.model.lora_fa import Points
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")
+LAYOUT = Layout((Tensor("b", 1, 1, ADAPTER_GROUP),), 1, 1.0, 0, "gaussian")
 
 
 def test_the_stored_residuals_are_those_of_the_model() -> None:
@@ -39,9 +50,6 @@ def test_the_stored_residuals_are_those_of_the_model() -> None:
 
 
 def test_what_the_client_has_too_is_the_same() -> None:
-    from client.forward.grouping import GROUPINGS, points_per_pass
-    from shared.model.head import VOCABULARY_TILE_BYTES
-
     assert get_args(Mode) == GROUPINGS
     assert LOGIT_TILE_BYTES == VOCABULARY_TILE_BYTES
     for mode in get_args(Mode):
@@ -108,6 +116,42 @@ def test_grouping_reads_the_weights_less_often() -> None:
     assert times["outer"].dequantization == pytest.approx(2 * times["both"].dequantization)
 
 
+@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("differences", get_args(Differences))
+@pytest.mark.parametrize("curvature", [False, True])
+def test_passes_are_those_of_the_client(
+    mode: Mode, differences: Differences, curvature: bool
+) -> None:
+    """The trials of its estimator, grouped as its engine groups them."""
+    found: Counter[int] = Counter()
+
+    def losses_of(trial: Trial) -> Any:
+        z = torch.zeros(len(trial.seeds), 1) if len(trial.seeds) else None
+        points = Points(LAYOUT, torch.zeros(1), z, trial.epsilon, trial.signs)
+        found.update(len(places) * len(trial.batch) for places, _ in grouped(points, mode))
+        return np.zeros(points.count)
+
+    seeds, batch = np.arange(3, dtype=np.uint64), np.arange(4)
+    carried_out(prge.estimate(seeds, batch, 0.01, curvature, differences), losses_of)
+    work = Workload(batch=4, queries=3, mode=mode, differences=differences, curvature=curvature)
+    expected: Counter[int] = Counter()
+    for rows, passes in work.passes:
+        expected[rows] += passes
+    assert expected == found
+
+
+def test_forward_differences_take_less_time_and_memory() -> None:
+    work = Workload(queries=4, batch=4)
+    forward = replace(work, differences="forward")
+    times = [step_time(TINY, ORIN, each) for each in (work, forward)]
+    assert 4 / 8 < times[1].products / times[0].products <= 5 / 8
+    peaks = [footprint(TINY, ORIN, each) for each in (work, forward)]
+    assert peaks[1].activations == peaks[0].activations // 2
+    measured = replace(forward, curvature=True)
+    assert footprint(TINY, ORIN, measured) == peaks[0]
+    assert step_time(TINY, ORIN, measured).total > times[0].total
+
+
 def test_blocks_below_the_adapters_run_once_per_example() -> None:
     work = Workload(queries=4, batch=4, mode="both")
     whole, top = step_time(TINY, ORIN, work), step_time(TINY, ORIN, replace(work, top=2))
@@ -154,6 +198,9 @@ def test_the_command_prints_one_object() -> None:
     assert said["peak_memory_bytes"] == sum(said["peak_memory_parts_bytes"].values())
     assert said["energy_joules"] == pytest.approx(15 * said["step_seconds"])
     assert said["fits"] is True
+    arguments += " --differences forward --queries 4"
+    result = CliRunner().invoke(samara.app, [*arguments.split(), "--json"])
+    assert json.loads(result.output)["differences"] == "forward"
 
 
 def test_the_commands_for_people() -> None:

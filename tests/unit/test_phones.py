@@ -149,6 +149,27 @@ def test_what_nobody_answers_in_its_time_is_forgotten(
     assert grid._relayed == grid._places == {}
 
 
+def test_an_answer_that_nobody_fetches_is_forgotten(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, post = world
+    phones = [node for node, key in post.nodes().items() if key]
+    messages = [
+        message_to(node, kind, "1", b"do it", CatchUp(), 60.0)
+        for kind in (MessageType.TRAIN, MessageType.QUERY)
+        for node in phones
+    ]
+    fetched, *others = post.push_messages(messages)
+    grid, clock = post._grid, time.monotonic()
+    assert len(list(grid.pull_messages([fetched]))) == 1
+    assert set(grid._ready) == set(others)
+    monkeypatch.setattr(
+        "server.phones.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
+    )
+    post.nodes()
+    assert grid._ready == {}
+
+
 def test_a_phone_cannot_be_another_device(world: Any) -> None:
     app, post = world
     (one, key), (other, _) = app.keys.items()

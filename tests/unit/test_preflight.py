@@ -1,4 +1,5 @@
 import http.server
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import samara
 from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
+from devices.live import preflight
 from devices.live.memory import expected, free_memory, profile_for
 from devices.live.preflight import (
     Check,
@@ -21,6 +23,7 @@ from devices.live.preflight import (
     power_mode,
     python_version,
     quantization_works,
+    storage,
     superlink,
     torch_works,
 )
@@ -32,7 +35,7 @@ from devices.live.settings import (
     torch_device,
 )
 from devices.profile import load_device, shipped_devices
-from shared.config import RunConfig
+from shared.config import ModelSettings, RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
 
 GIB = 2**30
@@ -182,6 +185,29 @@ def test_memory_is_weighed_against_model_and_profile(model_folder: Callable[[str
     assert memory(8 * GIB, elsewhere, board).outcome is Outcome.WARN
     assert memory(8 * GIB, RunConfig(), profile_for("cpu")).outcome is Outcome.PASS
     assert profile_for("cuda:1").compute.processor == "gpu"
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.5, Outcome.WARN), (0.9, Outcome.PASS)])
+def test_a_disk_that_is_slower_than_its_profile_says(
+    share: float,
+    outcome: Outcome,
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = next(load_device(d.name) for d in shipped_devices() if d.storage is not None)
+    assert board.storage is not None
+    rate = share * board.storage.bandwidth
+    model = ModelSettings(path=str(model_folder("causal")))
+    assert storage(model, board) is None
+    streamed = model.model_copy(update={"stream": "disk"})
+    found = storage(streamed, board)
+    assert found is not None
+    assert re.search(r"\d MB/s of .*safetensors; .* on paper", found.finding)
+    monkeypatch.setattr(preflight, "disk_rate", lambda file, pieces: rate)
+    found = storage(streamed, board)
+    assert found is not None
+    assert found.outcome is outcome
+    assert f"{rate / 1e6:,.0f} MB/s" in found.finding
 
 
 def test_disk_and_power_mode() -> None:

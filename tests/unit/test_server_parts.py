@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.superlink.grid import HttpGrid, http_grid
 
 from server import post
 from server.bundle import bundle
-from server.certificates import given_certificates, own_certificates
+from server.certificates import given_certificates
 from server.health import Health
 from server.keys import Keys
 from server.superlink import DOOR_PATH, Door, is_open_to
+from shared.certificates import own_certificates
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.events import Tail
 from shared.identity import device_of
+from shared.signing import PhoneKey
 
 
 def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
@@ -48,6 +52,26 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
         keys.check(kitchen, device)
     keys.check(garage, device_of(garage))
     assert "is not registered here" in keys.refusal(b"another")
+
+
+def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
+    secret = Keys(tmp_path / "elsewhere").create("phone")
+    public = PhoneKey(secret).public
+    keys, file = Keys(tmp_path / "keys"), tmp_path / "phone.pem"
+    file.write_bytes(public.replace(b"\n", b"\r\n"))
+    added = keys.add("pocket", file)
+    assert (added.name, added.device) == ("pocket", device_of(public))
+    keys.check(public, device_of(public))
+    with pytest.raises(SamaraError, match="has this key, or one of the same index"):
+        keys.add("pocket-again", file)
+    with pytest.raises(SamaraError, match="choose another"):
+        keys.add("pocket", file)
+    rsa = generate_private_key(65537, 2048).public_key()
+    file.write_bytes(rsa.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    for damaged in (file, secret, tmp_path / "none.pem"):
+        with pytest.raises(SamaraError, match=f"{damaged.name}: "):
+            keys.add("another", damaged)
+    assert [key.name for key in keys.all()] == ["pocket"]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 65])

@@ -15,6 +15,7 @@ from simulations.engine import FIRST_CLIENT_NODE
 from simulations.fleet.device import Device, counts_of
 from simulations.fleet.job import Job, job
 from simulations.fleet.world import FleetWorld
+from simulations.report.fleet import clock_of, span_of
 
 HOUR = 3600.0
 NOON = 12 * HOUR
@@ -29,8 +30,11 @@ def device_of(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> 
         link = link.model_copy(update={"available": list(own.available)})
     device = load_device(profile)
     work = Workload(sequence=32, batch=4, queries=4, quantization=own.quantization, supervised=1)
-    cost = estimate(model_shape("tinyllama-1.1b"), device, work)
-    return Device(number, own, device, link, own.charging, cost, 1, own.battery)
+    shape = model_shape("tinyllama-1.1b")
+    cost, measuring = (
+        estimate(shape, device, replace(work, curvature=curvature)) for curvature in (False, True)
+    )
+    return Device(number, own, device, link, own.charging, cost, measuring, 1, own.battery)
 
 
 def done(device: Device, at: float = NOON, seed: int = 0, charge: float | None = None) -> Job:
@@ -55,6 +59,14 @@ def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
     adapters = one.estimate.time.adapters
     assert adapters > 0
     assert two.step_seconds == pytest.approx(2 * one.step_seconds - adapters)
+
+
+def test_steps_that_measure_curvature_take_longer() -> None:
+    device = device_of(quantization="nf4")
+    extra = device.measuring.time.total - device.step_seconds
+    assert 0 < extra < device.step_seconds
+    found = job(device, NOON, 1_000, 100, 5, device.charge, [0], measuring=2)
+    assert found.compute == pytest.approx(5 * device.step_seconds + 2 * extra)
 
 
 def test_a_model_that_does_not_fit_ends_the_job_at_once_with_its_peak() -> None:
@@ -169,6 +181,19 @@ def test_a_continued_fleet_goes_on_where_its_rounds_ended() -> None:
         world.ask(0, 2, 1_000, 100, 5).charge, abs=1e-5
     )
     assert again.of_run(rounds)["fleet"]["devices"]["0"]["outcomes"] == {"reported": 1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0.0 s"), (5.84, "5.8 s"), (119.0, "119.0 s"), (120.0, "2.0 min"), (85_500.0, "23.8 h")],
+)
+def test_a_span_is_told_in_the_unit_that_suits_it(seconds: float, told: str) -> None:
+    assert span_of(seconds) == told
+
+
+def test_a_moment_is_told_to_the_second() -> None:
+    assert clock_of(NOON + 5.84) == "day 1, 12:00:05"
+    assert clock_of(24 * HOUR + 61) == "day 2, 00:01:01"
 
 
 def test_mistakes_in_groups_are_reported_together() -> None:

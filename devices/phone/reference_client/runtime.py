@@ -5,7 +5,6 @@ them over as torch's own, so torch is loaded beneath it; nothing here computes w
 bindings for Kotlin, Swift and C++ need none.
 """
 
-import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from devices.phone.manifest import Manifest
 from shared.directions import Distribution
 from shared.errors import DeviceError
 from shared.layout import Layout
+from shared.noise import hush
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 
@@ -176,7 +176,7 @@ def load(file: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logging.getLogger("executorch").setLevel(logging.ERROR)
+            hush()
             from executorch.extension.pybindings.portable_lib import _load_for_executorch
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error

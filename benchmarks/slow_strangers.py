@@ -1,0 +1,93 @@
+"""Connections to a gateway that are made and then held open: a byte now and then, or nothing.
+
+What is called slow loris. Each kind stops at another point: before TLS, before HTTP/2, in the
+middle of a frame, after the settings, and in the middle of the proof.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import struct
+import time
+from pathlib import Path
+
+MOST_SECONDS = 60.0
+"""Whoever is still there then was not sent away."""
+_BETWEEN_BYTES = 1.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS, _END_HEADERS = 0, 1, 4, 4
+_CALL = {
+    ":method": "POST",
+    ":scheme": "https",
+    ":path": "/samara.Gateway/Attach",
+    ":authority": "127.0.0.1",
+    "content-type": "application/grpc",
+    "te": "trailers",
+}
+_MESSAGE = struct.pack(">BI", 0, 1000)
+"""The head of a message of 1,000 bytes."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """An HTTP/2 frame (RFC 9113, section 4.1)."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header field without indexing, new name (RFC 7541, section 6.2.2), both under 127 bytes."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+_HELLO = _PREFACE + frame(_SETTINGS, 0, 0, b"")
+_CALLED = _HELLO + frame(_HEADERS, _END_HEADERS, 1, b"".join(literal(*f) for f in _CALL.items()))
+KINDS: dict[str, tuple[bool, bytes, bytes]] = {
+    "no TLS": (False, b"\x16\x03\x01\x02\x00", b"\1"),
+    "no HTTP/2": (True, b"", b""),
+    "half a frame": (True, _HELLO + frame(_HEADERS, 0, 1, bytes(4096))[:9], b"\0"),
+    "no call": (True, _HELLO, b""),
+    "half a proof": (True, _CALLED + frame(_DATA, 0, 1, _MESSAGE), frame(_DATA, 0, 1, b"\0")),
+}
+"""Whether TLS is spoken, what is said at once, and what every second."""
+
+
+async def held(port: int, kind: str, authority: Path) -> float | None:
+    """Hold a connection of a kind open; returns after how many seconds it ended, None if never."""
+    tls, first, then = KINDS[kind]
+    context = ssl.create_default_context(cafile=str(authority)) if tls else None
+    if context:
+        context.set_alpn_protocols(["h2"])
+    begun = time.monotonic()
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        try:
+            writer.write(first)
+            trickling = asyncio.create_task(_trickled(writer, then))
+            try:
+                async with asyncio.timeout(MOST_SECONDS):
+                    while await reader.read(2**16):
+                        pass
+            except TimeoutError:
+                return None
+            finally:
+                trickling.cancel()
+        finally:
+            writer.close()
+    return time.monotonic() - begun
+
+
+async def _trickled(writer: asyncio.StreamWriter, some: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while some:
+            await asyncio.sleep(_BETWEEN_BYTES)
+            writer.write(some)
+            await writer.drain()
+
+
+async def all_held(port: int, count: int, authority: Path) -> dict[str, list[float | None]]:
+    """Hold so many connections at once, in turn of each kind; see `held`."""
+    kinds = [list(KINDS)[n % len(KINDS)] for n in range(count)]
+    ended = await asyncio.gather(*(held(port, kind, authority) for kind in kinds))
+    found: dict[str, list[float | None]] = {}
+    for kind, seconds in zip(kinds, ended, strict=True):
+        found.setdefault(kind, []).append(seconds)
+    return found

@@ -1,0 +1,95 @@
+"""Where a gateway is, and why its door stays shut."""
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shared.errors import DeviceError
+from shared.wire import MAX_FRAME_BYTES
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
+    # the gateway answers a ping once a minute at most
+    ("grpc.keepalive_time_ms", 240_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a gateway is.
+
+    Attributes:
+        address: host:port.
+        authority: PEM of the certificate authority; None takes the system's.
+        insecure: plain text.
+    """
+
+    address: str
+    authority: Path | None = None
+    insecure: bool = False
+
+    def channel(self) -> Any:
+        """A connection.
+
+        Raises:
+            DeviceError: if the authority is no certificate that can be read.
+        """
+        if self.insecure:
+            return grpc.insecure_channel(self.address, OPTIONS)
+        self._context()
+        authority = self.authority.read_bytes() if self.authority else None
+        credentials = grpc.ssl_channel_credentials(authority)
+        return grpc.secure_channel(self.address, credentials, OPTIONS)
+
+    def problem(self) -> str:
+        """What is wrong with TLS between here and the gateway, and the remedy; empty if nothing.
+
+        gRPC tells who cannot connect no more than that a handshake failed, if so much.
+
+        Raises:
+            DeviceError: if the authority is no certificate that can be read.
+        """
+        try:
+            self._shake_hands(_unverified() if self.insecure else self._context())
+        except ssl.SSLCertVerificationError as error:
+            return (
+                f"its certificate is not accepted: {error.verify_message}; give the gateway's "
+                "authority with --certs, and a host name that its certificate is for"
+            )
+        except ssl.SSLError:
+            return "" if self.insecure else "it does not speak TLS; is it the gateway's port?"
+        except OSError:
+            return ""
+        return "it speaks TLS; give --certs instead of --insecure" if self.insecure else ""
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(
+                cafile=str(self.authority) if self.authority else None
+            )
+        except OSError as error:  # ssl.SSLError is one
+            raise DeviceError(
+                f"{self.authority}: not a certificate (PEM) that can be read: {error}"
+            ) from error
+
+    def _shake_hands(self, context: ssl.SSLContext) -> None:
+        context.set_alpn_protocols(["h2"])
+        host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
+        with (
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
