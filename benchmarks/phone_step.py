@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[Delegate, PhoneQuantization]] = {
 }
 EAGER: dict[str, Grouping] = {"eager": "both", "eager-twice": "outer"}
 TWICE = "-twice"
-REPETITIONS, SECONDS = 7, 20.0
+REPETITIONS, SECONDS = 7, 10.0
 """Of each kind: at most so many, and fewer where they would take longer."""
 
 

@@ -2,8 +2,8 @@
 
 torchao's weight-only int8 loses its scale when XNNPACK takes the product over. So int8 codes are
 multiplied by their scales in the graph, as the eager layer does, and the product is a batched one,
-which takes a weight that is computed. The 4-bit form also quantizes inputs: smaller and faster,
-with noise in the projected gradients.
+which takes a weight that is computed. The 4-bit form also quantizes inputs: smaller, with noise in
+the projected gradients.
 """
 
 import types
