@@ -56,6 +56,8 @@ BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
 PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 """That of each phone's program."""
 GATEWAY, EVERYBODY = "gateway", "everybody"
+OPEN = "phones attach at port"
+"""What a gateway says when they can."""
 MODEL = str(embedded_folder())
 """By its path, like the task: by their names, both go with messages that a run deals itself."""
 TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
@@ -128,9 +130,14 @@ def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:
     before = live.last()
     live.clients[GATEWAY].kill()
     live.clients[GATEWAY].wait()
-    begun = time.monotonic()
+    begun, starts = time.monotonic(), live.said(GATEWAY).count(OPEN)
     start_gateway(live, address, door)
-    live.wait(lambda: f"{len(PHONES)} phones" in again(live), "the phones")
+
+    def all_there() -> bool:
+        *earlier, since = live.said(GATEWAY).split(OPEN)
+        return len(earlier) > starts and f"{len(PHONES)} phones attached" in since
+
+    live.wait(all_there, "the phones")
     attached = time.monotonic() - begun
     for name in PHONES:
         live.wait_for_report(name)
@@ -143,11 +150,6 @@ def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:
     }
 
 
-def again(live: LiveRun) -> str:
-    """What the gateway has said since it was started last."""
-    return live.said(GATEWAY).rpartition("phones attach at port")[2]
-
-
 def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any]:
     """Serve all rounds; returns the figures."""
     address = live.address
@@ -156,7 +158,7 @@ def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any
     live.start_server()
     live.wait(lambda: live.said().count("may join") == len(live.names), "the server")
     start_gateway(live, address, door)
-    live.wait(lambda: "phones attach" in live.said(GATEWAY), "the gateway")
+    live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
     for name in PHONES:
         start_phone(live, name, door)
     for name, quantization in BOARDS.items():
@@ -232,7 +234,7 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
     for name, quantization in BOARDS.items():
         settings = own | {"model.quantization": quantization, "data.clients": 1, "threads": 1}
         trainer = Trainer(RunConfig.of(live.settings | settings, "mixed run"))
-        test = trainer.share(0, 1, Split.TEST)
+        test = trainer.share(0, 0, Split.TEST)
         found[name] = [
             float((trainer.scores(state, test).argmax(1) == test.labels).mean())
             for state in (np.zeros_like(final), final)

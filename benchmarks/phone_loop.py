@@ -108,7 +108,7 @@ def course(
         labels: int64 [n], of the training examples.
         fed: whose projected gradients are applied; by default the engine's own.
     """
-    steps, state = OwnSteps(instruction, 0, labels), zero_state(size)
+    steps, state = OwnSteps(instruction, 0, labels, classes=0), zero_state(size)
     pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     estimates, losses = [], []
 

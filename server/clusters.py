@@ -80,6 +80,35 @@ def asked_scalars(config: RunConfig) -> tuple[int, int]:
     return steps, losses // (steps * (queries + 1))
 
 
+def finding(config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes) -> TrainInstruction:
+    """What devices are asked so that clusters are found.
+
+    Args:
+        config: of the run.
+        run_id: of the run, 8 bytes.
+        layout_hash: of the adapter, 32 bytes.
+        start: digest of the base's state, 32 bytes.
+    """
+    steps, batch = asked_scalars(config)
+    return TrainInstruction(
+        run_id=run_id,
+        round=1,
+        track=GROUPING_TRACK,
+        steps=steps,
+        queries=config.queries,
+        batch=batch,
+        seed_policy=SeedPolicy.SHARED,
+        root=round_root(config.seed, 0, GROUPING_TRACK),
+        epsilon=config.epsilon,
+        learning_rate=0.0,
+        clip=config.clip,
+        deadline=config.cohort.timeout,
+        layout_hash=layout_hash,
+        start_digest=start,
+        differences="forward",
+    )
+
+
 @dataclass
 class Groups:
     """Who belongs to which cluster, and why.
@@ -240,25 +269,9 @@ class Clusters(Strategy):
 
     def _scalars(self, members: Sequence[Member], grid: Grid) -> dict[int, NDArray[np.float64]]:
         """What these devices answer, by device; who does not answer soundly stays without."""
-        settings = self._config
-        steps, batch = asked_scalars(settings)
-        instruction = TrainInstruction(
-            run_id=self._run_id,
-            round=1,
-            track=GROUPING_TRACK,
-            steps=steps,
-            queries=settings.queries,
-            batch=batch,
-            seed_policy=SeedPolicy.SHARED,
-            root=round_root(settings.seed, 0, GROUPING_TRACK),
-            epsilon=settings.epsilon,
-            learning_rate=0.0,
-            clip=settings.clip,
-            deadline=settings.cohort.timeout,
-            layout_hash=self._layout.hash,
-            start_digest=digest(self._layout.hash, zero_state(self._layout.size)),
-            differences="forward",
-        )
+        settings, layout = self._config, self._layout
+        start = digest(layout.hash, zero_state(layout.size))
+        instruction = finding(settings, self._run_id, layout.hash, start)
         frame, seconds = instruction.encode(), settings.cohort.timeout
         messages = [
             message_to(member.node, MessageType.TRAIN, "groups", frame, CatchUp(), seconds)

@@ -90,7 +90,9 @@ def rows(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Of the data: key=value.")
     ] = None,
-    client: Annotated[int, typer.Option(min=0, help="Whose share, with data.clients.")] = 0,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Whose share, with data.clients; default all.")
+    ] = None,
 ) -> None:
     """Tokenize examples for the reference phone, as an app does with its own.
 

@@ -11,13 +11,13 @@ from shared.files import write_durably
 from shared.frames import Split
 
 
-def write_rows(config: RunConfig, program: Path, client: int, out: Path) -> int:
-    """Write a client's examples as JSONL.
+def write_rows(config: RunConfig, program: Path, client: int | None, out: Path) -> int:
+    """Write a phone's examples as JSONL.
 
     Args:
         config: names model, task and data.
         program: whose shape and layout they must fit; longer texts are cut to it.
-        client: which of ``data.clients``.
+        client: which of ``data.clients``; None takes all examples there are.
         out: file.
 
     Returns:
@@ -32,7 +32,7 @@ def write_rows(config: RunConfig, program: Path, client: int, out: Path) -> int:
     trainer = Trainer(config.model_copy(update={"model": model}))
     if trainer.model_id.hex() != manifest.model_id:
         raise DataError(f"{program}: made of another model than {config.model.path}")
-    text = rows_text(trainer, client, config.data.clients)
+    text = rows_text(trainer, client or 0, 0 if client is None else config.data.clients)
     try:
         write_durably(out, text.encode())
     except OSError as error:
@@ -41,7 +41,7 @@ def write_rows(config: RunConfig, program: Path, client: int, out: Path) -> int:
 
 
 def rows_text(trainer: Trainer, client: int, clients: int) -> str:
-    """One JSON object a line: ids, label and split."""
+    """One JSON object a line: ids, label and split; of one of so many clients, 0 is of all."""
     lines = []
     for split in Split:
         share = trainer.share(client, clients, split)

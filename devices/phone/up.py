@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.live.executor import Executor
+from devices.live.keys import device_of_key
 from devices.live.pinning import check_bundle
 from devices.live.processes import Child, alone
 from devices.live.up import TURNED_AWAY, environment, supernode_command
@@ -112,6 +113,7 @@ def up(settings: GatewaySettings) -> None:
         settings.folder.chmod(0o700)
     except OSError as error:
         raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
+    _check_node(settings)
     if not settings.phones.is_dir():
         raise DeviceError(f"{settings.phones}: no folder; put the phones' public keys there")
     with alone(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
@@ -121,6 +123,18 @@ def up(settings: GatewaySettings) -> None:
             _serve(settings, secret)
         finally:
             secret.unlink(missing_ok=True)
+
+
+def _check_node(settings: GatewaySettings) -> None:
+    """What Flower's SuperNode would only fail at, again and again."""
+    if settings.key:
+        device_of_key(settings.key)
+    try:
+        ssl.create_default_context(cafile=settings.certificates)
+    except OSError as error:  # ssl.SSLError is one
+        raise DeviceError(
+            f"{settings.certificates}: not a certificate (PEM) that can be read: {error}"
+        ) from error
 
 
 def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:

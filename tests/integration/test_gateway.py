@@ -8,9 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from devices.live.keys import make_key
 from devices.phone import gateway as gateway_module
+from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
 from devices.phone.reference_client.attachment import answered, attach
 from devices.phone.reference_client.door import Door
@@ -324,6 +326,42 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     file.unlink()
     assert not admitted(keys[0].public)
     assert admitted(keys[1].public)
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "problem"),
+    [
+        ("--key", None, "the key cannot be read"),
+        ("--key", "a key", "not an OpenSSH private key"),
+        ("--certs", None, "not a certificate"),
+        ("--certs", "a certificate", "not a certificate"),
+        ("--cert", None, "No such file"),
+        ("--cert", "a certificate", "not a certificate and its private key"),
+        ("--phones", None, "no folder"),
+    ],
+)
+def test_what_a_gateway_is_told_is_checked_before_anything_runs(
+    option: str, content: str | None, problem: str, keys: list[PhoneKey], tmp_path: Path
+) -> None:
+    own_certificates(tmp_path, [])
+    (tmp_path / "phones").mkdir()
+    wrong = tmp_path / "wrong"
+    if content is not None:
+        wrong.write_text(content)
+    options = {
+        "--key": tmp_path / "0.key",
+        "--certs": tmp_path / "ca.pem",
+        "--cert": tmp_path / "server.pem",
+        "--cert-key": tmp_path / "server.key",
+        "--phones": tmp_path / "phones",
+        "--home": tmp_path / "home",
+    }
+    words = [str(word) for pair in (options | {option: wrong}).items() for word in pair]
+    result = CliRunner().invoke(gateway_app, ["up", "--superlink", "127.0.0.1:1", *words])
+    assert isinstance(result.exception, DeviceError)
+    assert "wrong" in str(result.exception)
+    assert problem in str(result.exception)
+    assert not (tmp_path / "home" / "executor.secret").exists()
 
 
 class Once(threading.Event):

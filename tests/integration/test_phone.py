@@ -24,7 +24,7 @@ from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
 from devices.phone.reference_client.trainer import PhoneTrainer
-from devices.phone.tokenize import rows_text
+from devices.phone.tokenize import rows_text, write_rows
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError, DataError, DeviceError
@@ -295,6 +295,17 @@ def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path
     manifest_file(copy).write_text("{}")
     with pytest.raises(DeviceError, match="not a manifest"):
         Program(copy)
+
+
+def test_rows_are_of_all_users_unless_a_client_is_named(
+    made: Any, data_file: Path, tmp_path: Path
+) -> None:
+    settings, program = made()
+    config, out = RunConfig.of(settings, "test"), tmp_path / "rows.jsonl"
+    shares = [write_rows(config, program, client, out) for client in range(3)]
+    count = write_rows(config, program, None, out)
+    assert count == sum(shares) == len(data_file.read_text().splitlines())
+    assert count == len(out.read_text().splitlines())
 
 
 @pytest.mark.parametrize(

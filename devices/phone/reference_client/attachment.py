@@ -45,6 +45,7 @@ def attach(phone: Phone, key: PhoneKey, door: Door, stop: threading.Event) -> No
                     failures = 0
                     if stop.is_set():
                         return
+            log.info("%s: the gateway has ended the stream", door.address)
         except grpc.RpcError as error:
             if error.code() in _FINAL:
                 raise DeviceError(

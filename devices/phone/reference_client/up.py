@@ -6,13 +6,16 @@ import threading
 from pathlib import Path
 
 from client.memory import FolderMemory
+from devices.live.processes import alone
+from devices.phone.extra import require
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.door import Door
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program
 from devices.phone.reference_client.trainer import PhoneTrainer
-from shared.errors import SamaraError
+from shared.errors import DeviceError, SamaraError
+from shared.files import make_folder
 from shared.identity import device_of
 from shared.signing import PhoneKey
 
@@ -25,8 +28,19 @@ def up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: Do
     """Check the program, attach, and answer until SIGINT or SIGTERM.
 
     Raises:
-        SamaraError: if program, rows or key cannot be used, or the gateway turns this phone away.
+        SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
+            process uses the folder, or the gateway turns this phone away.
     """
+    require()
+    try:
+        make_folder(home)
+    except OSError as error:
+        raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
+    with alone(home / "phone.lock", "another `samara phone up` uses this folder"):
+        _up(program_file, rows_file, key_file, home, door)
+
+
+def _up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: Door) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
