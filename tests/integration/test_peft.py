@@ -158,9 +158,14 @@ def test_a_run_is_exported_globally_and_for_one_client(
 
 @pytest.mark.parametrize("method", ["local", "ditto", "mixture", "partial"])
 def test_every_method_s_own_model_is_exported(
-    method: str, tmp_path: Path, model_folder: ModelFolder, data_file: Path
+    method: str,
+    tmp_path: Path,
+    model_folder: ModelFolder,
+    data_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The private ledger replayed by hand, and put together as the method says."""
+    monkeypatch.setattr("client.personalize.kept_share", lambda loss_of: 0.25)
     model, part = model_folder("causal"), "*1.self_attn.q_proj"
     folder = simulated(
         model, data_file, tmp_path / "run", method=method, personal__part=f"label bias, {part}"
