@@ -2,8 +2,8 @@
 
 import logging
 
-_NOISY = ("executorch", "torchao", "torch.utils._pytree")
-"""ExecuTorch's extra brings kernels for other machines, which say that they cannot be loaded."""
+_NOISY = ("executorch", "torchao", "torch.utils._pytree", "bitsandbytes")
+"""The extras bring kernels for other machines, which say that they cannot be loaded."""
 
 
 def hush() -> None:

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -382,9 +381,6 @@ def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
 def _loader(family: Family) -> Any:
     import transformers
 
-    for name in ("torchao", "torch.utils._pytree"):
-        # Where torchao is installed transformers imports it, and it tells of kernels for GPUs.
-        logging.getLogger(name).setLevel(logging.ERROR)
     return {
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,
