@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster_budget --data DATA --model MODEL --out FILE --seeds 12
 
-The gradients of all sentences at the base are taken once (kept in FILE), so that many divisions of
+The gradients of sentences at the base are taken once (kept in FILE), so that many divisions of
 SST-2 among clients can be tried for next to nothing: clients answer as they would, with losses to
 first order in ε. benchmarks/cluster_groups.py has a few such cases with real losses.
 """
@@ -30,7 +30,7 @@ from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 
-TASK, CLIENTS, RANK = "sst2", 8, 4
+TASK, CLIENTS, RANK, DRAW = "sst2", 8, 4, 99
 UNIT = 2.0**-11
 """Of directions."""
 
@@ -50,10 +50,11 @@ class Sentences:
     gradients: NDArray[np.float32]
 
     @classmethod
-    def of(cls, data: Path, model: str, file: Path) -> "Sentences":
-        """All training sentences; from a file if it is there."""
+    def of(cls, data: Path, model: str, file: Path, count: int) -> "Sentences":
+        """So many training sentences, drawn at random; from a file if it is there."""
         lines = (data / "train.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        drawn = np.random.default_rng(DRAW).permutation(len(lines))[:count]
+        rows = [json.loads(lines[index]) for index in drawn]
         if not file.exists():
             settings = ModelSettings.model_validate({"path": model, "max-length": 64})
             frozen = Frozen(TASK, settings, AdapterSettings(rank=RANK, alpha=4.0))
@@ -114,8 +115,9 @@ def main() -> None:
     parser.add_argument("--alphas", type=float, nargs="+", default=[5.0, 1.0])
     parser.add_argument("--rounds", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--sentences", type=int, default=2400)
     given = parser.parse_args()
-    here = Sentences.of(given.data, given.model, given.out)
+    here = Sentences.of(given.data, given.model, given.out, given.sentences)
     table = Table("alpha", "rounds", "scalars", "batch", "losses", "all right", "clients right")
     for alpha in given.alphas:
         for rounds in given.rounds:

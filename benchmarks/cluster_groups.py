@@ -27,7 +27,7 @@ from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 from simulations.simulate import simulate
 
-KEPT = {"train": 6920, "validation": 160, "test": 400}
+KEPT = {"train": 2400, "validation": 160, "test": 400}
 
 
 def swapped(data: str, folder: Path, clients: int, alpha: float, seed: int) -> list[float]:

@@ -125,7 +125,7 @@ class CohortSettings(Section):
     )
     clusters: int = Field(2, ge=2, le=64, description="groups of clients, of method cluster")
     grouping_rounds: int = Field(
-        4, ge=1, description="rounds of the budget that find these groups, before the first"
+        16, ge=1, description="rounds of the budget that find these groups, before the first"
     )
 
 
