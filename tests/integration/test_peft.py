@@ -197,7 +197,9 @@ def test_every_method_s_own_model_is_exported(
     found = theirs(model, tmp_path / "adapter")
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     _, common = ours(model, to_float32(w), settings)
-    assert (found - common).abs().max() > 1e-4
+    # On a model of random numbers a mixture may find that nothing of p is worth keeping.
+    if method != "mixture" or np.abs(to_float32(p)).max() > 1e-6:
+        assert (found - common).abs().max() > 1e-4
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
