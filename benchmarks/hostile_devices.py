@@ -14,6 +14,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,14 +90,16 @@ def attack(folder: Path, rounds: int, hostile: int) -> tuple[Counter[str], list[
     settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
     del settings["out"]
     memory: list[dict[str, int]] = []
-    with LiveRun(folder, settings, names, address) as live:
+    with LiveRun(folder, settings, names, address) as live, ExitStack() as devices:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(names), "the server")
         assert live.server is not None, "it was started above"
         for number, name in enumerate(names):
             kind = Device if number < HONEST else HostileDevice
             ca = live.run / "certificates" / "ca.pem"
-            kind(number, len(names), address, ca, live.key(name)).start()
+            device = kind(number, len(names), address, ca, live.key(name))
+            device.start()
+            devices.callback(device.end)
         for number in range(1, rounds):
             live.wait_for_round(number)
             if number % max(1, rounds // 10) == 0:

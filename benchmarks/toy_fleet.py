@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -42,7 +43,7 @@ _POLL_SECONDS = 0.3
 
 
 class Device(threading.Thread):
-    """One device; ends with the process."""
+    """One device; ends with the process, or when it is told to."""
 
     def __init__(
         self, number: int, devices: int, superlink: str, ca: Path | None, key: Path | None
@@ -53,25 +54,37 @@ class Device(threading.Thread):
         self._keys = _keys(key) if key else None
         self._device = device_of_key(key) if key else number
         self._state = RecordDict()
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Leave after the message under way."""
+        self._ended.set()
+        self.join()
 
     def run(self) -> None:
         """Answer messages; when the SuperLink dies, keep the connection and try again."""
         host, port = self._superlink.rsplit(":", 1)
         while not _listens(host, int(port)):
-            time.sleep(_POLL_SECONDS)
-        with http_request_response(
-            self._superlink, self._ca is None, self._ca, self._keys, max_retries=0
-        ) as connection:
-            node, receive, *_ = connection
-            while True:
-                try:
-                    if received := receive():
-                        self._answer(node, *received, connection)
-                        continue
-                except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
-                    # the SuperLink is gone for now, or the run of the message is over
-                    logging.warning("device %d: %r", self._number, error)
-                time.sleep(_POLL_SECONDS)
+            if self._ended.wait(_POLL_SECONDS):
+                return
+        stack = ExitStack()
+        connection = stack.enter_context(
+            http_request_response(
+                self._superlink, self._ca is None, self._ca, self._keys, max_retries=0
+            )
+        )
+        node, receive, *_ = connection
+        while not self._ended.is_set():
+            try:
+                if received := receive():
+                    self._answer(node, *received, connection)
+                    continue
+            except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
+                # the SuperLink is gone for now, or the run of the message is over
+                logging.warning("device %d: %r", self._number, error)
+            self._ended.wait(_POLL_SECONDS)
+        with suppress(httpx.HTTPError):  # it may be gone for good
+            stack.close()
 
     def reply(self, message: Message, context: Context) -> Message:
         """What it answers."""
