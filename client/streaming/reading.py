@@ -30,7 +30,7 @@ def read(file: Path, first: int, place: memoryview) -> None:
     Raises:
         ModelError: if the file is missing, truncated, or cannot be read.
     """
-    _read(file, os.O_RDONLY, first, place)
+    _read(file, os.O_RDONLY, first, place, len(place))
 
 
 def read_directly(file: Path, first: int, place: memoryview) -> None:
@@ -69,8 +69,8 @@ def disk_rate(file: Path, pieces: int) -> float:
     return size / (time.perf_counter() - begun)
 
 
-def _read(file: Path, flags: int, first: int, place: memoryview, needed: int | None = None) -> None:
-    needed = len(place) if needed is None else needed
+def _read(file: Path, flags: int, first: int, place: memoryview, needed: int) -> None:
+    """Fill a place with at least so many bytes; a direct read may give more."""
     try:
         descriptor = os.open(file, flags)
         try:
