@@ -57,7 +57,7 @@ class Frozen:
         with torch.no_grad():
             self._scorer = scorer_for(self._base, load_task(task), model.max_length, self._body)
         inside = inject(self._base, adapter, self._scorer.labels)
-        self._layout = inside.layout
+        self.layout = inside.layout
         top = Body(self._base, inside.first_block)
         self._forward = ResidentForward(inside, self._scorer, top)
 
@@ -70,9 +70,9 @@ class Frozen:
 
     def gradient(self, text: str) -> NDArray[np.float64]:
         """Of the difference of the two labels' scores by the adapter's numbers, and it, [d + 1]."""
-        numbers = torch.zeros(self._layout.size, requires_grad=True)
+        numbers = torch.zeros(self.layout.size, requires_grad=True)
         prompt = self._scorer.prompt(text)
-        one, other = self._forward.one_pass(Points(self._layout, numbers), [prompt])[0, 0]
+        one, other = self._forward.one_pass(Points(self.layout, numbers), [prompt])[0, 0]
         (other - one).backward()
         assert numbers.grad is not None
         return np.append(numbers.grad.numpy(), float(other.detach() - one.detach()))

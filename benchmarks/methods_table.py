@@ -1,9 +1,10 @@
 """Every method with the settings that a sweep chose for it, several seeds each, as one comparison.
 
-    samara simulate benchmarks/methods/messages.toml --sweep benchmarks/methods/sweep.toml \\
-        --set data.clients=24 --set data.seed=8 --set cohort.newcomers=0 --out FOLDER/sweep
+    samara simulate benchmarks/methods/messages.toml \\
+        --sweep benchmarks/methods/messages-sweep.toml --set data.clients=100 \\
+        --set data.seed=8 --set cohort.newcomers=0 --out FOLDER/sweep
     python -m benchmarks.methods_table --sweep FOLDER/sweep --out FOLDER/table --seeds 0 1 2 \\
-        --set data.clients=64 --set data.seed=7 --set cohort.newcomers=4
+        --set data.clients=104 --set data.seed=7 --set cohort.newcomers=4
 
 What has ended is in FOLDER/table/METHOD-SEED, and the same command goes on from there; --seconds
 ends it between two runs. --words adds base rates with words (benchmarks/words_baseline.py).

@@ -90,18 +90,19 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
     """Tune methods, and say of every run what it reached on validation."""
     from rich.console import Console
 
+    from shared.result import RunResult
     from simulations.progress import watched
-    from simulations.sweep import Sweep
+    from simulations.sweep import Sweep, validated
     from simulations.sweep import sweep as run_all
 
     plan, folder = Sweep.read(file), out or Path("runs/sweep")
 
-    def run(config: "RunConfig") -> Path:
+    def run(config: "RunConfig") -> tuple[float, float]:
         with watched(config, brief=True) as on_message:
             from simulations.simulate import simulate as run_one
 
             logging.getLogger("flwr").setLevel(logging.WARNING)
-            return run_one(config, on_message)
+            return validated(RunResult.read(run_one(config, on_message)))
 
     console = Console()
     for trial in run_all(base, plan, run, folder):

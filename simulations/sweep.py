@@ -115,7 +115,7 @@ class Trial:
 
 
 def sweep(
-    base: RunConfig, plan: Sweep, run: Callable[[RunConfig], Path], out: Path
+    base: RunConfig, plan: Sweep, run: Callable[[RunConfig], tuple[float, float]], out: Path
 ) -> Iterator[Trial]:
     """Tune every method of a plan; the folder then holds sweep.json and METHOD.toml of each.
 
@@ -124,7 +124,7 @@ def sweep(
     Args:
         base: the settings that are not tried, and the budget of rounds.
         plan: what is tried.
-        run: trains and returns the run's folder.
+        run: trains, and returns accuracy and loss on validation (`validated`).
         out: folder of the sweep.
 
     Yields:
@@ -145,8 +145,7 @@ def sweep(
             for index in left:
                 folder = out / method / f"rung-{rung}" / f"trial-{index + 1}"
                 share = 0.5 ** (plan.rungs - rung)
-                run(_configured(base, method, points[index], share, folder))
-                figures = validated(RunResult.read(folder))
+                figures = run(_configured(base, method, points[index], share, folder))
                 place = str(folder.relative_to(out))
                 trial = Trial(method, rung, index + 1, points[index], *figures, place)
                 results.append(trial)

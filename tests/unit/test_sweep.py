@@ -23,7 +23,7 @@ class Runs:
     def __init__(self) -> None:
         self.configs: list[RunConfig] = []
 
-    def __call__(self, config: RunConfig) -> Path:
+    def __call__(self, config: RunConfig) -> tuple[float, float]:
         self.configs.append(config)
         rng = np.random.default_rng(0)
         rate = config.learning_rate
@@ -36,7 +36,7 @@ class Runs:
         )
         best_on_test = dict.fromkeys(range(5), 0.5 + rate)
         result["evaluations"].append(evaluation(9, "test", **{"global": column(best_on_test, rng)}))
-        return write_result(Path(config.out), result)
+        return validated(RunResult.read(write_result(Path(config.out), result)))
 
 
 def plan(**changes: Any) -> Sweep:

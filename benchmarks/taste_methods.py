@@ -1,0 +1,48 @@
+"""Settings of every method, found on a model that is linear around its base: a sweep in minutes.
+
+    python -m benchmarks.taste_methods SCENARIO --sweep SWEEP.toml --out FOLDER \\
+        --set data.path=FILE --set model.path=MODEL
+
+Every trial runs on the linear model (benchmarks/linear_model.py), twice, along other directions,
+and is judged on validation texts as `samara simulate --sweep` judges it; FOLDER then holds the same
+files, METHOD.toml and sweep.json. Tasks of two labels, and all methods but cluster.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.linear_model import LinearRun, LinearUsers
+from shared.config import RunConfig, load_scenario
+from simulations.sweep import Sweep, sweep
+
+DRAWS = (0, 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--sweep", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    given = parser.parse_args(arguments)
+    config = load_scenario(given.scenario, given.settings)
+    given.out.mkdir(parents=True, exist_ok=True)
+    users = LinearUsers.of(config, given.out / "gradients.npy")
+
+    def validated(trial: RunConfig) -> tuple[float, float]:
+        found = [LinearRun(users, trial, draw).judged("validation") for draw in DRAWS]
+        accuracy, _, loss = np.mean(found, axis=0)
+        return float(accuracy), float(loss)
+
+    console = Console(width=140, highlight=False)
+    for trial in sweep(config, Sweep.read(given.sweep), validated, given.out):
+        settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
+        console.print(f"{trial.method}: {trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})")
+
+
+if __name__ == "__main__":
+    main()
