@@ -22,7 +22,7 @@ from simulations.comparison.columns import (
 )
 from simulations.comparison.statistics import Numbers
 
-_OF_A_REPETITION = {"seed", "out", "threads", "model.path", "data.path"}
+_OF_A_REPETITION = {"seed", "out", "threads", "trunk-cache", "model.path", "data.path"}
 """Settings that may differ between repetitions; model and data are known by their content."""
 _LISTED = 5
 BASELINES = ("global", "local")

@@ -65,6 +65,12 @@ def test_seeds_are_averaged_within_a_client(compared: Compared) -> None:
     assert len(both.accuracy) == 12
 
 
+def test_threads_and_a_cache_make_no_other_variant(compared: Compared) -> None:
+    one = result_of(seed=0, threads=1, trunk_cache=2**28)
+    other = result_of(seed=1, threads=2, trunk_cache=2**30)
+    assert len(compared(one, other).field.variants) == 1
+
+
 def test_other_settings_are_another_variant(compared: Compared) -> None:
     comparison = compared(
         result_of(30, learning_rate=0.1), result_of(30, gain=0.0, learning_rate=0.02)
