@@ -219,13 +219,9 @@ class Comparison:
     def labels(self) -> dict[str, str]:
         """What every variant is: its runs, its seeds, and the settings of its own."""
         described = {}
-        for index, variant in enumerate(self.field.variants):
+        for variant in self.field.variants:
             seeds = ", ".join(str(run.result.config.get("seed")) for run in variant.runs)
-            own = [
-                f"{key} = {values[index]}"
-                for key, values in self.field.differing.items()
-                if key not in ("seed", "threads")
-            ]
+            own = [f"{key} = {value}" for key, value in self.field.own(variant).items()]
             parts = [", ".join(str(run.folder) for run in variant.runs), f"seed {seeds}", *own]
             described[variant.label] = "; ".join(parts)
         return described

@@ -24,6 +24,15 @@ from simulations.comparison.statistics import Numbers
 
 _OF_A_REPETITION = {"seed", "out", "threads", "trunk-cache", "model.path", "data.path"}
 """Settings that may differ between repetitions; model and data are known by their content."""
+_READ_BY = {
+    "learning-rate": {"global", "finetune", "ditto", "mixture", "partial", "cluster"},
+    "personal.learning-rate": {"local", "finetune", "ditto", "mixture", "partial"},
+    "personal.pull": {"ditto"},
+    "personal.part": {"partial"},
+    "cohort.clusters": {"cluster"},
+    "cohort.grouping-rounds": {"cluster"},
+}
+"""Which methods read a setting that not all of them do."""
 _LISTED = 5
 BASELINES = ("global", "local")
 """Methods that the others are held against."""
@@ -129,6 +138,15 @@ class Field:
     left_out: tuple[int, ...]
     differing: dict[str, tuple[object, ...]]
 
+    def own(self, variant: Variant) -> dict[str, object]:
+        """The settings in which a variant differs from others, as far as its method reads them."""
+        index = self.variants.index(variant)
+        return {
+            key: values[index]
+            for key, values in self.differing.items()
+            if variant.method in _READ_BY.get(key, {variant.method})
+        }
+
     @property
     def methods(self) -> bool:
         """Whether the variants make clients' models by different methods."""
@@ -181,12 +199,15 @@ class Field:
         return [(first.arms[name], first.arms[other]) for name in tested for other in baselines]
 
     def main_pair(self) -> tuple[Arm, Arm]:
-        """The pair that answers the question that one comes with."""
+        """The pair that answers the question that one comes with.
+
+        Of different methods the best, against the best of what it is held against.
+        """
         if self.methods:
             pairs = self.pairs()
             methods = {v.label for v in self.variants if v.method not in BASELINES}
             own = [pair for pair in pairs if pair[0].variant in methods] or pairs
-            return max(own, key=lambda pair: pair[0].accuracy.mean())
+            return max(own, key=lambda pair: (pair[0].accuracy.mean(), pair[1].accuracy.mean()))
         first, last = self.variants[0], self.variants[-1]
         names = [name for name in last.arms if name in first.arms]
         if first is not last:
@@ -230,7 +251,7 @@ def field_of(folders: Sequence[Path]) -> Field:
         for label, group in zip(_labels(list(groups.values())), groups.values(), strict=True)
     )
     configs = [variant.first.config for variant in variants]
-    keys = dict.fromkeys(key for config in configs for key in config if key != "out")
+    keys = {key: None for config in configs for key in config if key not in _OF_A_REPETITION}
     differing = {key: tuple(config.get(key) for config in configs) for key in keys}
     return Field(
         variants,

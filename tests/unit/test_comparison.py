@@ -232,6 +232,26 @@ def test_methods_are_held_against_global_local_and_what_needs_no_training(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_the_answer_is_about_the_best_method_and_its_best_rival(compared: Compared) -> None:
+    gains = {"global": 0.0, "local": 0.05, "finetune": 0.08, "ditto": 0.09}
+    runs = [
+        result_of(30, personal=method != "global", gain=gain, method=method)
+        for method, gain in gains.items()
+    ]
+    assert compared(*runs).answer().startswith("ditto serves clients better than local: +")
+
+
+def test_only_settings_that_a_method_reads_are_told_of_it(compared: Compared) -> None:
+    runs = _of_methods()
+    for run, rate in zip(runs, (0.1, 0.2, 0.3, 0.4), strict=True):
+        run["config"] |= {"personal.pull": rate / 8, "personal.learning-rate": rate, "rounds": 9}
+    labels = compared(*runs).labels()
+    assert {name for name in METHODS if "personal.pull" in labels[name]} == {"ditto"}
+    assert {name for name in METHODS if "personal.learning-rate" in labels[name]} == {*METHODS} - {
+        "global"
+    }
+
+
 def test_newcomers_stand_apart(compared: Compared) -> None:
     comparison = compared(*_of_methods(cohort__newcomers=4))
     assert comparison.field.clients == tuple(range(26))
