@@ -67,7 +67,13 @@ class LinearUsers:
 
     @classmethod
     def of(cls, config: RunConfig, file: Path) -> "LinearUsers":
-        """The clients of a run; the gradients are taken from a file, or taken and kept there."""
+        """The clients of a run.
+
+        Args:
+            config: gives task, data, model and adapters.
+            file: where the gradients are kept, once taken; another model, adapter or task needs
+                another file.
+        """
         rows, _ = divided(config.task, config.data)
         frozen = Frozen(config.task, config.model, config.adapter)
         texts = sorted({example.text for some in rows.values() for _, example in some})
@@ -100,7 +106,7 @@ class LinearRun:
         self._users, self._config, self._exact = users, config, exact
         self._parts = composition(config, users.layout)
         self._rng = np.random.default_rng(draw)
-        self._training = range(config.data.clients - config.cohort.newcomers)
+        self._training = range(config.newcomers.start)
 
     def judged(self, split: str) -> tuple[float, float, float]:
         """Accuracy, macro-F1 and loss of the clients that train, with the models they get."""

@@ -5,7 +5,8 @@
 
 Every trial runs on the linear model (benchmarks/linear_model.py), twice, along other directions,
 and is judged on validation texts as `samara simulate --sweep` judges it; FOLDER then holds the same
-files, METHOD.toml and sweep.json. Tasks of two labels, and all methods but cluster.
+files, METHOD.toml and sweep.json. In the end it tells what the chosen settings give on test texts.
+Tasks of two labels, and all methods but cluster.
 """
 
 import argparse
@@ -33,15 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     users = LinearUsers.of(config, given.out / "gradients.npy")
 
-    def validated(trial: RunConfig) -> tuple[float, float]:
-        found = [LinearRun(users, trial, draw).judged("validation") for draw in DRAWS]
-        accuracy, _, loss = np.mean(found, axis=0)
-        return float(accuracy), float(loss)
+    def judged(run: RunConfig, split: str) -> tuple[float, float, float]:
+        found = [LinearRun(users, run, draw).judged(split) for draw in DRAWS]
+        accuracy, macro_f1, loss = np.mean(found, axis=0)
+        return float(accuracy), float(macro_f1), float(loss)
 
-    console = Console(width=140, highlight=False)
-    for trial in sweep(config, Sweep.read(given.sweep), validated, given.out):
+    def validated(run: RunConfig) -> tuple[float, float]:
+        accuracy, _, loss = judged(run, "validation")
+        return accuracy, loss
+
+    plan, console = Sweep.read(given.sweep), Console(width=140, highlight=False)
+    for trial in sweep(config, plan, validated, given.out):
         settings = ", ".join(f"{key} = {value}" for key, value in trial.choices.items())
         console.print(f"{trial.method}: {trial.accuracy:.2%}, loss {trial.loss:.4f} ({settings})")
+    for method in plan.methods:
+        accuracy, macro_f1, _ = judged(load_scenario(given.out / f"{method}.toml", []), "test")
+        console.print(f"{method}, test: accuracy {accuracy:.1%}, macro-F1 {macro_f1:.1%}")
 
 
 if __name__ == "__main__":
