@@ -3,7 +3,7 @@
 The gradients of all texts at the base are taken once; around it the difference of two labels'
 scores is linear in the trained numbers, label bias and all. Projected gradients are then exact
 derivatives along random directions, and rounding, clipping and weights of reports are left out.
-For tasks of two labels, and all methods but cluster.
+For tasks of two labels.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,25 @@ from numpy.typing import NDArray
 
 from benchmarks.frozen_baseline import Frozen
 from benchmarks.words_baseline import divided
+from client.estimators.prge import Trial, carried_out
 from client.methods import composition, kept_share, pull
+from client.own_steps import OwnSteps
+from server.clusters import finding
+from server.groups import grouped
 from shared.config import RunConfig
+from shared.directions import directions
+from shared.frames import TrainInstruction
 from shared.layout import Layout
 from shared.tasks.metrics import Confusion
 
 Floats = NDArray[np.float64]
+UNIT = 2.0**-11
+"""Of directions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """One client's texts of one split.
+    """Texts with one client's labels.
 
     Attributes:
         gradients: of the two labels' difference by the trained numbers, float64 [n, d].
@@ -46,11 +54,32 @@ class Texts:
         answers = self.margins + self.gradients @ numbers > 0
         return Confusion.of(self.labels, answers.astype(np.int64), 2)
 
-    def slope(self, numbers: Floats, batch: NDArray[np.int64]) -> Floats:
-        """Gradient of the mean loss of a batch, float64 [d]."""
-        gradients = self.gradients[batch]
-        chance = 1 / (1 + np.exp(-self.margins[batch] - gradients @ numbers))
-        return (chance - self.labels[batch]) @ gradients / len(batch)
+    def slope(self, numbers: Floats) -> Floats:
+        """Gradient of the mean loss, float64 [d]."""
+        chance = 1 / (1 + np.exp(-self.margins - self.gradients @ numbers))
+        return (chance - self.labels) @ self.gradients / len(self.labels)
+
+    def some(self, batch: NDArray[np.int64]) -> "Texts":
+        """Those of a batch."""
+        return Texts(self.gradients[batch], self.margins[batch], self.labels[batch])
+
+    def scalars(self, asked: TrainInstruction, device: int) -> Floats:
+        """What a client reports of the base, float64 [steps, q]; losses to first order in ε."""
+        base = np.zeros(self.gradients.shape[1])
+
+        def losses_of(trial: Trial) -> Floats:
+            batch = self.some(trial.batch)
+            loss = batch.loss(base)
+            if not len(trial.seeds):
+                return np.array([loss])
+            z = directions(trial.seeds, len(base), "gaussian") * UNIT
+            along = z @ batch.slope(base)
+            return np.concatenate([loss + sign * asked.epsilon * along for sign in trial.signs])
+
+        own = OwnSteps(asked, device, self.labels, classes=2)
+        for _ in range(asked.steps):
+            own.taken(carried_out(own.estimator(), losses_of))
+        return own.report(bytes(8)).gradients.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +120,7 @@ class LinearUsers:
 
 
 class LinearRun:
-    """A run of any method but cluster.
+    """A run of any method.
 
     Args:
         users: of the data.
@@ -110,20 +139,36 @@ class LinearRun:
 
     def judged(self, split: str) -> tuple[float, float, float]:
         """Accuracy, macro-F1 and loss of the clients that train, with the models they get."""
-        w, found = self._federated(), []
-        for client in self._training:
+        found = []
+        for client, w in self._federated().items():
             own, texts = w + self._private(w, client), self._users.splits[split][client]
             confusion = texts.confusion(own)
             found.append((confusion.accuracy, confusion.macro_f1, texts.loss(own)))
         accuracy, macro_f1, loss = np.mean(found, axis=0)
         return float(accuracy), float(macro_f1), float(loss)
 
-    def _federated(self) -> Floats:
-        w, rate = np.zeros(self._users.layout.size), self._config.learning_rate
-        for _ in range(self._config.federated_rounds):
-            moves = [self._round(w, client, rate, self._parts.shared) for client in self._training]
-            w += np.mean(moves, axis=0)
-        return w
+    def _federated(self) -> dict[int, Floats]:
+        """What every client has of the federation, or of its cluster's, float64 [d] each."""
+        config, groups, found = self._config, self._groups(), dict[int, Floats]()
+        rounds, rate = config.federated_rounds, config.learning_rate
+        if config.method == "cluster":
+            rounds -= config.cohort.grouping_rounds
+        for group in set(groups.values()):
+            members = [client for client in groups if groups[client] == group]
+            w = np.zeros(self._users.layout.size)
+            for _ in range(rounds):
+                moves = [self._round(w, client, rate, self._parts.shared) for client in members]
+                w += np.mean(moves, axis=0)
+            found |= dict.fromkeys(members, w)
+        return found
+
+    def _groups(self) -> dict[int, int]:
+        """The clients that train, each with its cluster; without clusters that is one."""
+        if self._config.method != "cluster":
+            return dict.fromkeys(self._training, 0)
+        asked, texts = finding(self._config, bytes(8), bytes(32), bytes(32)), self._users.splits
+        scalars = {c: texts["train"][c].scalars(asked, c) for c in self._training}
+        return grouped(scalars, self._config.cohort.clusters)
 
     def _private(self, w: Floats, client: int) -> Floats:
         p, rate = np.zeros_like(w), self._config.personal.learning_rate
@@ -145,7 +190,7 @@ class LinearRun:
         mask = np.ones_like(start) if may_move is None else may_move.astype(float)
         for _ in range(self._config.steps):
             batch = self._rng.permutation(len(texts.labels))[: self._config.batch]
-            slope = mask * texts.slope(start + moved, batch)
+            slope = mask * texts.some(batch).slope(start + moved)
             if not self._exact:
                 z = mask * self._rng.standard_normal((self._config.queries, len(start)))
                 slope = (z @ slope) @ z / self._config.queries

@@ -6,7 +6,7 @@
 Every trial runs on the linear model (benchmarks/linear_model.py), twice, along other directions,
 and is judged on validation texts as `samara simulate --sweep` judges it; FOLDER then holds the same
 files, METHOD.toml and sweep.json. In the end it tells what the chosen settings give on test texts.
-Tasks of two labels, and all methods but cluster.
+Tasks of two labels.
 """
 
 import argparse
