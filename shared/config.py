@@ -33,6 +33,19 @@ EMBEDDED_DATA = "messages"
 
 Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster"]
 """Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
+_READ_BY: dict[str, set[Method]] = {
+    "learning-rate": {"global", "finetune", "ditto", "mixture", "partial", "cluster"},
+    "personal.learning-rate": {"local", "finetune", "ditto", "mixture", "partial"},
+    "personal.pull": {"ditto"},
+    "personal.part": {"partial"},
+    "cohort.clusters": {"cluster"},
+    "cohort.grouping-rounds": {"cluster"},
+}
+
+
+def reads(method: str, setting: str) -> bool:
+    """Whether a setting means anything to a method; most do to all of them."""
+    return method in _READ_BY.get(setting, {method})
 
 
 def _rate(value: object) -> float | Literal["auto"]:

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Method, RunConfig
+from shared.config import Method, RunConfig, reads
 from shared.errors import ConfigError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.result import RunResult
@@ -40,9 +40,8 @@ class Sweep(BaseModel):
         methods: to be tuned, each by itself.
         trials: of every method, as far as its grid has so many points.
         rungs: budgets of rounds, each half of the next; 1 is no halving.
-        settings: values of settings for all methods.
+        settings: values of settings, for every method that reads them.
         only: values of more settings, or other values of the same, for one method.
-        without: settings that mean nothing to a method and stay as they are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -52,7 +51,16 @@ class Sweep(BaseModel):
     rungs: int = Field(2, ge=1, le=10)
     settings: dict[str, Values] = {}
     only: dict[Method, dict[str, Values]] = {}
-    without: dict[Method, list[str]] = {}
+
+    @model_validator(mode="after")
+    def _a_method_reads_what_is_only_for_it(self) -> Self:
+        for method, values in self.only.items():
+            for key in values:
+                if not _tries(method, key):
+                    raise ValueError(
+                        f"only.{method}: {key} means nothing to {method}; leave it out"
+                    )
+        return self
 
     @classmethod
     def read(cls, file: Path) -> "Sweep":
@@ -76,9 +84,8 @@ class Sweep(BaseModel):
         None is drawn twice, and each is the one whose values were drawn least so far: a few trials
         try every value of a setting about as often.
         """
-        values = self.settings | self.only.get(method, {})
-        for key in self.without.get(method, []):
-            values.pop(key, None)
+        values = {key: values for key, values in self.settings.items() if _tries(method, key)}
+        values |= self.only.get(method, {})
         points = [
             dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
         ]
@@ -175,6 +182,13 @@ def validated(result: RunResult) -> tuple[float, float]:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))
                 return accuracy, float(np.mean([figures.loss for figures in own]))
     raise SamaraError("no client has validation examples: there is nothing to choose settings by")
+
+
+def _tries(method: Method, key: str) -> bool:
+    """Whether a setting of a sweep means anything to a method."""
+    if key == SHARE:
+        return reads(method, "learning-rate") and reads(method, "personal.learning-rate")
+    return reads(method, key)
 
 
 def _configured(

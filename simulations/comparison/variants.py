@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shared.config import reads
 from shared.errors import SamaraError
 from shared.result import RunResult
 from simulations.comparison.columns import (
@@ -24,15 +25,6 @@ from simulations.comparison.statistics import Numbers
 
 _OF_A_REPETITION = {"seed", "out", "threads", "trunk-cache", "model.path", "data.path"}
 """Settings that may differ between repetitions; model and data are known by their content."""
-_READ_BY = {
-    "learning-rate": {"global", "finetune", "ditto", "mixture", "partial", "cluster"},
-    "personal.learning-rate": {"local", "finetune", "ditto", "mixture", "partial"},
-    "personal.pull": {"ditto"},
-    "personal.part": {"partial"},
-    "cohort.clusters": {"cluster"},
-    "cohort.grouping-rounds": {"cluster"},
-}
-"""Which methods read a setting that not all of them do."""
 _LISTED = 5
 BASELINES = ("global", "local")
 """Methods that the others are held against."""
@@ -144,7 +136,7 @@ class Field:
         return {
             key: values[index]
             for key, values in self.differing.items()
-            if variant.method in _READ_BY.get(key, {variant.method})
+            if reads(variant.method, key)
         }
 
     @property

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from results import column, evaluation, result_of, write_result
 
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError, SamaraError
 from shared.result import RunResult
-from simulations.sweep import Sweep, sweep, validated
+from simulations.sweep import SHARE, Sweep, sweep, validated
 
 BASE = RunConfig.of({"rounds": 12, "personal.rounds": 4, "data.clients": 5}, "test")
 
@@ -84,9 +85,25 @@ def test_the_same_trials_are_drawn_again_and_others_by_another_seed() -> None:
     assert len(plan(trials=1000).trials_of("ditto", 0)) == 20
 
 
-def test_a_method_may_leave_settings_as_they_are() -> None:
-    own = plan(without={"finetune": ["private-share"]}).trials_of("finetune", 0)
-    assert {key for point in own for key in point} == {"learning-rate"}
+@pytest.mark.parametrize(
+    ("method", "tried"),
+    [
+        ("global", {"learning-rate"}),
+        ("local", {"personal.learning-rate"}),
+        ("mixture", {"learning-rate", "personal.learning-rate", "private-share"}),
+        ("cluster", {"learning-rate", "cohort.grouping-rounds"}),
+    ],
+)
+def test_a_method_tries_the_settings_that_it_reads(method: Any, tried: set[str]) -> None:
+    settings = {"learning-rate": [0.1, 0.2], "personal.learning-rate": [0.1], SHARE: [0.2, 0.5]}
+    own = plan(settings=settings, only={"cluster": {"cohort.grouping-rounds": [2, 4]}})
+    assert {key for point in own.trials_of(method, 0) for key in point} == tried
+
+
+def test_what_is_only_for_a_method_must_mean_something_to_it() -> None:
+    for method, key in (("global", "personal.pull"), ("local", SHARE)):
+        with pytest.raises(ValidationError, match=f"only.{method}: {key} means nothing"):
+            plan(only={method: {key: [0.1]}})
 
 
 def test_only_validation_and_only_clients_that_train_count(tmp_path: Path) -> None:
@@ -117,6 +134,10 @@ def test_a_wrong_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
         ("methods = [", "not valid TOML"),
         ('methods = ["best"]\nrungs = 0', "2 mistakes"),
         ("trials = 3", "methods: Field required"),
+        (
+            'methods = ["local"]\n[only.local]\nlearning-rate = [1]',
+            "only.local: learning-rate means",
+        ),
         ('methods = ["ditto"]\ntrails = 3', "there is no such setting; did you mean trials"),
     ],
 )
