@@ -7,6 +7,7 @@ person uses is the method's affair (client/methods.py).
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
 from client.trainer import Examples, Trainer, figures
 from shared.config import RunConfig
 from shared.directions import round_root
+from shared.errors import ReplayError, TrainingError
 from shared.frames import (
     PERSONAL_TRACK,
     Figures,
@@ -24,12 +26,13 @@ from shared.frames import (
     SeedPolicy,
     Split,
     TrainInstruction,
+    token_of,
 )
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
-from shared.replay import Shrink, digest, quantize, replay, zero_state
+from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, undoing
 from shared.runs import run_folder
 from shared.step_record import STEP_SIZE_FILE, StepRecord
@@ -64,7 +67,9 @@ def personalized(
         ledger: where the rounds are kept; those that it already holds are not repeated.
 
     Raises:
-        TrainingError: if a loss is not finite.
+        TrainingError: if a loss is not finite in the first round.
+        ReplayError: if the first round leaves the exact range; a later one that does is taken back
+            like any rise of the loss.
         LedgerError: if the ledger cannot be written.
     """
     layout, rounds = trainer.layout, config.private_rounds
@@ -90,16 +95,23 @@ def personalized(
     for number in range(done + 1, rounds + 1):
         model = parts.model(state, private)
         instruction = _private_instruction(config, number, layout, model, step_sizes.size)
-        report = trainer.train(instruction, model, device, clients, parts.private)
+        report: Report | None = None
+        try:
+            report = trainer.train(instruction, model, device, clients, parts.private)
+        except (ReplayError, TrainingError):
+            if number == 1:
+                raise
         size = step_sizes.note(_observed(instruction, report))
-        if size.back_to is None:
-            delta = _private_delta(instruction, report, pulled)
-        elif pulled:  # a shrink rounds: what was before it is gone, and the global model is there
-            delta = RoundDelta(number, PERSONAL_TRACK, report.token, (), NOTHING)
-        else:
-            undone = [delta for delta in deltas if delta.round > size.back_to]
-            delta = undoing(number, PERSONAL_TRACK, report.token, undone)
-        private = take(delta)
+        if report is not None and size.back_to is None:
+            private = take(_private_delta(instruction, report, pulled))
+            continue
+        undone = [delta for delta in deltas if delta.round > (size.back_to or 0)]
+        private = take(_taken_back(number, instruction, undone, private))
+        log.info(
+            "device %d: the loss rose in private round %d, which is taken back; "
+            "learning rate %.3g from now on",
+            *(device, number, size.learning_rate),
+        )
     if config.method == "mixture" and done <= rounds:
         data = trainer.share(device, clients, Split.VALIDATION)
         kept = _mixed(trainer, state, private, data)
@@ -260,8 +272,26 @@ def _private_delta(
     return RoundDelta(instruction.round, PERSONAL_TRACK, report.token, (contributor,), entries)
 
 
-def _observed(instruction: TrainInstruction, report: Report) -> Observation:
-    """What a private round tells about the step size."""
+def _taken_back(
+    number: int,
+    instruction: TrainInstruction,
+    undone: Sequence[RoundDelta],
+    private: NDArray[np.int64],
+) -> RoundDelta:
+    """A round that takes others back, or everything where these cannot be taken back exactly."""
+    token = token_of(instruction.encode())
+    try:
+        delta = undoing(number, PERSONAL_TRACK, token, undone)
+        check_fits(private, [group.scalars for group in delta.groups])
+    except ReplayError:  # what shrinks have rounded off is gone, but the global model is there
+        return RoundDelta(number, PERSONAL_TRACK, token, (), NOTHING)
+    return delta
+
+
+def _observed(instruction: TrainInstruction, report: Report | None) -> Observation:
+    """What a private round tells about the step size; None went out of all bounds."""
+    if report is None:
+        return Observation(math.inf, 0.0, 0.0, 0.0, instruction.learning_rate, None, 0)
     squares = np.square(instruction.clipped(report.gradients))
     energy = float(squares.sum()) / instruction.queries**2
     directions = instruction.measured_directions(report.steps)

@@ -1,0 +1,71 @@
+"""A private round that leads out of all bounds is taken back, and the client goes on."""
+
+import json
+from typing import Any
+
+import pytest
+from federations import Settings, config_of
+
+from client.methods import NOTHING
+from client.trainer import Trainer
+from server.store import read_layout
+from shared.errors import ReplayError, TrainingError
+from shared.frames import PERSONAL_TRACK, Report, TrainInstruction
+from shared.ledger.reading import read_ledger
+from shared.replay import digest, zero_state
+from shared.result import RunResult
+from shared.step_size import SETBACK
+from simulations.simulate import simulate
+
+RATE = 0.1
+
+
+@pytest.mark.parametrize("method", ["local", "ditto"])
+@pytest.mark.parametrize("error", [ReplayError, TrainingError])
+def test_a_later_round_is_taken_back(
+    method: str, error: type[Exception], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Trainer.train
+
+    def third_fails(self: Trainer, instruction: TrainInstruction, *others: Any) -> Report:
+        if instruction.track == PERSONAL_TRACK and instruction.round == 3:
+            raise error("too far")
+        return train(self, instruction, *others)
+
+    monkeypatch.setattr(Trainer, "train", third_fails)
+    rounds = {"rounds": 1, "personal__rounds": 5, "personal__learning_rate": RATE}
+    config = config_of(settings, method=method, **rounds)
+    folder = simulate(config)
+    for client in range(config.data.clients):
+        own = folder / "clients" / str(client)
+        records = list(read_ledger(own / "personal.ledger"))
+        assert [record.delta.round for record in records] == [
+            number + 1 for number in range(config.private_rounds)
+        ]
+        third = records[2]
+        assert (third.delta.entries == NOTHING) == (method == "ditto")
+        if method == "local":
+            layout = read_layout(folder)
+            assert third.end_digest == digest(layout.hash, zero_state(layout.size))
+        assert records[-1].end_digest != third.end_digest
+        lines = (own / "personal_step_size.jsonl").read_text().splitlines()
+        rates = [json.loads(line)["learning_rate"] for line in lines]
+        assert rates == pytest.approx([RATE] * 3 + [SETBACK * RATE] * (len(rates) - 3))
+    last = RunResult.read(folder).evaluations[-1]
+    assert all(len(its.clients) == config.data.clients for its in last.columns.values())
+
+
+def test_there_is_nothing_to_go_back_to_from_the_first(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Trainer.train
+
+    def device_0_fails(self: Trainer, instruction: TrainInstruction, *others: Any) -> Report:
+        report = train(self, instruction, *others)
+        if report.device == 0:
+            raise ReplayError("too far")
+        return report
+
+    monkeypatch.setattr(Trainer, "train", device_0_fails)
+    folder = simulate(config_of(settings, method="local", personal__learning_rate=RATE))
+    assert RunResult.read(folder).evaluations[-1].refused == {0: "too far"}
