@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import ClassVar, Self
@@ -218,6 +218,8 @@ class RoundDelta:
 def undoing(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
     """A round that takes others back: their coefficients, negated, so that all sums are exact.
 
+    What one of them takes back of the others is gone already and not in it.
+
     Args:
         number: of this round.
         track: of all of them.
@@ -229,9 +231,12 @@ def undoing(number: int, track: int, token: bytes, undone: Sequence[RoundDelta])
     """
     if any(isinstance(entry, Shrink) for delta in undone for entry in delta.entries):
         raise ReplayError("a round that shrinks the state cannot be taken back")
-    groups = [
-        Group(group.origin, group.source, Pass(group.scalars.shift, -group.scalars.coefficients))
-        for delta in undone
-        for group in delta.groups
-    ]
+    left: dict[bytes, list[Group]] = {}
+    for group in (group for delta in undone for group in delta.groups):
+        negated = replace(group, scalars=Pass(group.scalars.shift, -group.scalars.coefficients))
+        if taken_back := left.get(negated.encode()):
+            taken_back.pop()
+        else:
+            left.setdefault(group.encode(), []).append(negated)
+    groups = [group for some in left.values() for group in some]
     return RoundDelta(number, track, token, (), tuple(groups))

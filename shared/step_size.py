@@ -49,6 +49,9 @@ LEAST_RISE = 0.1
 """Of the loss at the start: less is no rise."""
 AT_ONCE = 4.0
 """Times the loss at the start: a single loss that much above the lowest is a rise."""
+LEAST_SCALE = 1.0
+"""Least that the loss at the start counts in both: an η set by hand has one loss of one batch to
+tell it by, which may be next to nothing. A nat, or the whole range of a metric."""
 FEWEST = 8
 """Losses before there is a rise."""
 SETBACK = 0.1
@@ -287,7 +290,7 @@ class StepSize:
         """Whether the smoothed loss is above its lowest by more than its noise."""
         if self.done == 0:
             return False
-        scale = abs(self._start.mean)
+        scale = max(abs(self._start.mean), LEAST_SCALE)
         if not latest <= min(self._lowest, self._start.mean) + AT_ONCE * scale:
             return True
         error = np.sqrt(average.variance / max(self._start.count, 1.0))

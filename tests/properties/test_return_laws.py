@@ -1,0 +1,43 @@
+"""Rounds that take others back, in any order, however often."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.frames import PERSONAL_TRACK
+from shared.replay import Pass, replay, zero_state
+from shared.round_delta import DerivedSeeds, Group, RoundDelta, undoing
+
+D = 16
+QUERIES = 2
+MOVES = st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=1, max_size=12)
+"""None is a round of steps; a number a return to the state after so many rounds, or the last."""
+
+
+def stepped(number: int, coefficient: int) -> RoundDelta:
+    """A round of one step; those of one number may be alike but for their origin."""
+    source = DerivedSeeds(7, 0, 1, QUERIES)
+    group = Group(number, source, Pass(20, np.full(QUERIES, coefficient, np.int32)))
+    return RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group, group))
+
+
+@given(MOVES, st.integers(1, 5))
+def test_a_return_leads_where_it_says_by_what_is_left_of_the_steps(
+    moves: list[int | None], coefficient: int
+) -> None:
+    deltas: list[RoundDelta] = []
+    states, steps = [zero_state(D)], [0]  # after every round; steps less those taken back
+    for number, move in enumerate(moves, start=1):
+        if move is None:
+            deltas.append(stepped(number, coefficient))
+            steps.append(steps[-1] + 1)
+        else:
+            back_to = min(move, number - 1)
+            deltas.append(undoing(number, PERSONAL_TRACK, bytes(8), deltas[back_to:]))
+            assert len(deltas[-1].groups) <= 2 * moves[:number].count(None)
+            if back_to == 0:
+                assert len(deltas[-1].groups) == 2 * steps[-1]
+            steps.append(steps[back_to])
+        states.append(replay(states[-1], deltas[-1].scalar_groups(), "gaussian"))
+        if move is not None:
+            np.testing.assert_array_equal(states[-1], states[back_to])
