@@ -107,7 +107,7 @@ def personalized(
             continue
         undone = [delta for delta in deltas if delta.round > (size.back_to or 0)]
         private = take(_taken_back(number, instruction, undone, private))
-        log.info(
+        log.warning(
             "device %d: the loss rose in private round %d, which is taken back; "
             "learning rate %.3g from now on",
             *(device, number, size.learning_rate),

@@ -23,7 +23,11 @@ RATE = 0.1
 @pytest.mark.parametrize("method", ["local", "ditto"])
 @pytest.mark.parametrize("error", [ReplayError, TrainingError])
 def test_a_later_round_is_taken_back(
-    method: str, error: type[Exception], settings: Settings, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    error: type[Exception],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     train = Trainer.train
 
@@ -37,6 +41,8 @@ def test_a_later_round_is_taken_back(
     config = config_of(settings, method=method, **rounds)
     folder = simulate(config)
     for client in range(config.data.clients):
+        told = f"device {client}: the loss rose in private round 3, which is taken back"
+        assert told in caplog.text
         own = folder / "clients" / str(client)
         records = list(read_ledger(own / "personal.ledger"))
         assert [record.delta.round for record in records] == [
