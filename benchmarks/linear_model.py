@@ -20,14 +20,12 @@ from client.own_steps import OwnSteps
 from server.clusters import finding
 from server.groups import grouped
 from shared.config import RunConfig
-from shared.directions import directions
+from shared.directions import DIRECTION_BITS, directions
 from shared.frames import TrainInstruction
 from shared.layout import Layout
 from shared.tasks.metrics import Confusion
 
 Floats = NDArray[np.float64]
-UNIT = 2.0**-11
-"""Of directions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ class Texts:
             loss = batch.loss(base)
             if not len(trial.seeds):
                 return np.array([loss])
-            z = directions(trial.seeds, len(base), "gaussian") * UNIT
+            z = directions(trial.seeds, len(base), "gaussian") * 2.0**-DIRECTION_BITS
             along = z @ batch.slope(base)
             return np.concatenate([loss + sign * asked.epsilon * along for sign in trial.signs])
 

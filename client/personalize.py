@@ -106,9 +106,9 @@ def personalized(
             private = take(_private_delta(instruction, report, pulled))
             continue
         undone = [delta for delta in deltas if delta.round > (size.back_to or 0)]
-        private = take(_taken_back(number, instruction, undone, private))
+        private = take(_taken_back(instruction, undone, private))
         log.warning(
-            "device %d: the loss rose in private round %d, which is taken back; "
+            "device %d: private round %d leads too far and is taken back; "
             "learning rate %.3g from now on",
             *(device, number, size.learning_rate),
         )
@@ -273,16 +273,13 @@ def _private_delta(
 
 
 def _taken_back(
-    number: int,
-    instruction: TrainInstruction,
-    undone: Sequence[RoundDelta],
-    private: NDArray[np.int64],
+    instruction: TrainInstruction, undone: Sequence[RoundDelta], private: NDArray[np.int64]
 ) -> RoundDelta:
     """A round that takes others back, or everything where these cannot be taken back exactly."""
-    token = token_of(instruction.encode())
+    number, token = instruction.round, token_of(instruction.encode())
     try:
         delta = undoing(number, PERSONAL_TRACK, token, undone)
-        check_fits(private, [group.scalars for group in delta.groups])
+        check_fits(private, delta.changes)
     except ReplayError:  # what shrinks have rounded off is gone, but the global model is there
         return RoundDelta(number, PERSONAL_TRACK, token, (), NOTHING)
     return delta

@@ -41,13 +41,11 @@ def test_a_later_round_is_taken_back(
     config = config_of(settings, method=method, **rounds)
     folder = simulate(config)
     for client in range(config.data.clients):
-        told = f"device {client}: the loss rose in private round 3, which is taken back"
+        told = f"device {client}: private round 3 leads too far and is taken back"
         assert told in caplog.text
         own = folder / "clients" / str(client)
         records = list(read_ledger(own / "personal.ledger"))
-        assert [record.delta.round for record in records] == [
-            number + 1 for number in range(config.private_rounds)
-        ]
+        assert [record.delta.round for record in records] == [*range(1, config.private_rounds + 1)]
         third = records[2]
         assert (third.delta.entries == NOTHING) == (method == "ditto")
         if method == "local":

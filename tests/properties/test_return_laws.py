@@ -15,7 +15,7 @@ MOVES = st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=1, max_size=
 
 
 def stepped(number: int, coefficient: int) -> RoundDelta:
-    """A round of one step; those of one number may be alike but for their origin."""
+    """A round of two equal groups, so that one is not taken for the other's return."""
     source = DerivedSeeds(7, 0, 1, QUERIES)
     group = Group(number, source, Pass(20, np.full(QUERIES, coefficient, np.int32)))
     return RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group, group))
