@@ -21,7 +21,7 @@ from flwr.app.user_config import UserConfig
 
 from benchmarks.live_run import LiveRun
 from client.app import app as client_app
-from client.own import DEVICE, OWN
+from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from devices.live.settings import own_settings
 from server.app import serve
 from shared.config import RunConfig
@@ -55,7 +55,7 @@ def build(config: RunConfig, device: int, rounds: int) -> None:
             raise _EnoughError
 
     own = own_settings("embedded", "messages", "messages", "cpu", ["threads=1"])
-    node: UserConfig = {DEVICE: device, OWN: json.dumps(own)}
+    node: UserConfig = {CLIENT_INDEX: device, DEVICE_SETTINGS_KEY: json.dumps(own)}
     try:
         serve(config, InProcessGrid(client_app, 1, config.flat(), count, None, [node]))
     except _EnoughError:

@@ -82,7 +82,7 @@ class World:
         """Kill the SuperLink."""
         before, begun = self.live.last(), time.monotonic()
         assert self.live.server is not None, "the server is started first"
-        link = self.live.process(self.live.server, "server.superlink")
+        link = self.live.process(self.live.server, "server.live.superlink")
         assert link is not None, "a live server has a SuperLink"
         link.kill()
         self.live.wait_for_round(before + 1)

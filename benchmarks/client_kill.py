@@ -23,7 +23,7 @@ from benchmarks.bad_world import again
 from benchmarks.live_run import LiveRun
 from shared.settings import Scalar
 
-PARTS = ("devices.live.trainer", "devices.live.supernode", "client up")
+PARTS = ("devices.live.trainer_process", "devices.live.supernode", "client up")
 ROUNDS = 100_000
 """More than there will be."""
 

@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.cluster_groups import right
 from benchmarks.frozen_baseline import Frozen
 from benchmarks.linear_model import Texts
-from server.clusters import asked_scalars, finding
-from server.groups import grouped
+from server.rounds.clustering import grouped
+from server.rounds.clusters import finding, scalars_to_ask
 from shared.config import AdapterSettings, ModelSettings, RunConfig
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
@@ -69,12 +69,12 @@ def main() -> None:
     table = Table("alpha", "rounds", "scalars", "batch", "losses", "all right", "clients right")
     for alpha in given.alphas:
         for rounds in given.rounds:
-            settings = {"steps": 4, "queries": 8, "batch": 8, "cohort.grouping-rounds": rounds}
+            settings = {"steps": 4, "queries": 8, "batch": 8, "cohort.clustering-rounds": rounds}
             configs = [
                 RunConfig.of(settings | {"seed": s}, "benchmark") for s in range(given.seeds)
             ]
             config = configs[0]
-            steps, batch = asked_scalars(config)
+            steps, batch = scalars_to_ask(config)
             of_seeds = [placed_right(here, own, alpha) for own in configs]
             table.add_row(
                 f"{alpha:g}",

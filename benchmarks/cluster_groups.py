@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from server.clusters import GROUPS_FILE, Groups
-from server.groups import agreement, differences
+from server.rounds.clustering import agreement, differences
+from server.rounds.clusters import GROUPS_FILE, Groups
 from shared.config import RunConfig
 from shared.result import RunResult
 from shared.settings import parse_assignment

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fake_phones --phones 200 --rounds 20
 
-Phones are streams of this process with keys of their own, over TLS; they answer at once. The
+PhoneGrid are streams of this process with keys of their own, over TLS; they answer at once. The
 gateway is a process of its own, whose memory is looked at after every tenth of the rounds, of the
 streams that break rules, and while strangers hold connections open (`benchmarks.slow_strangers`).
 Everything is drawn from --seed.
@@ -27,7 +27,7 @@ from devices.live.keys import make_key
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
 from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.frames import Refusal, token_of
-from shared.identity import device_of
+from shared.identity import client_index_of
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, of_answer, of_proof
@@ -35,7 +35,7 @@ from shared.signing import PhoneKey, of_answer, of_proof
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0
 """A stream that lasts so long is not turned away."""
-OWN = (("grpc.use_local_subchannel_pool", 1),)
+DEVICE_SETTINGS_KEY = (("grpc.use_local_subchannel_pool", 1),)
 """A connection of its own for every phone."""
 PORT_LINE = "port "
 
@@ -82,11 +82,11 @@ class Host:
     def channel(self) -> Any:
         """A connection of its own."""
         credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
-        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, OWN)
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, DEVICE_SETTINGS_KEY)
 
     @property
     def memory(self) -> float:
-        """Resident, MiB."""
+        """ResidentTrainer, MiB."""
         rss: int = psutil.Process(self._process.pid).memory_info().rss
         return round(rss / 2**20, 1)
 
@@ -98,7 +98,7 @@ class Host:
 
 async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float) -> None:
     """A phone that answers, or vanishes and comes back, until it is cancelled."""
-    device = device_of(key.public)
+    device = client_index_of(key.public)
     while True:
         try:
             async with host.channel() as channel:

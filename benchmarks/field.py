@@ -33,8 +33,8 @@ from benchmarks.live import client_figures, round_seconds
 from benchmarks.live_run import LiveRun, Place
 from benchmarks.network import SERVER_ADDRESS, Network, Traffic, network
 from devices.live.keys import make_key
-from server.keys import KEYS_FOLDER, Keys
-from server.roster import message_to
+from server.live.keys import KEYS_FOLDER, Keys
+from server.transport.roster import message_to
 from shared.ledger.catch_up import CatchUp
 from shared.settings import Scalar
 from shared.wire import RECORD
@@ -194,7 +194,7 @@ def idle(live: LiveRun, net: Network) -> dict[str, float]:
 def server_memory(live: LiveRun) -> dict[str, float]:
     """Unique set size of the server's processes, MiB."""
     assert live.server is not None, "it was started"
-    parts = ("server.superlink", "flower-superexec", "flwr-serverapp")
+    parts = ("server.live.superlink", "flower-superexec", "flwr-serverapp")
     processes = {part: live.process(live.server, part) for part in parts}
     processes["server up"] = psutil.Process(live.server.pid)
     return {part: each.memory_full_info().uss / 2**20 for part, each in processes.items() if each}

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from devices.profile import Cell, DeviceProfile, Fit, load_device, save_profile
-from devices.roofline import Quantization, Workload, step_time
-from devices.shape import ModelShape, model_shape
+from devices.hardware.model_shape import ModelShape, model_shape
+from devices.hardware.profile import Cell, DeviceProfile, Fit, load_device, save_profile
+from devices.hardware.roofline import Quantization, Workload, step_time
 
 SEQUENCE = 64
 PROFILES = Path(__file__).parents[1] / "devices" / "profiles"

@@ -34,7 +34,7 @@ from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from client.streaming.loading import load
 from shared.config import AdapterSettings, DataSettings, ModelSettings
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
 from shared.tasks.catalog import load_task
 
@@ -72,7 +72,7 @@ class Frozen:
         """Of the difference of the two labels' scores by the adapter's numbers, and it, [d + 1]."""
         numbers = torch.zeros(self.layout.size, requires_grad=True)
         prompt = self._scorer.prompt(text)
-        one, other = self._forward.one_pass(Points(self.layout, numbers), [prompt])[0, 0]
+        one, other = self._forward.one_pass(Perturbations(self.layout, numbers), [prompt])[0, 0]
         (other - one).backward()
         assert numbers.grad is not None
         return np.append(numbers.grad.numpy(), float(other.detach() - one.detach()))

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from client.forward.grouping import Schedule
-from client.trainer import trainer_for
+from client.training.trainer import trainer_for
 from shared.config import load_scenario
 from shared.directions import directions
 from shared.frames import Split
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 
 SCENARIO = Path(__file__).parents[1] / "simulations" / "scenarios" / "sst2.toml"
 EPSILON, DIRECTIONS, AT_ONCE, EXAMPLES = 0.02, 64, 8, 192
@@ -33,17 +33,17 @@ def main() -> None:
     prompts, labels = data.prompts[:EXAMPLES], data.labels[:EXAMPLES]
     center = np.zeros(layout.size, np.float32)
 
-    def losses(points: Points) -> np.ndarray:
+    def losses(points: Perturbations) -> np.ndarray:
         scores = torch.from_numpy(
             trainer.forward.scores(points, prompts, Schedule(micro_batch=8))
         ).double()
         return -scores.log_softmax(-1)[:, torch.arange(len(labels)), labels].numpy()
 
-    middle = losses(Points.at(layout, center)).mean()
+    middle = losses(Perturbations.at(layout, center)).mean()
     gradients, curvatures = [], []
     for start in range(0, DIRECTIONS, AT_ONCE):
         z = directions(np.arange(start, start + AT_ONCE, dtype=np.uint64), layout.size, "gaussian")
-        plus, minus = np.split(losses(Points.at(layout, center, z, EPSILON)), 2)
+        plus, minus = np.split(losses(Perturbations.at(layout, center, z, EPSILON)), 2)
         gradients.append((plus - minus) / (2 * EPSILON))
         curvatures.append((plus.mean(1) + minus.mean(1) - 2 * middle) / EPSILON**2)
     g = np.concatenate(gradients)

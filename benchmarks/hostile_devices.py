@@ -29,7 +29,7 @@ from shared.ledger.reading import read_ledger
 from shared.wire import RECORD
 
 HONEST = 2
-PROCESSES = ("server.superlink", "flwr-serverapp")
+PROCESSES = ("server.live.superlink", "flwr-serverapp")
 FLOOD_BYTES = 10 * 2**20
 
 
@@ -111,7 +111,7 @@ def attack(folder: Path, rounds: int, hostile: int) -> tuple[Counter[str], list[
         live.check()
         honest = sorted(live.devices[name] for name in names[:HONEST])
         for record in read_ledger(live.run / "ledger"):
-            contributors = [c.device for c in record.delta.contributors]
+            contributors = [c.client for c in record.delta.contributors]
             assert contributors == honest, f"round {record.delta.round} folded {contributors}"
     return HostileDevice.ways, memory
 

@@ -31,7 +31,7 @@ from shared.round_delta import RoundDelta
 from shared.wire import RECORD, kind_of
 from simulations.engine import InProcessGrid
 
-DEVICES = 50
+CLIENTS = 50
 DECODERS: tuple[Callable[[bytes], object], ...] = (
     *(Report.decode, Evaluation.decode, Hello.decode, Refusal.decode),
     *(TrainInstruction.decode, EvaluateInstruction.decode, RoundDelta.decode),
@@ -109,7 +109,7 @@ class Hostile(InProcessGrid):
     """Every device but the first is hostile, in every round."""
 
     def __init__(self, config: RunConfig, rng: np.random.Generator, frames: int) -> None:
-        super().__init__(app, DEVICES, config.flat())
+        super().__init__(app, CLIENTS, config.flat())
         self._rng, self.left = rng, frames
         self._sound: list[bytes] = []
         self.ways: Counter[str] = Counter()
@@ -188,9 +188,9 @@ def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str],
         AssertionError: if a forged report was folded.
     """
     rng = np.random.default_rng(seed)
-    rounds = -(-frames // (DEVICES - 1))
+    rounds = -(-frames // (CLIENTS - 1))
     settings = {"out": str(folder / "run"), "rounds": rounds, "steps": 1, "queries": 4}
-    settings |= {"learning-rate": 1e-6, "data.clients": DEVICES, "personal.rounds": 0}
+    settings |= {"learning-rate": 1e-6, "data.clients": CLIENTS, "personal.rounds": 0}
     settings |= {"evaluate.every": 0, "cohort.patience": 10**9, "cohort.late-rounds": 0}
     config = RunConfig.of(settings, "hostile")
     grid = Hostile(config, rng, frames)
@@ -213,7 +213,7 @@ def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str],
         logger.removeHandler(handler)
         logger.propagate = True
     for record in read_ledger(run / "ledger"):
-        contributors = [c.device for c in record.delta.contributors]
+        contributors = [c.client for c in record.delta.contributors]
         assert contributors == [0], f"round {record.delta.round} folded {contributors}"
     return grid.ways, rounds, resident
 

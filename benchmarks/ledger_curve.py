@@ -8,7 +8,7 @@ Reads model, data and settings from the run's result.json; all clients' examples
 import argparse
 from pathlib import Path
 
-from client.trainer import figures, trainer_for
+from client.training.trainer import figures, trainer_for
 from server.store import replayed
 from shared.config import RunConfig
 from shared.frames import Split

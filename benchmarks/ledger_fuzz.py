@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.errors import LedgerError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.ledger.ledger import Ledger

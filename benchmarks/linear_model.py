@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from benchmarks.frozen_baseline import Frozen
 from benchmarks.words_baseline import divided
 from client.estimators.prge import Trial, carried_out
-from client.methods import composition, kept_share, pull
-from client.own_steps import OwnSteps
-from server.clusters import finding
-from server.groups import grouped
+from client.personal.methods import composition, kept_share, pull
+from client.training.local_step_plan import LocalStepPlan
+from server.rounds.clustering import grouped
+from server.rounds.clusters import finding
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames import TrainInstruction
@@ -74,7 +74,7 @@ class Texts:
             along = z @ batch.slope(base)
             return np.concatenate([loss + sign * asked.epsilon * along for sign in trial.signs])
 
-        own = OwnSteps(asked, device, self.labels, classes=2)
+        own = LocalStepPlan(asked, device, self.labels, classes=2)
         for _ in range(asked.steps):
             own.taken(carried_out(own.estimator(), losses_of))
         return own.report(bytes(8)).gradients.astype(np.float64)
@@ -150,7 +150,7 @@ class LinearRun:
         config, groups, found = self._config, self._groups(), dict[int, Floats]()
         rounds, rate = config.federated_rounds, config.learning_rate
         if config.method == "cluster":
-            rounds -= config.cohort.grouping_rounds
+            rounds -= config.cohort.clustering_rounds
         for group in set(groups.values()):
             members = [client for client in groups if groups[client] == group]
             w = np.zeros(self._users.layout.size)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from client.remote import RemoteTrainer
+from client.protocol.remote_trainer import RemoteTrainer
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import psutil
 
-from client.memory import decode_session
-from server.keys import KEYS_FOLDER, Keys
+from client.protocol.session_store import decode_session
+from server.live.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, read_layout, replayed
 from shared.events import Tail
 from shared.replay import digest
@@ -71,7 +71,7 @@ class LiveRun:
         for name in self.names:
             if name not in known:
                 keys.create(name)
-        self.devices = {key.name: key.device for key in keys.all()}
+        self.devices = {key.name: key.client for key in keys.all()}
 
     def __enter__(self) -> Self:
         """The run, not started yet."""

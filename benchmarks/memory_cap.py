@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.shapes import SHAPES
-from devices.memory import Ending, run_capped
-from devices.profile import load_device
+from devices.hardware.memory_limit import Ending, run_capped
+from devices.hardware.profile import load_device
 
 CLIENT = Path(__file__).with_name("quantized_memory.py")
 

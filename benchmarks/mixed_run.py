@@ -28,12 +28,12 @@ import typer
 
 from benchmarks.live import round_seconds
 from benchmarks.live_run import ROOT, LiveRun
-from client.memory import decode_session
-from client.trainer import Trainer
+from client.protocol.session_store import decode_session
+from client.training.trainer import Trainer
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program
-from devices.phone.reference_client.trainer import PhoneTrainer
-from server.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, Keys
 from shared.config import RunConfig
 from shared.frames import Split
 from shared.model.loading import embedded_folder

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from client.estimators.prge import Estimate, Trial, carried_out
 from client.forward.grouping import Schedule
-from client.own_steps import OwnSteps
-from client.trainer import Trainer
+from client.training.local_step_plan import LocalStepPlan
+from client.training.trainer import Trainer
 from devices.phone.export import Shapes, export, prepared
 from devices.phone.manifest import Delegate, PhoneQuantization
 from devices.phone.reference_client.rows import Rows, read_rows
@@ -29,7 +29,7 @@ from devices.phone.reference_client.runtime import Program
 from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
 from shared.frames import SeedPolicy, Split, TrainInstruction
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 from shared.replay import digest, summed, to_float32, zero_state
 from shared.tasks.objectives import cross_entropy
 
@@ -108,7 +108,7 @@ def course(
         labels: int64 [n], of the training examples.
         fed: whose projected gradients are applied; by default the engine's own.
     """
-    steps, state = OwnSteps(instruction, 0, labels, classes=0), zero_state(size)
+    steps, state = LocalStepPlan(instruction, 0, labels, classes=0), zero_state(size)
     pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     estimates, losses = [], []
 
@@ -135,7 +135,7 @@ def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
         state = state.copy()
         trainer.backend.fold(state, *pending, layout.distribution)
         z = trainer.backend.directions(trial.seeds, layout.size, layout.distribution)
-        points = Points.at(layout, to_float32(state), z, trial.epsilon)
+        points = Perturbations.at(layout, to_float32(state), z, trial.epsilon)
         prompts = [data.prompts[row] for row in trial.batch]
         scores = trainer.forward.scores(points, prompts, Schedule("both"))
         return cross_entropy(scores, data.labels[trial.batch]), state

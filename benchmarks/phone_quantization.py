@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.phone_loop import asked
-from client.trainer import Trainer, figures
+from client.training.trainer import Trainer, figures
 from devices.phone.export import Shapes, export, prepared
 from devices.phone.manifest import PhoneQuantization
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.rows import Rows, read_rows
 from devices.phone.reference_client.runtime import Program
-from devices.phone.reference_client.trainer import PhoneTrainer
 from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
 from shared.frames import Figures, Split

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from benchmarks.shapes import TASK, random_base, timed
 from client.forward.body import Body
 from client.forward.grouping import Grouping, Schedule
-from client.forward.memory import keep_freed_memory
+from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
 from devices.phone.export import Exportable, Shapes, export, step_inputs
 from devices.phone.lowering import lowered
@@ -43,7 +43,7 @@ from shared.directions import DIRECTION_BITS, directions
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Points, inject
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.replay_torch import directions as drawn
 from shared.model.scorers import CausalScorer, Prompt
 from shared.replay import STATE_BITS, zero_state
@@ -129,7 +129,7 @@ def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], objec
 
     def step() -> NDArray[np.float64]:
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Points.at(adapter.layout, center, z, EPSILON)
+        points = Perturbations.at(adapter.layout, center, z, EPSILON)
         scores = forward.scores(points, prompts, Schedule(grouping))
         return cross_entropy(scores, np.zeros(len(prompts), np.int64))
 

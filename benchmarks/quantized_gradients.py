@@ -12,11 +12,11 @@ import numpy as np
 
 from benchmarks.seed_policies import SCENARIO
 from client.forward.grouping import Schedule
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from shared.config import load_scenario
 from shared.directions import directions
 from shared.frames import Split
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 from shared.tasks.objectives import cross_entropy
 
 EPSILON, DIRECTIONS, AT_ONCE, EXAMPLES = 0.01, 200, 8, 16
@@ -34,7 +34,9 @@ def gradients(settings: list[str], quantization: str, dtype: str) -> np.ndarray:
     found = []
     for start in range(0, DIRECTIONS, AT_ONCE):
         seeds = np.arange(start, start + AT_ONCE, dtype=np.uint64)
-        points = Points.at(trainer.layout, center, directions(seeds, size, "gaussian"), EPSILON)
+        points = Perturbations.at(
+            trainer.layout, center, directions(seeds, size, "gaussian"), EPSILON
+        )
         scores = trainer.forward.scores(points, prompts, Schedule("both", 4))
         plus, minus = np.split(cross_entropy(scores, labels), 2)
         found.append((plus - minus) / (2 * EPSILON))

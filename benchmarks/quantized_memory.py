@@ -26,7 +26,7 @@ from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.model.loading import load_base_model
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.objectives import cross_entropy
 
@@ -51,7 +51,7 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
     def step() -> None:
         seeds = np.arange(len(gradients), len(gradients) + QUERIES, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Points.at(adapter.layout, center, z, EPSILON)
+        points = Perturbations.at(adapter.layout, center, z, EPSILON)
         losses = cross_entropy(forward.scores(points, prompts, Schedule("both")), np.array([1]))
         plus, minus = np.split(losses, 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())

@@ -2,11 +2,10 @@
 
     python benchmarks/roofline_check.py [--json FILE]
 
-The prediction knows pieces only (`devices.calibrate`: products, copies, small operations, an empty
-pass), the measurement is of whole steps of models with random weights. Pieces and steps are timed
-in turn in one process, one thread, by the processor's own clock, and the best of each counts.
-Nothing is fitted to a step.
-"""
+The prediction knows pieces only (`devices.hardware.calibrate`: products, copies, small
+operations, an empty pass), the measurement is of whole steps of models with random weights.
+Pieces and steps are timed in turn in one process, one thread, by the processor's own clock, and
+the best of each counts. Nothing is fitted to a step."""
 
 import argparse
 import json
@@ -18,9 +17,9 @@ import torch
 from benchmarks.shapes import config_of
 from benchmarks.step import Bench, StepBench
 from client.forward.grouping import Schedule
-from devices.calibrate import Piece, Stopwatch, Works, pieces, profile_of
-from devices.roofline import Mode, Workload, step_time
-from devices.shape import shape_of_config
+from devices.hardware.calibrate import Piece, Stopwatch, Works, pieces, profile_of
+from devices.hardware.model_shape import shape_of_config
+from devices.hardware.roofline import Mode, Workload, step_time
 
 CHECKED = (
     "llama-tiny",

@@ -17,7 +17,7 @@ from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import directions
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.objectives import cross_entropy
 
@@ -39,7 +39,7 @@ def largest_difference(shape: str, dtype: torch.dtype) -> tuple[float, float]:
     for step in range(STEPS):
         seeds = np.arange(step * QUERIES, (step + 1) * QUERIES, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Points.at(adapter.layout, center, z, EPSILON)
+        points = Perturbations.at(adapter.layout, center, z, EPSILON)
         found = []
         for grouping in GROUPINGS:
             for micro_batch in (0, 2, 1):

@@ -31,10 +31,10 @@ from flwr.app import Message
 from flwr.app.user_config import UserConfig
 
 from benchmarks.toy_device import app
-from client.own import DEVICE
+from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
-from server.cohorts import RepeatedCohorts, read_cohorts
-from server.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, Keys
+from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
 from server.store import METRICS_FILE, replayed
 from shared.config import RunConfig
 from shared.events import Tail
@@ -43,8 +43,8 @@ from shared.settings import Scalar
 from simulations.engine import InProcessGrid
 
 ROOT = Path(__file__).parents[1]
-DEVICES = 4
-TARGETS = ("server up", "server.superlink", "flower-superexec", "flwr-serverapp")
+CLIENTS = 4
+TARGETS = ("server up", "server.live.superlink", "flower-superexec", "flwr-serverapp")
 
 
 def settings_of(out: Path, rounds: int, timeout: float) -> dict[str, Scalar]:
@@ -54,11 +54,11 @@ def settings_of(out: Path, rounds: int, timeout: float) -> dict[str, Scalar]:
         "steps": 1,
         "queries": 2,
         "learning-rate": 0.001,
-        "data.clients": DEVICES,
+        "data.clients": CLIENTS,
         "personal.rounds": 0,
         "evaluate.every": 0,
         "cohort.fraction": 0.75,
-        "cohort.available": DEVICES,
+        "cohort.available": CLIENTS,
         "cohort.timeout": timeout,
         "cohort.patience": 100,
         "ledger.snapshot-every": 0,
@@ -94,7 +94,7 @@ def serve_and_tell(settings: dict[str, Scalar], pipe: Connection) -> None:
     logger.addHandler(_Acknowledging(pipe))
     logger.setLevel(logging.INFO)
     config = RunConfig.of(settings, "kill")
-    serve(config, Absences(app, DEVICES, config.flat()))
+    serve(config, Absences(app, CLIENTS, config.flat()))
 
 
 def kill_in_process(kills: int, seed: int, folder: Path) -> str:
@@ -143,7 +143,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     rng = np.random.default_rng(seed)
     run, port = folder / "run", 20_000 + os.getpid() % 20_000
     settings = settings_of(run, 2 * kills + 3, 20.0)
-    for number in range(DEVICES):
+    for number in range(CLIENTS):
         Keys(run / KEYS_FOLDER).create(f"device-{number}")
     acknowledged: dict[int, str] = {}
     killed: Counter[str] = Counter()
@@ -151,7 +151,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     command = _server_command(run, port, settings)
     with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
         server = subprocess.Popen(command, stdout=said, stderr=said)
-        _wait(lambda: (folder / "said").read_bytes().count(b"may join") == DEVICES, folder)
+        _wait(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
         fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
         try:
             while sum(killed.values()) < kills:
@@ -177,7 +177,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             fleet.wait()
     _new(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
-    nodes: list[UserConfig] = [{DEVICE: key.device} for key in Keys(run / KEYS_FOLDER).all()]
+    nodes: list[UserConfig] = [{CLIENT_INDEX: key.client} for key in Keys(run / KEYS_FOLDER).all()]
     what = f"{kills} kills of real processes ({of_what}), seed {seed}"
     return check(folder, acknowledged, what, nodes)
 
@@ -196,7 +196,7 @@ def check(
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
     result = read_result(run)
     config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
-    grid = InProcessGrid(app, DEVICES, config.flat(), nodes=nodes)
+    grid = InProcessGrid(app, CLIENTS, config.flat(), nodes=nodes)
     again = serve(config, grid, RepeatedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == result["final_digest"], "another end"
     return (
@@ -215,7 +215,7 @@ def _server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[s
 
 def _fleet_command(run: Path, port: int) -> list[str]:
     fleet = [sys.executable, str(ROOT / "benchmarks" / "toy_fleet.py")]
-    fleet += ["--superlink", f"127.0.0.1:{port}", "--devices", str(DEVICES)]
+    fleet += ["--superlink", f"127.0.0.1:{port}", "--devices", str(CLIENTS)]
     return [*fleet, "--ca", str(run / "certificates" / "ca.pem"), "--keys", str(run / KEYS_FOLDER)]
 
 

@@ -23,16 +23,16 @@ from benchmarks.shapes import TASK, random_base, timed
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import Schedule, distinct_groupings
 from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
-from client.forward.memory import keep_freed_memory, peak_memory
+from client.forward.peak_memory import keep_freed_memory, peak_memory
 from client.forward.resident import ResidentForward
-from client.schedule import Rehearsal, decided
+from client.training.execution import Rehearsal, decided
 from shared.config import AdapterSettings, RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ConfigError
 from shared.files import write_durably
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Points, inject
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.quantized import Quantization
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.objectives import cross_entropy
@@ -91,7 +91,7 @@ class Bench:
 
         def step() -> None:
             z = self._directions()
-            points = Points.at(self.layout, center, z, EPSILON, self.device)
+            points = Perturbations.at(self.layout, center, z, EPSILON, self.device)
             gradients = _gradients(self.forward.scores(points, prompts, schedule), labels)
             scale = LEARNING_RATE * 2.0**-DIRECTION_BITS / len(z)
             center[:] -= (scale * gradients).astype(np.float32) @ z.astype(np.float32)
@@ -119,7 +119,7 @@ class Bench:
         mask = torch.ones_like(ids)
         words = torch.tensor([10, 11], device=self.device)
         labels = words[torch.arange(len(prompts), device=self.device) % 2]
-        points = Points(self.layout, torch.zeros(self.layout.size, device=self.device))
+        points = Perturbations(self.layout, torch.zeros(self.layout.size, device=self.device))
 
         def loss() -> float:
             return whole_network_loss(self.base, self.adapter, points, ids, mask, labels)
@@ -137,7 +137,7 @@ class Bench:
                 "micro-batch": 0,
                 "queries": settings.queries,
                 "batch": len(prompts),
-                "model.device": settings.device,
+                "model.torch-device": settings.device,
                 "epsilon": EPSILON,
             },
             "bench",

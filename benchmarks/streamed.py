@@ -30,11 +30,11 @@ from benchmarks.shapes import SHAPES, TASK, write_checkpoint
 from client.forward.grouping import Schedule
 from client.forward.streamed import forward_over
 from client.streaming.loading import load
-from devices.memory import run_capped
+from devices.hardware.memory_limit import run_capped
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
 from shared.machine import peak_memory_bytes
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.objectives import cross_entropy
 
@@ -66,7 +66,7 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
         first = len(gradients)
         seeds = np.arange(first, first + arguments.queries, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Points.at(adapter.layout, center, z, EPSILON)
+        points = Perturbations.at(adapter.layout, center, z, EPSILON)
         scores = forward.scores(points, prompts, Schedule("both"))
         plus, minus = np.split(cross_entropy(scores, np.ones(len(prompts), np.int64)), 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())

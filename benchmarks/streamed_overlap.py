@@ -20,7 +20,7 @@ from client.streaming.loading import load
 from client.streaming.stream import BlockStream, Scheduling
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 
 BLOCK_SECONDS, TOKENS, EXAMPLES, TURNS = 0.1, 64, 4, 5
@@ -46,7 +46,7 @@ def measure(folder: Path, scheduling: Scheduling) -> None:
     prompts = [Prompt((tuple(range(12, 12 + TOKENS)),), ((TOKENS - 1,),))] * EXAMPLES
     layout = adapter.layout
     z = directions(np.arange(1, dtype=np.uint64), layout.size, layout.distribution)
-    points = Points.at(layout, np.zeros(layout.size, np.float32), z, 0.01)
+    points = Perturbations.at(layout, np.zeros(layout.size, np.float32), z, 0.01)
 
     def seconds(of_a_block: float) -> float:
         store.fetch = lambda block, room: time.sleep(of_a_block)  # type: ignore[method-assign]

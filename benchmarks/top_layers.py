@@ -21,11 +21,11 @@ import torch
 from benchmarks.seed_policies import SCENARIO
 from benchmarks.shapes import timed
 from client.forward.grouping import Schedule
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from shared.config import RunConfig, load_scenario
 from shared.directions import directions
 from shared.frames import Split
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 from shared.result import read_result
 from simulations.simulate import simulate
 
@@ -71,14 +71,14 @@ def seconds_per_step(config: RunConfig) -> float:
     data = trainer.share(0, 1, Split.TRAIN)
     z = directions(np.arange(config.queries, dtype=np.uint64), trainer.layout.size, "gaussian")
     center = np.zeros(trainer.layout.size, np.float32)
-    points = Points.at(trainer.layout, center, z, config.epsilon)
+    points = Perturbations.at(trainer.layout, center, z, config.epsilon)
     schedule = Schedule("both", config.micro_batch)
     times = []
     for repetition in range(2 * BATCHES):
         start = config.batch * (repetition % BATCHES)
         prompts = data.prompts[start : start + config.batch]
         step = lambda: trainer.forward.scores(points, prompts, schedule)  # noqa: B023, E731
-        times.append(timed(step, torch.device(config.model.device)))
+        times.append(timed(step, torch.device(config.model.torch_device)))
     return median(times[BATCHES:])
 
 

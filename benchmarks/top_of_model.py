@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from client.tuning.settings import TuneSettings
-from client.tuning.workbench import Workbench
+from client.tuning.tuning_setup import TuningSetup
 from shared import layout as layouts
 from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS
@@ -26,7 +26,7 @@ from shared.model.loading import BaseModel
 from shared.model.lora_fa import (
     Adapter,
     LoRAFALinear,
-    Points,
+    Perturbations,
     features,
     frozen_matrices,
     inject,
@@ -47,7 +47,7 @@ class Top(ABC):
     """
 
     def __init__(self, settings: TuneSettings) -> None:
-        bench = Workbench(settings)
+        bench = TuningSetup(settings)
         adapter = self._inject(bench.base, settings.adapter)
         self.layout = adapter.layout
         train, held_out = bench.splits["train"], bench.splits["test"]
@@ -99,7 +99,7 @@ class Top(ABC):
         right: NDArray[np.bool_] = decided == self._labels[rows]
         return right
 
-    def _check(self, bench: Workbench, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
+    def _check(self, bench: TuningSetup, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
         """Compare some losses with those of the forward engine.
 
         Raises:
@@ -109,7 +109,7 @@ class Top(ABC):
         theta = generator.normal(0, 0.1, self.layout.size).astype(np.float32)
         rows = generator.integers(0, len(prompts), 8)
         forward = ResidentForward(adapter, bench.scorer, Body(bench.base, 0))
-        points = Points.at(self.layout, theta)
+        points = Perturbations.at(self.layout, theta)
         scores = torch.from_numpy(forward.scores(points, [prompts[row] for row in rows])[0])
         likelihoods = scores.double().log_softmax(-1).numpy()
         expected = -likelihoods[np.arange(len(rows)), self._labels[rows]]

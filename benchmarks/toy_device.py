@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.own import DEVICE
-from client.session import Session
+from client.protocol.device_settings import CLIENT_INDEX
+from client.protocol.session import Session
 from shared.directions import directions
 from shared.errors import SamaraError
 from shared.frames import (
@@ -109,7 +109,7 @@ def _reply(frame: bytes, message: Message) -> Message:
 
 
 def _device(context: Context) -> int:
-    return int(context.node_config.get(DEVICE, context.node_config["partition-id"]))
+    return int(context.node_config.get(CLIENT_INDEX, context.node_config["partition-id"]))
 
 
 def _session(context: Context) -> Session | None:

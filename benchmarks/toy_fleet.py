@@ -36,7 +36,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.toy_device import app
-from client.own import DEVICE
+from client.protocol.device_settings import CLIENT_INDEX
 from devices.live.keys import device_of_key
 
 _POLL_SECONDS = 0.3
@@ -102,7 +102,7 @@ class Device(threading.Thread):
         assert isinstance(whole, Message), "a SuperLink delivers messages"
         whole.metadata.__dict__["_message_id"] = asked
         where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
-        where |= {DEVICE: self._device}
+        where |= {CLIENT_INDEX: self._device}
         reply = self.reply(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id

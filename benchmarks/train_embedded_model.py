@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from benchmarks.pretraining import VERDICT, Training, pretrain, tokenizer_of
 from client.forward.body import Body
-from client.forward.memory import keep_freed_memory
+from client.forward.peak_memory import keep_freed_memory
 from shared.config import AdapterSettings
 from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Points, inject
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks import messages
 from shared.tasks.catalog import load_task
@@ -131,7 +131,7 @@ class FirstOrder:
                 chosen = order[: self._settings.batch]
                 prompts += [rows.prompts[index] for index in chosen]
                 labels.append(rows.labels[chosen])
-            with self._adapter.at(Points(self._adapter.layout, center)):
+            with self._adapter.at(Perturbations(self._adapter.layout, center)):
                 scores = scores_of(self._scorer, self._body, prompts)
             optimizer.zero_grad()
             nn.functional.cross_entropy(scores, torch.cat(labels)).backward()  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ class FirstOrder:
     @torch.inference_mode()
     def accuracy(self, center: Tensor, rows: Rows) -> float:
         """Share of rows whose label is found."""
-        with self._adapter.at(Points(self._adapter.layout, center)):
+        with self._adapter.at(Perturbations(self._adapter.layout, center)):
             scores = scores_of(self._scorer, self._body, rows.prompts)
         return float((scores.argmax(1) == rows.labels).float().mean())
 

@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from client.trajectory import read_trajectory
 from client.tuning.run import read_result
 from client.tuning.settings import TuneSettings
-from client.tuning.workbench import Workbench
+from client.tuning.trajectory import read_trajectory
+from client.tuning.tuning_setup import TuningSetup
 from client.tuning.zeroth_order import TRAJECTORY_FILE, UPDATES, space_of
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished zeroth-order run")
     run = parser.parse_args().run
     result = read_result(run)
-    bench = Workbench(TuneSettings.of(result["config"], str(run)))
+    bench = TuningSetup(TuneSettings.of(result["config"], str(run)))
     space, update = space_of(bench), UPDATES[bench.settings.method]
     file = run / TRAJECTORY_FILE
     recorded = read_trajectory(file)

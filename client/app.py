@@ -26,7 +26,7 @@ app = ClientApp()
 
 
 class Answering(Protocol):
-    """What answers a message: `client.participant.Participant`, here or behind a socket."""
+    """What answers a message: a `ProtocolClient`, in this process or behind a socket."""
 
     def hello(self) -> bytes: ...  # noqa: D102
 
@@ -39,7 +39,7 @@ class Answering(Protocol):
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
-    """Introduce this client: device index, layout, model, position."""
+    """Introduce this client: client index, layout, model, position."""
     return _answered(lambda trainer, frame, catch_up: trainer.hello(), message, context)
 
 
@@ -76,21 +76,21 @@ def evaluate_personal(message: Message, context: Context) -> Message:
 def _answered(
     answer: Callable[[Answering, bytes, CatchUp], bytes], message: Message, context: Context
 ) -> Message:
-    """The reply. Live, an error here goes to Flower: only the trainer knows device and round."""
+    """The reply. Live, an error here goes to Flower: only the trainer knows client and round."""
     socket = context.node_config.get(TRAINER) or os.environ.get(TRAINER_VARIABLE)
     if socket:
-        from client.remote import RemoteTrainer
+        from client.protocol.remote_trainer import RemoteTrainer
 
         with RemoteTrainer(str(socket), context.run_config) as trainer:
             return _reply(answer(trainer, *unpacked(message)), message)
-    from client.simulated import device_of, participant
+    from client.protocol.simulated_client import client_index_of, participant
 
     frame = b""
     try:
         frame, catch_up = unpacked(message)
         return _reply(answer(participant(context), frame, catch_up), message)
     except SamaraError as error:
-        refusal = Refusal(token_of(frame), device_of(context), 0, str(error))
+        refusal = Refusal(token_of(frame), client_index_of(context), 0, str(error))
         return _reply(refusal.encode(), message)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from devices.estimate import Estimate
+    from devices.hardware.estimate import Estimate
 
 app = typer.Typer(help="Know devices before they are bought.", no_args_is_help=True)
 
@@ -55,7 +55,7 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from devices.profile import shipped_devices, shipped_links
+    from devices.hardware.profile import shipped_devices, shipped_links
 
     devices = Table(title="Devices")
     for column in ("name", "what", "GB/s", "usable GiB", "power modes", "fit"):
@@ -120,10 +120,10 @@ def estimate(
     from dataclasses import replace
     from json import dumps
 
-    from devices.estimate import estimate as estimated
-    from devices.profile import load_device
-    from devices.roofline import Workload
-    from devices.shape import model_shape
+    from devices.hardware.estimate import estimate as estimated
+    from devices.hardware.model_shape import model_shape
+    from devices.hardware.profile import load_device
+    from devices.hardware.roofline import Workload
     from shared.errors import ConfigError
 
     if stream is Stream.HOST:
@@ -201,8 +201,8 @@ def calibrate(
     """
     import re
 
-    from devices.calibrate import calibrated
-    from devices.profile import save_profile
+    from devices.hardware.calibrate import calibrated
+    from devices.hardware.profile import save_profile
 
     if not out.parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no such folder")

@@ -1,4 +1,4 @@
-"""The ServerApp: greets the devices, opens the run's folder, and lets the strategy run."""
+"""The ServerApp: greets the clients, opens the run's folder, and lets the strategy run."""
 
 import logging
 import os
@@ -13,15 +13,15 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.clusters import Clusters
-from server.cohorts import RepeatedCohorts
-from server.journal import journal
-from server.keys import KEYS_VARIABLE, Keys
-from server.post import Post
-from server.roster import Roster
+from server.live.journal import journal
+from server.live.keys import KEYS_VARIABLE, Keys
+from server.rounds.clusters import Clusters
+from server.rounds.recorded_cohorts import RepeatedCohorts
+from server.rounds.strategy import ScalarStrategy
 from server.store import RunStore, finish
-from server.strategy import ScalarStrategy
-from server.world import World
+from server.transport.clock import Clock
+from server.transport.deadline_grid import DeadlineGrid
+from server.transport.roster import Roster
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, Split
@@ -35,7 +35,7 @@ from shared.wire import PERSONAL_ACTION
 log = logging.getLogger("samara.server")
 
 LIVE_VARIABLE = "SAMARA_LIVE"
-"""Environment variable of a ServerApp whose devices come and go."""
+"""Environment variable of a ServerApp whose clients come and go."""
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 600.0
@@ -61,7 +61,7 @@ def serve(
     config: RunConfig,
     grid: Grid,
     cohorts: RepeatedCohorts | None = None,
-    world: World | None = None,
+    clock: Clock | None = None,
     patient: bool = False,
 ) -> Path:
     """Train for the configured rounds and write the result; returns the run's folder.
@@ -70,18 +70,18 @@ def serve(
         config: of the run.
         grid: Flower's.
         cohorts: of a recorded run, to be repeated as far as it went.
-        world: what it happens in; the real one by default.
-        patient: wait on when no device that is there can take part; another may come.
+        clock: what it happens in; the real one by default.
+        patient: wait on when no client that is there can take part; another may come.
 
     Raises:
-        SamaraError: if no device can take part, or the folder cannot be used.
+        SamaraError: if no client can take part, or the folder cannot be used.
     """
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    post = Post(grid, patience=max(1, config.cohort.late_rounds), world=world)
-    layout = _layout_of_the_devices(post, config, roster, patient)
-    config = config.among(roster.clients) if roster.clients else config
+    post = DeadlineGrid(grid, patience=max(1, config.cohort.late_rounds), clock=clock)
+    layout = _layout_of_the_clients(post, config, roster, patient)
+    config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
     if config.method == "cluster":
@@ -94,14 +94,14 @@ def serve(
         if (folder / RESULT_FILE).exists():
             log.info("%s holds this very run, finished", folder)
             return folder
-        strategy = ScalarStrategy(config, store, roster, cohorts, post.world)
+        strategy = ScalarStrategy(config, store, roster, cohorts, post.clock)
         rounds = config.federated_rounds
         rounds = min(rounds, cohorts.last) if cohorts else rounds
         _run(strategy, post, config, store.ledger.position.round, rounds)
         ledger = store.ledger
         end = {"final_round": ledger.position.round, "final_digest": ledger.digest.hex()}
         told = _result(config, run_id, layout, roster, store.events(), time.monotonic() - begun)
-        finish(folder, told | end | post.world.of_run(told["rounds"]))
+        finish(folder, told | end | post.clock.finish_run(told["rounds"]))
     finally:
         store.close()
     return folder
@@ -113,7 +113,7 @@ def _serve_clusters(
     layout: Layout,
     run_id: bytes,
     roster: Roster,
-    post: Post,
+    post: DeadlineGrid,
     begun: float,
 ) -> Path:
     """The same for clients in clusters, which are found first."""
@@ -127,7 +127,7 @@ def _serve_clusters(
         groups = strategy.groups
         told = _result(config, run_id, layout, roster, strategy.events(), time.monotonic() - begun)
         told |= {"final_round": strategy.round, "final_digest": strategy.digest.hex()}
-        told |= {"groups": {str(device): own for device, own in sorted(groups.clusters.items())}}
+        told |= {"groups": {str(client): own for client, own in sorted(groups.clusters.items())}}
         told["bytes_up"] += groups.bytes_up
         told["bytes_down"] += groups.bytes_down
         finish(folder, told)
@@ -137,7 +137,11 @@ def _serve_clusters(
 
 
 def _run(
-    strategy: ScalarStrategy | Clusters, post: Post, config: RunConfig, done: int, rounds: int
+    strategy: ScalarStrategy | Clusters,
+    post: DeadlineGrid,
+    config: RunConfig,
+    done: int,
+    rounds: int,
 ) -> None:
     """Evaluate, train the rounds that are left, evaluate, and have the private rounds taken."""
     post.enough = strategy.has_enough
@@ -158,7 +162,9 @@ def _run(
             strategy.evaluate(post, split, PERSONAL_ACTION)
 
 
-def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patient: bool) -> Layout:
+def _layout_of_the_clients(
+    post: DeadlineGrid, config: RunConfig, roster: Roster, patient: bool
+) -> Layout:
     """Wait for as many nodes as the run begins with, and for one that can take part."""
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
@@ -170,9 +176,9 @@ def _layout_of_the_devices(post: Post, config: RunConfig, roster: Roster, patien
             if roster.layout is not None:
                 return roster.layout
             if roster.reasons and not patient:
-                raise SamaraError("no device can take part: " + "; ".join(roster.reasons))
+                raise SamaraError("no client can take part: " + "; ".join(roster.reasons))
         if time.monotonic() > told + _TELL_SECONDS:
-            log.info("waiting for %d devices, %d are there", wanted, there)
+            log.info("waiting for %d clients, %d are there", wanted, there)
             told = time.monotonic()
         time.sleep(_POLL_SECONDS)
 
@@ -185,7 +191,7 @@ def _result(
     events: list[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
-    members = sorted(roster.members.values(), key=lambda member: member.device)
+    members = sorted(roster.members.values(), key=lambda member: member.client)
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
@@ -194,10 +200,10 @@ def _result(
         "model_id": roster.model_id.hex(),
         "layout_hash": layout.hash.hex(),
         "elements": layout.size,
-        "devices": {str(m.device): {**m.facts, "examples": m.examples} for m in members},
+        "clients": {str(m.client): {**m.facts, "examples": m.examples} for m in members},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
-        "refused": Counter(device for event in events for device in event["refused"]),
+        "refused": Counter(client for event in events for client in event["refused"]),
         "bytes_up": sum(event["bytes_up"] for event in events),
         "bytes_down": sum(event["bytes_down"] for event in events),
         "wall_seconds": seconds,

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from shared.config import RunConfig
 
 app = typer.Typer(help="Serve runs, and look into them.", no_args_is_help=True)
-keys = typer.Typer(help="The keys of the devices that may join a run.", no_args_is_help=True)
+keys = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
-Name = Annotated[str, typer.Argument(help="Name of the device.")]
+Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 
 @app.command()
@@ -35,25 +35,25 @@ def up(
     ] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Name or address that devices use, for the own certificate."),
+        typer.Option("--name", help="Name or address that clients use, for the own certificate."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no device keys: anybody may join.")
+        bool, typer.Option("--insecure", help="No TLS and no client keys: anybody may join.")
     ] = False,
 ) -> None:
-    """Serve a run to devices until it is finished; the same command goes on after a crash.
+    """Serve a run to clients until it is finished; the same command goes on after a crash.
 
     Example: samara server up --run runs/field field.toml --name server.example
     """
     from rich.console import Console
 
-    from server.certificates import given_certificates
-    from server.flower import Flower
-    from server.keys import KEYS_FOLDER, Keys
-    from server.superlink import most_answer_bytes
-    from server.up import FLOWER_FOLDER
-    from server.up import up as serve
-    from server.watch import Watch
+    from server.live.certificates import given_certificates
+    from server.live.keys import KEYS_FOLDER, Keys
+    from server.live.run_supervisor import FLOWER_FOLDER
+    from server.live.run_supervisor import up as serve
+    from server.live.superlink import most_answer_bytes
+    from server.live.superlink_process import Flower
+    from server.live.watch import Watch
     from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 
     run = run.resolve()
@@ -71,7 +71,7 @@ def up(
     flower = Flower(run / FLOWER_FOLDER, host, port, tls, most_bytes, keys_folder)
     with Watch(run, console) as watch:
         if tls:
-            watch.say(f"devices verify this server with {tls.authority}")
+            watch.say(f"clients verify this server with {tls.authority}")
         finished = serve(config, flower, device_keys, watch)
     end = "finished" if finished else "ended; the same command goes on with it"
     console.print(f"{run}: {end}", soft_wrap=True)
@@ -79,36 +79,36 @@ def up(
 
 @keys.command()
 def create(name: Name, run: RunOption) -> None:
-    """Make the key that a device needs to join a run, also while it is running.
+    """Make the key that a client needs to join a run, also while it is running.
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
-    from server.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, Keys
 
     file = Keys(run / KEYS_FOLDER).create(name)
-    print(f"{file}: copy it to the device {name}, then delete it here")
+    print(f"{file}: copy it to the client {name}, then delete it here")
 
 
 @keys.command()
 def add(
     name: Name, public: Annotated[Path, typer.Argument(help="Public key, PEM.")], run: RunOption
 ) -> None:
-    """Let a device join that made its key itself, such as a phone; also while a run is running.
+    """Let a client join that made its key itself, such as a phone; also while a run is running.
 
     Example: samara server keys add one phones/one.pem --run runs/field
     """
-    from server.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, Keys
 
-    print(f"{name}: may join as device {Keys(run / KEYS_FOLDER).add(name, public).device}")
+    print(f"{name}: may join as client {Keys(run / KEYS_FOLDER).add(name, public).client}")
 
 
 @keys.command()
 def revoke(name: Name, run: RunOption) -> None:
-    """Refuse a device from now on, also while a run is running.
+    """Refuse a client from now on, also while a run is running.
 
     Example: samara server keys revoke kitchen-orin --run runs/field
     """
-    from server.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, Keys
 
     print(f"{name}: revoked on {Keys(run / KEYS_FOLDER).revoke(name).revoked}")
 
@@ -122,12 +122,12 @@ def list_keys(run: RunOption) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, Keys
 
-    table = Table("name", "device", "fingerprint", "created", "revoked")
+    table = Table("name", "client", "fingerprint", "created", "revoked")
     for key in Keys(run / KEYS_FOLDER).all():
         table.add_row(
-            key.name, str(key.device), key.fingerprint[:16], key.created, key.revoked or "-"
+            key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
         )
     Console().print(table)
 
@@ -139,42 +139,42 @@ def status(
         Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
     ] = None,
 ) -> None:
-    """Show where a run and its devices stand, also while it is running.
+    """Show where a run and its clients stand, also while it is running.
 
     Example: samara server status --run runs/field
     """
     from rich.console import Console
     from rich.table import Table
 
-    from server.status import status_of
+    from server.live.status import status_of
 
     found = status_of(run)
     title = f"round {found.round}, digest {found.digest[:16] or '-'}, "
     title += f"{found.bytes_up:,} bytes up, {found.bytes_down:,} bytes down"
-    table = Table("device", "has round", "last report", "reports", "failures", title=title)
+    table = Table("client", "has round", "last report", "reports", "failures", title=title)
     table.add_column("bytes up, down")
-    for number, device in found.devices.items():
-        name = " ".join(word for word in (str(number), device.name, device.state) if word)
+    for number, client in found.clients.items():
+        name = " ".join(word for word in (str(number), client.name, client.state) if word)
         last = (
-            f"{device.last_round}, {device.last_seen[5:16].replace('T', ' ')}"
-            if device.last_round
+            f"{client.last_round}, {client.last_seen[5:16].replace('T', ' ')}"
+            if client.last_round
             else "-"
         )
         table.add_row(
             name,
-            str(device.position),
+            str(client.position),
             last,
-            str(device.reports),
-            str(device.failures),
-            f"{device.bytes_up:,}, {device.bytes_down:,}",
+            str(client.reports),
+            str(client.failures),
+            f"{client.bytes_up:,}, {client.bytes_down:,}",
         )
     console = Console()
     console.print(table)
-    for number, device in found.devices.items():
-        if device.last_failure:
-            console.print(f"device {number}, {device.last_failure}", markup=False)
+    for number, client in found.clients.items():
+        if client.last_failure:
+            console.print(f"client {number}, {client.last_failure}", markup=False)
     if tensorboard:
-        from server.curves import write_curves
+        from server.round_curves import write_curves
 
         write_curves(run, tensorboard)
         console.print(f"tensorboard --logdir {tensorboard}")
@@ -195,7 +195,7 @@ def inspect(run: Run) -> None:
     layout, ledger = read_layout(run), ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
-    for column in ("round", "devices", "examples", "scalars", "shift", "bytes", "end digest"):
+    for column in ("round", "clients", "examples", "scalars", "shift", "bytes", "end digest"):
         rounds.add_column(column, justify="right")
     for record in read_ledger(ledger):
         delta = record.delta
@@ -259,7 +259,7 @@ def verify(run: Run) -> None:
 
 
 def _configured(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
-    """The settings of a live run, whose devices have data of their own and may be any number."""
+    """The settings of a live run, whose clients have data of their own and may be any number."""
     from shared.config import RunConfig, load_scenario
     from shared.settings import parse_assignment
 

@@ -39,7 +39,7 @@ _READ_BY: dict[str, set[Method]] = {
     "personal.pull": {"ditto"},
     "personal.part": {"partial"},
     "cohort.clusters": {"cluster"},
-    "cohort.grouping-rounds": {"cluster"},
+    "cohort.clustering-rounds": {"cluster"},
 }
 
 
@@ -67,7 +67,7 @@ class ModelSettings(Section):
         EMBEDDED_MODEL, description="folder, name on the Hugging Face hub, or the embedded model"
     )
     family: Literal["auto", "causal", "masked", "encoder"] = "auto"
-    device: Text = Field("cpu", description="torch device, e.g. cpu or cuda")
+    torch_device: Text = Field("cpu", description="torch device, e.g. cpu or cuda")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="compute type, and the type of weights that are not quantized"
     )
@@ -137,7 +137,7 @@ class CohortSettings(Section):
         0, ge=0, description="the last so many clients never train the global model"
     )
     clusters: int = Field(2, ge=2, le=64, description="groups of clients, of method cluster")
-    grouping_rounds: int = Field(
+    clustering_rounds: int = Field(
         16, ge=1, description="rounds of the budget that find these groups, before the first"
     )
 
@@ -358,9 +358,9 @@ class RunConfig(Settings):
                 "method: emulated devices share one state, which clusters do not; leave "
                 "fleet.devices out, or choose another method"
             )
-        if self.method == "cluster" and self.federated_rounds <= self.cohort.grouping_rounds:
+        if self.method == "cluster" and self.federated_rounds <= self.cohort.clustering_rounds:
             raise ValueError(
-                "method: cluster needs more rounds than cohort.grouping-rounds, which find groups"
+                "method: cluster needs more rounds than cohort.clustering-rounds, which find groups"
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(

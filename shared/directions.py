@@ -157,13 +157,13 @@ def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 def query_seeds(
-    root: int, client: int, steps: int, queries: int, first_step: int = 0
+    root: int, seed_stream: int, steps: int, queries: int, first_step: int = 0
 ) -> NDArray[np.uint64]:
     """Seeds of all queries of a client in a round.
 
     Args:
         root: the round's root seed.
-        client: 0 where the whole cohort shares its directions, otherwise device index + 1.
+        seed_stream: 0 where the whole cohort shares its directions, otherwise client index + 1.
         steps: local steps K.
         queries: queries per step q.
         first_step: the step to begin with.
@@ -175,7 +175,7 @@ def query_seeds(
     counter[..., 0] = np.arange(queries, dtype=np.uint32)
     counter[..., 1] = np.arange(first_step, first_step + steps, dtype=np.uint32)[:, None]
     counter[..., 2] = Domain.QUERY_SEED
-    counter[..., 3] = client
+    counter[..., 3] = seed_stream
     return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
 
 
@@ -185,19 +185,19 @@ def round_root(run_seed: int, round_number: int, track: int) -> int:
     return int(_seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
 
 
-def batch_order(root: int, device: int, step: int, examples: int) -> NDArray[np.int64]:
-    """A random order of a device's examples; a step trains on the first ones.
+def batch_order(root: int, client: int, step: int, examples: int) -> NDArray[np.int64]:
+    """A random order of a client's examples; a step trains on the first ones.
 
     Args:
         root: the round's root seed, so that run, round and track are in it.
-        device: device index.
+        client: client index.
         step: local step within the round.
-        examples: how many examples the device holds.
+        examples: how many examples the client holds.
 
     Returns:
         int64 [examples], a permutation.
     """
-    return _random_order(Domain.BATCH_ORDER, root, step, device, examples)
+    return _random_order(Domain.BATCH_ORDER, root, step, client, examples)
 
 
 def _random_order(
@@ -228,7 +228,9 @@ def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
 
 
-def pool_indices(root: int, client: int, steps: int, queries: int, size: int) -> NDArray[np.uint32]:
+def pool_indices(
+    root: int, seed_stream: int, steps: int, queries: int, size: int
+) -> NDArray[np.uint32]:
     """Which seeds of the pool the queries of a client in a round try.
 
     They are a random order of the pool, read over and over if the round has more queries than the
@@ -237,7 +239,7 @@ def pool_indices(root: int, client: int, steps: int, queries: int, size: int) ->
 
     Args:
         root: the round's root seed.
-        client: device index + 1.
+        seed_stream: client index + 1.
         steps: local steps K.
         queries: queries per step q.
         size: seeds in the pool.
@@ -245,7 +247,7 @@ def pool_indices(root: int, client: int, steps: int, queries: int, size: int) ->
     Returns:
         uint32 [K, q], each below `size`.
     """
-    order = _random_order(Domain.POOL_ORDER, root, 0, client, size).astype(np.uint32)
+    order = _random_order(Domain.POOL_ORDER, root, 0, seed_stream, size).astype(np.uint32)
     return np.resize(order, (steps, queries))
 
 
@@ -266,20 +268,20 @@ def prefix_tokens(root: int, count: int, vocabulary: int) -> NDArray[np.int64]:
 
 
 def cohort_keys(
-    run_seed: int, round_number: int, devices: NDArray[np.uint32]
+    run_seed: int, round_number: int, clients: NDArray[np.uint32]
 ) -> NDArray[np.uint64]:
-    """One random number per device for a round; the smallest ones form the cohort.
+    """One random number per client for a round; the smallest ones form the cohort.
 
     Args:
         run_seed: the run's seed.
         round_number: the round.
-        devices: uint32 [n], device indices.
+        clients: uint32 [n], client indices.
 
     Returns:
-        uint64 [n]; a device's number does not depend on which other devices there are.
+        uint64 [n]; a client's number does not depend on which other clients there are.
     """
-    counter = np.zeros((len(devices), 4), np.uint32)
+    counter = np.zeros((len(clients), 4), np.uint32)
     counter[:, 0] = round_number
     counter[:, 2] = Domain.COHORT
-    counter[:, 3] = devices
+    counter[:, 3] = clients
     return _seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64))))

@@ -21,12 +21,12 @@ MAX_GRADIENT = 1e6
 MAX_CURVATURE = 1e12
 """Likewise a curvature."""
 MAX_LABELS = 1024
-MAX_DEVICE = 2**32 - 2
+MAX_CLIENT = 2**32 - 2
 """Device index + 1 must fit 32 bits where it stands for the client in seeds."""
 MAX_COLUMNS = 64
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
-GROUPING_TRACK = 2**32 - 2
+CLUSTERING_TRACK = 2**32 - 2
 """Of an instruction whose scalars say who belongs together; they move no state."""
 
 
@@ -54,9 +54,9 @@ def token_of(instruction: bytes) -> bytes:
 _E = TypeVar("_E", bound=IntEnum)
 
 
-def _check_device(device: int) -> None:
-    if device > MAX_DEVICE:
-        raise FrameError(f"device index {device} is over {MAX_DEVICE}")
+def _check_client(client: int) -> None:
+    if client > MAX_CLIENT:
+        raise FrameError(f"client index {client} is over {MAX_CLIENT}")
 
 
 def _member(kind: type[_E], value: int) -> _E:
@@ -177,16 +177,16 @@ class TrainInstruction:
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
 
-    def seeds(self, device: int) -> NDArray[np.uint64]:
-        """Seeds of a device's queries, uint64 [K, q]."""
+    def seeds(self, client: int) -> NDArray[np.uint64]:
+        """Seeds of a client's queries, uint64 [K, q]."""
         if self.seed_policy is SeedPolicy.POOL:
-            return pool_seeds(self.pool_root, self.pool_indices(device))
-        return query_seeds(self.root, self.client(device), self.steps, self.queries)
+            return pool_seeds(self.pool_root, self.pool_indices(client))
+        return query_seeds(self.root, self.seed_stream(client), self.steps, self.queries)
 
-    def pool_indices(self, device: int) -> NDArray[np.uint32]:
-        """Which seeds of the pool a device's queries try, uint32 [K, q]."""
-        client = self.client(device)
-        return pool_indices(self.root, client, self.steps, self.queries, self.pool_size)
+    def pool_indices(self, client: int) -> NDArray[np.uint32]:
+        """Which seeds of the pool a client's queries try, uint32 [K, q]."""
+        seed_stream = self.seed_stream(client)
+        return pool_indices(self.root, seed_stream, self.steps, self.queries, self.pool_size)
 
     def uses(self, steps: int) -> NDArray[np.int64]:
         """How often each seed of the pool is tried in so many steps, in order of first use.
@@ -238,9 +238,9 @@ class TrainInstruction:
         """Over how many directions the curvature in a report of so many steps is a mean."""
         return self.queries * sum(map(self.measures_curvature, range(steps)))
 
-    def client(self, device: int) -> int:
+    def seed_stream(self, client: int) -> int:
         """What stands for the client in the derivation of seeds: 0 if they are shared."""
-        return 0 if self.seed_policy is SeedPolicy.SHARED else device + 1
+        return 0 if self.seed_policy is SeedPolicy.SHARED else client + 1
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Hello:
     """How a client introduces itself.
 
     Attributes:
-        device: device index.
+        client: client index.
         examples: training examples it holds.
         round: the last round in its state.
         model_id: 32 bytes.
@@ -299,7 +299,7 @@ class Hello:
             the rest (versions, threads and the like) is for the record only.
     """
 
-    device: int
+    client: int
     examples: int
     round: int
     model_id: bytes
@@ -310,7 +310,7 @@ class Hello:
 
     def encode(self) -> bytes:
         """The introduction as a frame."""
-        fields = self._FIELDS.pack(self.device, self.examples, self.round, self.model_id)
+        fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
         return pack(Kind.HELLO, fields + text_bytes(self.layout) + text_bytes(self.facts))
 
     @classmethod
@@ -321,10 +321,10 @@ class Hello:
             FrameError: if the frame is not a sound hello.
         """
         reader = Reader(unpack(frame, Kind.HELLO))
-        device, examples, last_round, model_id = reader.fields(cls._FIELDS)
-        hello = cls(device, examples, last_round, model_id, reader.text(), reader.text())
+        client, examples, last_round, model_id = reader.fields(cls._FIELDS)
+        hello = cls(client, examples, last_round, model_id, reader.text(), reader.text())
         reader.end()
-        _check_device(device)
+        _check_client(client)
         return hello
 
 
@@ -334,8 +334,8 @@ class Report:
 
     Attributes:
         token: of the instruction it answers, 8 bytes.
-        device: device index.
-        examples: training examples the device holds.
+        client: client index.
+        examples: training examples the client holds.
         mean_loss: over the points of all local steps, but for those that began far from where the
             round did (`shared.step_size.REACH`): they tell nothing of the global model.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
@@ -347,7 +347,7 @@ class Report:
     """
 
     token: bytes
-    device: int
+    client: int
     examples: int
     mean_loss: float
     gradients: NDArray[np.float32]
@@ -369,14 +369,14 @@ class Report:
         bend = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
-                *(self.token, self.device, self.examples),
+                *(self.token, self.client, self.examples),
                 *(self.summed_steps, self.mean_loss, len(self.gradients)),
             )
             sums = self.gradients.astype("<f4").tobytes()
             return pack(Kind.REPORT_OF_SUMS, fields + sums + bend)
         steps, queries = self.gradients.shape
         fields = self._FIELDS.pack(
-            self.token, self.device, self.examples, steps, queries, self.mean_loss
+            self.token, self.client, self.examples, steps, queries, self.mean_loss
         )
         gradients = self.gradients.astype("<f4").tobytes()
         if self.seeds is None:
@@ -397,12 +397,12 @@ class Report:
         shape: tuple[int, ...]
         seeds, summed_steps = None, 0
         if frame[3] == Kind.REPORT_OF_SUMS:
-            token, device, examples, summed_steps, mean_loss, count = reader.fields(
+            token, client, examples, summed_steps, mean_loss, count = reader.fields(
                 cls._SUMMED_FIELDS
             )
             shape, sound = (count,), summed_steps >= 1 and 1 <= count <= MAX_SCALARS
         else:
-            token, device, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
+            token, client, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
             shape, count = (steps, queries), steps * queries
             sound = 1 <= count <= MAX_SCALARS
         if not sound:
@@ -412,17 +412,17 @@ class Report:
         gradients = reader.array("<f4", count).reshape(shape)
         (curvature,) = reader.fields(cls._CURVATURE) if reader.left else (None,)
         reader.end()
-        _check_device(device)
+        _check_client(client)
         if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
             raise FrameError(
-                f"a projected gradient or the loss of device {device} is not finite or "
+                f"a projected gradient or the loss of client {client} is not finite or "
                 f"over {MAX_GRADIENT:g}"
             )
         if curvature is not None and not abs(curvature) <= MAX_CURVATURE:
             raise FrameError(
-                f"the curvature of device {device} is not finite or over {MAX_CURVATURE:g}"
+                f"the curvature of client {client} is not finite or over {MAX_CURVATURE:g}"
             )
-        return cls(token, device, examples, mean_loss, gradients, seeds, summed_steps, curvature)
+        return cls(token, client, examples, mean_loss, gradients, seeds, summed_steps, curvature)
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,12 +446,12 @@ class Evaluation:
 
     Attributes:
         token: of the instruction it answers, 8 bytes.
-        device: device index.
+        client: client index.
         columns: one per set of weights; names differ, labels agree.
     """
 
     token: bytes
-    device: int
+    client: int
     columns: tuple[Figures, ...]
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIHH")
@@ -460,7 +460,7 @@ class Evaluation:
     def encode(self) -> bytes:
         """The evaluation as a frame."""
         labels = len(self.columns[0].counts)
-        parts = [self._FIELDS.pack(self.token, self.device, labels, len(self.columns))]
+        parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
         for column in self.columns:
             parts += [text_bytes(column.name), self._LOSS.pack(column.mean_loss)]
             parts.append(column.counts.astype("<u4").tobytes())
@@ -474,9 +474,9 @@ class Evaluation:
             FrameError: if the frame is not a sound evaluation.
         """
         reader = Reader(unpack(frame, Kind.EVALUATION))
-        token, device, labels, count = reader.fields(cls._FIELDS)
+        token, client, labels, count = reader.fields(cls._FIELDS)
         if not (1 <= labels <= MAX_LABELS and 1 <= count <= MAX_COLUMNS):
-            raise FrameError(f"the evaluation of device {device} is out of range")
+            raise FrameError(f"the evaluation of client {client} is out of range")
         columns = []
         for _ in range(count):
             name = reader.text()
@@ -485,10 +485,10 @@ class Evaluation:
             columns.append(Figures(name, mean_loss, counts.reshape(labels, labels)))
         reader.end()
         if not all(np.isfinite(column.mean_loss) for column in columns):
-            raise FrameError(f"a loss in the evaluation of device {device} is not finite")
+            raise FrameError(f"a loss in the evaluation of client {client} is not finite")
         if len({column.name for column in columns}) < count:
-            raise FrameError(f"the evaluation of device {device} names a column twice")
-        return cls(token, device, tuple(columns))
+            raise FrameError(f"the evaluation of client {client} names a column twice")
+        return cls(token, client, tuple(columns))
 
 
 @dataclass(frozen=True)
@@ -497,13 +497,13 @@ class Refusal:
 
     Attributes:
         token: of the instruction it answers, 8 bytes.
-        device: device index.
+        client: client index.
         round: the last round in the client's state, so that the server can send what is missing.
         reason: for the operator.
     """
 
     token: bytes
-    device: int
+    client: int
     round: int
     reason: str
 
@@ -511,7 +511,7 @@ class Refusal:
 
     def encode(self) -> bytes:
         """The refusal as a frame."""
-        fields = self._FIELDS.pack(self.token, self.device, self.round)
+        fields = self._FIELDS.pack(self.token, self.client, self.round)
         return pack(Kind.REFUSAL, fields + text_bytes(self.reason))
 
     @classmethod
@@ -522,7 +522,7 @@ class Refusal:
             FrameError: if the frame is not a sound refusal.
         """
         reader = Reader(unpack(frame, Kind.REFUSAL))
-        token, device, last_round = reader.fields(cls._FIELDS)
-        refusal = cls(token, device, last_round, reader.text())
+        token, client, last_round = reader.fields(cls._FIELDS)
+        refusal = cls(token, client, last_round, reader.text())
         reader.end()
         return refusal

@@ -69,7 +69,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Pass:
+class CoefficientBlock:
     """Coefficients under one shift, in the order of their seeds.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shrink:
     bits: int
 
 
-ScalarGroup = tuple[NDArray[np.uint64], Pass]
+ScalarGroup = tuple[NDArray[np.uint64], CoefficientBlock]
 """Seeds uint64 [n] with a pass of n coefficients."""
 
 
@@ -101,7 +101,7 @@ def zero_state(size: int) -> NDArray[np.int64]:
     return np.zeros(size, np.int64)
 
 
-def quantize(coefficients: NDArray[np.float64]) -> list[Pass]:
+def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
     """Coefficients as integers under the smallest shift that fits, rounded half to even.
 
     What is too wide even for shift 10 (beyond ±2) is split into several passes; no pass at all is
@@ -126,12 +126,12 @@ def quantize(coefficients: NDArray[np.float64]) -> list[Pass]:
     for shift in range(MAX_SHIFT + 1):
         scaled = np.rint(np.ldexp(coefficients, COEFFICIENT_BITS - shift))
         if np.all(np.abs(scaled) <= _INT32_MAX):
-            return [Pass(shift, scaled.astype(np.int32))]
+            return [CoefficientBlock(shift, scaled.astype(np.int32))]
     rest = scaled.astype(np.int64)
     passes = []
     while np.any(rest):
         part = np.clip(rest, -_INT32_MAX, _INT32_MAX)
-        passes.append(Pass(MAX_SHIFT, part.astype(np.int32)))
+        passes.append(CoefficientBlock(MAX_SHIFT, part.astype(np.int32)))
         rest = rest - part
     return passes
 
@@ -141,7 +141,7 @@ def _widest(values: NDArray[np.float64]) -> float:
     return float(values[~finite][0]) if not finite.all() else float(np.abs(values).max())
 
 
-def check_fits(state: NDArray[np.int64], changes: Sequence[Pass | Shrink]) -> None:
+def check_fits(state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Shrink]) -> None:
     """Refuse what could leave the exact range, before anything is applied.
 
     Args:

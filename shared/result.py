@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.config import RunConfig
 from shared.errors import SamaraError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of result.json; grows when a key changes its meaning or goes, not when one is added."""
 RESULT_FILE = "result.json"
 _SHOWN_MISTAKES = 5
@@ -142,10 +142,10 @@ class Round(_Part):
     fleet: FleetRound | None = None
 
 
-class Device(_Part):
-    """What a device said of itself, beside how many training examples it holds.
+class ClientFacts(_Part):
+    """What a client said of itself, beside how many training examples it holds.
 
-    Anything may stand there: it is a device's word. `facts` are all of it.
+    Anything may stand there: it is the client's word. `facts` are all of it.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -176,14 +176,14 @@ class ClientCost(NamedTuple):
 class RunResult(_Part):
     """A finished run; docs/result.md says what the keys mean."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     config: dict[str, bool | int | float | str]
     versions: dict[str, str]
     run_id: Hex
     model_id: Hex
     layout_hash: Hex
     elements: Annotated[int, Field(ge=1)]
-    devices: dict[Count, Device]
+    clients: dict[Count, ClientFacts]
     rounds: list[Round]
     evaluations: list[Evaluation]
     bytes_up: Count
@@ -205,7 +205,7 @@ class RunResult(_Part):
         """What a client spent on the run's training; bytes of evaluations are not in it."""
         own = [entry.clients[client] for entry in self.rounds if client in entry.clients]
         config = RunConfig.of(self.config, f"result of run {self.run_id}")
-        grouping = config.cohort.grouping_rounds if config.method == "cluster" else 0
+        grouping = config.cohort.clustering_rounds if config.method == "cluster" else 0
         return ClientCost(
             config.steps * (len(own) + grouping),
             config.steps * config.private_rounds,

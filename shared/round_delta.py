@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shared.directions import pool_seeds, query_seeds
 from shared.errors import FrameError, ReplayError
-from shared.replay import MAX_SHIFT, MAX_SHRINK, Pass, ScalarGroup, Shrink
+from shared.replay import MAX_SHIFT, MAX_SHRINK, CoefficientBlock, ScalarGroup, Shrink
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 
@@ -21,13 +21,13 @@ class DerivedSeeds:
     """Seeds given by a root: `shared.directions.query_seeds` of these four numbers, flattened."""
 
     root: int
-    client: int
+    seed_stream: int
     steps: int
     queries: int
 
     def seeds(self) -> NDArray[np.uint64]:
         """The seeds themselves, uint64 [steps · queries]."""
-        return query_seeds(self.root, self.client, self.steps, self.queries).ravel()
+        return query_seeds(self.root, self.seed_stream, self.steps, self.queries).ravel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Group:
 
     origin: int
     source: DerivedSeeds | PoolSeeds | NDArray[np.uint64]
-    scalars: Pass
+    scalars: CoefficientBlock
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<IBI")
     _DERIVED: ClassVar[struct.Struct] = struct.Struct("<QIHH")
@@ -85,9 +85,9 @@ class Group:
     def encode(self) -> bytes:
         """The group's part of a round delta."""
         match self.source:
-            case DerivedSeeds(root, client, steps, queries):
+            case DerivedSeeds(root, seed_stream, steps, queries):
                 kind = _EntryKind.DERIVED
-                seeds = self._DERIVED.pack(root, client, steps, queries)
+                seeds = self._DERIVED.pack(root, seed_stream, steps, queries)
             case PoolSeeds(root, indices):
                 kind = _EntryKind.POOL
                 seeds = self._POOL_ROOT.pack(root) + indices.astype("<u4").tobytes()
@@ -117,7 +117,7 @@ class Group:
             source = PoolSeeds(root, reader.array("<u4", count))
         else:
             source = reader.array("<u8", count)
-        return cls(origin, source, Pass(shift, reader.array("<i4", count)))
+        return cls(origin, source, CoefficientBlock(shift, reader.array("<i4", count)))
 
 
 def _encoded(entry: Group | Shrink) -> bytes:
@@ -138,9 +138,9 @@ def _read_entry(reader: Reader) -> Group | Shrink:
 
 @dataclass(frozen=True)
 class Contributor:
-    """A device whose report is in a round delta."""
+    """A client whose report is in a round delta."""
 
-    device: int
+    client: int
     examples: int
     steps: int
 
@@ -153,7 +153,7 @@ class RoundDelta:
         round: counted from 1, without gaps.
         track: which list of scalars it extends.
         token: of the round's instruction, 8 bytes.
-        contributors: sorted by device; each at most once.
+        contributors: sorted by client; each at most once.
         entries: groups of scalars, and shrinks. Between two shrinks the groups are in a fixed
             order, though any order gives the same state.
     """
@@ -174,7 +174,7 @@ class RoundDelta:
                 self.round, self.track, self.token, len(self.contributors), len(self.entries)
             )
         ]
-        parts += [self._CONTRIBUTOR.pack(c.device, c.examples, c.steps) for c in self.contributors]
+        parts += [self._CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
         parts += [_encoded(entry) for entry in self.entries]
         return pack(Kind.ROUND_DELTA, b"".join(parts))
 
@@ -192,8 +192,8 @@ class RoundDelta:
         )
         entries = tuple(_read_entry(reader) for _ in range(entry_count))
         reader.end()
-        devices = [c.device for c in contributors]
-        if round_number < 1 or any(a >= b for a, b in pairwise(devices)):
+        clients = [c.client for c in contributors]
+        if round_number < 1 or any(a >= b for a, b in pairwise(clients)):
             raise FrameError("the round delta's round or contributors are out of order")
         return cls(round_number, track, token, contributors, entries)
 
@@ -203,7 +203,7 @@ class RoundDelta:
         return tuple(entry for entry in self.entries if isinstance(entry, Group))
 
     @property
-    def changes(self) -> list[Pass | Shrink]:
+    def changes(self) -> list[CoefficientBlock | Shrink]:
         """The entries without their seeds, as `shared.replay.check_fits` takes them."""
         return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
 
@@ -215,7 +215,7 @@ class RoundDelta:
         ]
 
 
-def undoing(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
+def reverting(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
     """A round that takes others back: their coefficients, negated, so that all sums are exact.
 
     What one of them takes back of the others is gone already and not in it.
@@ -233,7 +233,9 @@ def undoing(number: int, track: int, token: bytes, undone: Sequence[RoundDelta])
         raise ReplayError("a round that shrinks the state cannot be taken back")
     left: dict[bytes, list[Group]] = {}
     for group in (group for delta in undone for group in delta.groups):
-        negated = replace(group, scalars=Pass(group.scalars.shift, -group.scalars.coefficients))
+        negated = replace(
+            group, scalars=CoefficientBlock(group.scalars.shift, -group.scalars.coefficients)
+        )
         if taken_back := left.get(negated.encode()):
             taken_back.pop()
         else:

@@ -71,7 +71,7 @@ def verified(public_key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def normalized(public_key: bytes) -> bytes:
-    """A public key as its own PEM, of which device index and name are made.
+    """A public key as its own PEM, of which client index and name are made.
 
     Raises:
         DeviceError: if it is none, or not on an elliptic curve.

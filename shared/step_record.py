@@ -14,7 +14,7 @@ from shared.events import Tail, append_event, read_events
 from shared.step_size import Observation, StepSize
 
 STEP_SIZE_FILE = "step_size.jsonl"
-_DEVICES = "devices"
+_CLIENTS = "clients"
 
 
 class StepRecord:
@@ -45,12 +45,12 @@ class StepRecord:
                 )
             self.size = self.size.after(_observation(events[step], file))
 
-    def note(self, seen: Observation | None, devices: Collection[int] = ()) -> StepSize:
+    def note(self, seen: Observation | None, clients: Collection[int] = ()) -> StepSize:
         """The step size after one more observation, or none; it is on the disk when this returns.
 
         Args:
             seen: what was observed.
-            devices: whose reports it was made of, for those who repeat the run.
+            clients: whose reports it was made of, for those who repeat the run.
 
         Raises:
             SamaraError: if the disk refuses.
@@ -59,29 +59,29 @@ class StepRecord:
         if self._file:
             try:
                 told = asdict(seen) if seen else {}
-                if seen and devices:
-                    told[_DEVICES] = sorted(devices)
+                if seen and clients:
+                    told[_CLIENTS] = sorted(clients)
                 append_event(self._file, {"step": self.size.done} | told)
             except OSError as error:
                 raise SamaraError(f"{self._file}: cannot be written: {error.strerror}") from error
         return self.size
 
 
-def read_devices(file: Path) -> dict[int, list[int] | None]:
+def read_clients(file: Path) -> dict[int, list[int] | None]:
     """By step, whose reports were observed; None if some were and it was not written down whose.
 
     Of a step that was tried again the last try counts.
     """
     heard: dict[int, list[int] | None] = {}
     for event in Tail(file).new():
-        heard[event["step"]] = [] if list(event) == ["step"] else event.get(_DEVICES)
+        heard[event["step"]] = [] if list(event) == ["step"] else event.get(_CLIENTS)
     return heard
 
 
 def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:
     if list(event) == ["step"]:
         return None
-    apart = ("step", _DEVICES)
+    apart = ("step", _CLIENTS)
     try:
         return Observation(**{key: value for key, value in event.items() if key not in apart})
     except TypeError as error:

@@ -7,7 +7,7 @@ and Lan, 2013), the price of the noise in an estimate with d ≫ q. tr(H) is the
 exactly. What is bought with it is the fall of the loss. In a run of T equal steps the gain grows as
 η·T and the price as η²·T, so at the best η the price is as large as the gain that is left after it.
 So the step size is chosen to spend a share of the gain so far, or at first of the loss at the
-start, evenly over the steps that are left (docs/step-size.md).
+start, have_equal_row_counts over the steps that are left (docs/step-size.md).
 
 All is a pure fold over what steps or rounds told: whoever has the record has the step size.
 """

@@ -18,7 +18,7 @@ from shared.errors import FrameError
 FRAME_VERSION = 1
 RECORD = "samara"
 """Of the one record in a Flower message: ``frame`` and, downward, ``snapshot`` and ``tail``."""
-DEVICES, FRAMES, PUBLIC_KEYS, SIGNATURES = "devices", "frames", "public-keys", "signatures"
+CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
 """In the record of a message to a gateway, and of its answer: an entry for every phone."""
 PERSONAL_ACTION = "personal"
 """Of the evaluate messages that ask for the personal comparison."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.methods import composition
-from client.personalize import personal_ledger
-from server.clusters import cluster_folder
+from client.personal.methods import composition
+from client.personal.private_rounds import personal_ledger
+from server.rounds.clusters import cluster_folder
 from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError

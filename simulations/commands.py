@@ -123,7 +123,7 @@ def _run(
     homes: Sequence[Path] = (),
 ) -> None:
     from shared.result import RunResult
-    from simulations.curves import write_curves
+    from simulations.client_curves import write_curves
     from simulations.progress import watched
     from simulations.report.terminal import print_result
 

@@ -12,7 +12,7 @@ from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from shared.errors import DataError, ModelError
 from shared.model.loading import load_base_model
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
 from shared.replay import to_float32, zero_state
 from shared.tasks.catalog import load_task
@@ -49,7 +49,9 @@ def quick_look(
     elif client is not None:
         states["personal"] = opened.model(client)
     model = config.model
-    base = load_base_model(model.path, model.family, model.device, model.quantization, model.dtype)
+    base = load_base_model(
+        model.path, model.family, model.torch_device, model.quantization, model.dtype
+    )
     opened.check_model(base)
     with torch.inference_mode():
         body = Body(base, 0)
@@ -61,7 +63,9 @@ def quick_look(
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
     found = {}
     for name, state in states.items():
-        points = Points.at(layout, to_float32(state), device=torch.device(model.device))
+        points = Perturbations.at(
+            layout, to_float32(state), device=torch.device(model.torch_device)
+        )
         found[name] = softmax(forward.scores(points, prompts)[0, 0].astype(np.float64))
     labels = task.words if isinstance(task, ClassificationTask) else example.answers
     return list(labels), found

@@ -10,11 +10,11 @@ from typing import Literal
 from flwr.app.user_config import UserConfig
 
 from client.app import app as client_app
-from client.own import DEVICE, OWN
-from client.trainer import trainer_for
+from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from client.training.trainer import trainer_for
 from devices.live.settings import ClientSettings
 from server.app import serve
-from server.cohorts import RepeatedCohorts, read_cohorts
+from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.frames import Split
@@ -86,7 +86,8 @@ def _repeated(
     """Repeat a live run by clients with the data of its devices, one after the other."""
     clients = [ClientSettings.read(home) for home in homes]
     nodes: list[UserConfig] = [
-        {DEVICE: client.device, OWN: json.dumps(client.own)} for client in clients
+        {CLIENT_INDEX: client.device, DEVICE_SETTINGS_KEY: json.dumps(client.own)}
+        for client in clients
     ]
     config = config.among(len(clients))
     grid = InProcessGrid(client_app, len(clients), config.flat(), on_message, None, nodes)
@@ -95,7 +96,7 @@ def _repeated(
 
 def clients_together(config: RunConfig) -> int:
     """How many clients train side by side: as many as there are cores for, one on a GPU."""
-    if config.model.device != "cpu":
+    if config.model.torch_device != "cpu":
         return 1
     cohort = math.ceil(config.cohort.fraction * config.data.clients)
     return max(1, min(cores() // (config.threads or 1), cohort))

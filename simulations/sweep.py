@@ -79,7 +79,7 @@ class Sweep(BaseModel):
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
     def trials_of(self, method: Method, seed: int) -> list[Choices]:
-        """Points of a method's grid, the same for the same seed.
+        """Perturbations of a method's grid, the same for the same seed.
 
         None is drawn twice, and each is the one whose values were drawn least so far: a few trials
         try every value of a setting about as often.

@@ -23,7 +23,7 @@ from shared.ledger.records import (
     encode_segment_header,
 )
 from shared.ledger.snapshots import Snapshot
-from shared.replay import Pass, digest, replay, zero_state
+from shared.replay import CoefficientBlock, digest, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 RUN_ID = bytes(range(8))
@@ -58,19 +58,19 @@ def instruction_with(**changes: Any) -> TrainInstruction:
 
 def report_to(
     instruction: TrainInstruction,
-    device: int = 0,
+    client: int = 0,
     examples: int = 10,
     steps: int | None = None,
     **changes: Any,
 ) -> Report:
-    """A sound report with random projected gradients, another set for every device."""
+    """A sound report with random projected gradients, another set for every client."""
     shape = (instruction.steps if steps is None else steps, instruction.queries)
-    gradients = np.random.default_rng(device).normal(size=shape).astype(np.float32)
+    gradients = np.random.default_rng(client).normal(size=shape).astype(np.float32)
     token = token_of(instruction.encode())
     fields: dict[str, Any] = {"mean_loss": 0.5, "gradients": gradients}
     if instruction.seed_policy is SeedPolicy.POOL:
         fields |= {"gradients": instruction.sums(gradients), "summed_steps": shape[0]}
-    return Report(token, device, examples, **(fields | changes))
+    return Report(token, client, examples, **(fields | changes))
 
 
 def delta_of(round_number: int) -> RoundDelta:
@@ -78,9 +78,13 @@ def delta_of(round_number: int) -> RoundDelta:
     rng = np.random.default_rng(round_number)
     coefficients = rng.integers(-(2**31) + 1, 2**31, size=6).astype(np.int32)
     groups = (
-        Group(round_number, DerivedSeeds(round_number, 1, 2, 2), Pass(3, coefficients[:4])),
         Group(
-            round_number, rng.integers(2**64, size=2, dtype=np.uint64), Pass(0, coefficients[4:])
+            round_number, DerivedSeeds(round_number, 1, 2, 2), CoefficientBlock(3, coefficients[:4])
+        ),
+        Group(
+            round_number,
+            rng.integers(2**64, size=2, dtype=np.uint64),
+            CoefficientBlock(0, coefficients[4:]),
         ),
     )
     return RoundDelta(round_number, 0, bytes(8), (Contributor(0, 10, 2),), groups)
@@ -153,7 +157,7 @@ def no_sync(size: int) -> Iterator[None]:
     """The disk takes what is written, and cannot keep it."""
 
     def refuse(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No space left on client")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", refuse)

@@ -17,7 +17,7 @@ TAIL = "ab" * 32
 
 
 def figures(right: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Of a client that has this share of its examples right, more or less evenly by label."""
+    """Of a client that has this share of its examples right, about evenly by label."""
     hits = rng.multinomial(round(right * EXAMPLES), [0.5, 0.5])
     misses = rng.multinomial(EXAMPLES - hits.sum(), [0.5, 0.5])
     return of_confusion(np.array([[hits[0], misses[0]], [misses[1], hits[1]]]))
@@ -123,7 +123,7 @@ def result_of(
         "model_id": TAIL,
         "layout_hash": TAIL,
         "elements": 1536,
-        "devices": {
+        "clients": {
             str(client): {
                 "examples": 256,
                 "platform": "Linux",

@@ -19,10 +19,10 @@ from client.estimators.mezo import learning_rate_at
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from client.spaces.space import no_adapter
-from client.tuning.workbench import Figures, Split, Workbench
+from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from shared.errors import TrainingError
 from shared.files import write_durably
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 
 CHECKPOINT_FILE, BEST_FILE = "checkpoint.safetensors", "best.safetensors"
 ADAPTER_NAME = "adapter"
@@ -44,7 +44,7 @@ class FirstOrder:
 
     note = ""
 
-    def __init__(self, bench: Workbench, folder: Path, settings_hash: bytes) -> None:
+    def __init__(self, bench: TuningSetup, folder: Path, settings_hash: bytes) -> None:
         self._bench, self._hash = bench, settings_hash.hex()
         self._checkpoint, self._best = folder / CHECKPOINT_FILE, folder / BEST_FILE
         base = bench.base
@@ -55,7 +55,7 @@ class FirstOrder:
         else:
             adapter = inject(base, bench.settings.adapter, bench.scorer.labels)
             center = torch.zeros(adapter.layout.size, device=base.network.device)
-            self._here = Points(adapter.layout, center.requires_grad_())
+            self._here = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
         body = Body(base, adapter.first_block)
         self._forward = ResidentForward(adapter, bench.scorer, body)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client.tuning.workbench import Figures, Split, Workbench
+from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from shared.directions import batch_order
 from shared.errors import ModelError
 from shared.model.scorers import Ids, Prompt
@@ -32,7 +32,7 @@ class InContext:
         ModelError: if the model is of another family.
     """
 
-    def __init__(self, bench: Workbench, demonstrations: int) -> None:
+    def __init__(self, bench: TuningSetup, demonstrations: int) -> None:
         if bench.base.family != "causal":
             raise ModelError(
                 f"{bench.base.folder}: in-context learning needs a causal LM and this is a "

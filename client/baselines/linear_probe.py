@@ -13,7 +13,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from client.forward.body import Body
-from client.tuning.workbench import EVALUATION_MICRO_BATCH, Figures, Split, Workbench
+from client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, Figures, Split, TuningSetup
 from shared.errors import DataError, TaskError
 from shared.tasks.kinds import ClassificationTask
 
@@ -36,7 +36,7 @@ class LinearProbe:
         DataError: if all training examples have one label.
     """
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: TuningSetup) -> None:
         if not isinstance(bench.task, ClassificationTask):
             raise TaskError(
                 f"task {bench.task.name!r} is a {bench.task.kind}; linear probing needs labels "

@@ -1,9 +1,9 @@
 """The model as it is."""
 
-from client.tuning.workbench import Figures, Split, Workbench
+from client.tuning.tuning_setup import Figures, Split, TuningSetup
 
 
-def zero_shot(bench: Workbench, split: Split) -> Figures:
+def zero_shot(bench: TuningSetup, split: Split) -> Figures:
     """How good the unchanged model is on a split.
 
     Args:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.forward.alike import once_for_all_points, parts_without_adapters
 from client.forward.last_block import Cut
+from client.forward.shared_parts import once_for_all_perturbations, parts_without_adapters
 from client.forward.supervised import local_modules, only_at, replaced
 from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
 from shared.errors import ModelError
@@ -142,7 +142,7 @@ class Body:
             return nullcontext()
         first = self._blocks[self._first_block]
         shape = points * len(ids), ids.shape[1]
-        return once_for_all_points(first, self._alike, points, shape)
+        return once_for_all_perturbations(first, self._alike, points, shape)
 
     def _points_before_last(self, points: int, supervised: Sequence[Sequence[int]] | None) -> int:
         """How many points rows are repeated for before the last block.

@@ -61,7 +61,7 @@ def _only(index: int) -> slice:
     return slice(index, index + 1)
 
 
-def points_per_pass(grouping: Grouping, queries: int) -> int:
+def perturbations_per_pass(grouping: Grouping, queries: int) -> int:
     """How many points share a pass: 1, 2, q or 2·q."""
     return {"sequential": 1, "inner": 2, "outer": queries, "both": 2 * queries}[grouping]
 

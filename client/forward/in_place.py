@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, LoRAFALinear, Points
+from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations
 
 
 class InPlaceMeZO:
@@ -54,7 +54,7 @@ class InPlaceMeZO:
             parameter.add_(z, alpha=scale)
 
 
-def lora_parameters(base: BaseModel, points: Points) -> list[Tensor]:
+def lora_parameters(base: BaseModel, points: Perturbations) -> list[Tensor]:
     """A and B of every adapted layer as plain LoRA trains them; they are views, not copies.
 
     Args:
@@ -69,7 +69,12 @@ def lora_parameters(base: BaseModel, points: Points) -> list[Tensor]:
 
 
 def whole_network_loss(
-    base: BaseModel, adapter: Adapter, points: Points, ids: Tensor, mask: Tensor, labels: Tensor
+    base: BaseModel,
+    adapter: Adapter,
+    points: Perturbations,
+    ids: Tensor,
+    mask: Tensor,
+    labels: Tensor,
 ) -> float:
     """Cross-entropy of the token that follows each sequence, from the network's plain forward.
 

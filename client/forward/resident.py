@@ -61,10 +61,10 @@ class ResidentForward:
             float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
 
         Raises:
-            ValueError: if the clients' examples cannot share a pass; see `evenly`.
+            ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
         """
         own = len(prompts) // points.clients
-        if points.clients > 1 and not evenly(prompts, points.clients):
+        if points.clients > 1 and not have_equal_row_counts(prompts, points.clients):
             raise ValueError(f"rows of {points.clients} clients that are not alike in number")
         by_length = [
             sorted(
@@ -167,7 +167,7 @@ class ResidentForward:
             yield scores.float().cpu().numpy()
 
 
-def evenly(prompts: Sequence[Prompt], clients: int) -> bool:
+def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:
     """Whether so many clients' examples can share passes: all examples have as many rows.
 
     Args:

@@ -24,7 +24,7 @@ from client.forward.supervised import replaced
 from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import TaskError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Adapters, Pass
+from shared.model.lora_fa import Adapter, Adapters, ForwardPass
 from shared.model.scorers import Prompt, Scorer
 
 BEFORE = -1
@@ -220,7 +220,7 @@ class StreamedForward(ResidentForward):
         return [scores[order.index(i)].float().cpu().numpy() for i in range(len(passes))]
 
     def _in_stops(self, share: Share) -> Stops[Tensor]:
-        one = Pass(share.points)
+        one = ForwardPass(share.points)
         return _resumed(self._scored_in_stops(share), lambda: self._adapter.within(one))
 
     def _scored_in_stops(self, share: Share) -> Stops[Tensor]:

@@ -12,7 +12,7 @@ from client.spaces.space import NO_SEEDS, FlatSpace, Run, SequentialSpace, Space
 from shared.config import AdapterSettings
 from shared.directions import BOTH_SIDES
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapters, LoRAFALinear, Points, frozen_matrices, inject
+from shared.model.lora_fa import Adapters, LoRAFALinear, Perturbations, frozen_matrices, inject
 from shared.model.replay_torch import drawn
 from shared.replay import Backend
 
@@ -50,9 +50,9 @@ class LoRAFASpace(FlatSpace):
         """Run a forward engine at all points at once; its schedule groups them into passes."""
         layout = self.adapter.layout
         if not len(seeds):
-            return run(Points(layout, self._theta))
+            return run(Perturbations(layout, self._theta))
         z = drawn(self._backend, seeds, self.size, self.distribution, 0, self._device)
-        return run(Points(layout, self._theta, z, epsilon, signs))
+        return run(Perturbations(layout, self._theta, z, epsilon, signs))
 
 
 class LoRASpace(FlatSpace, SequentialSpace):
@@ -97,10 +97,10 @@ class LoRASpace(FlatSpace, SequentialSpace):
     def _center(self) -> Iterator[Adapters]:
         yield self._placed(self._theta)
 
-    def _placed(self, theta: Tensor) -> Points:
+    def _placed(self, theta: Tensor) -> Perturbations:
         """A's into their layers, rounded to the compute type; the rest as a point."""
         start = 0
         for layer in self._layers:
             layer.a.view(-1).copy_(theta[start : start + layer.a.numel()])
             start += layer.a.numel()
-        return Points(self.adapter.layout, theta[start:])
+        return Perturbations(self.adapter.layout, theta[start:])

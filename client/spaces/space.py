@@ -25,7 +25,7 @@ from torch import Tensor
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
 from shared.layout import Layout
-from shared.model.lora_fa import Adapter, Adapters, Points
+from shared.model.lora_fa import Adapter, Adapters, Perturbations
 from shared.model.replay_torch import drawn
 from shared.replay import Backend
 
@@ -257,7 +257,7 @@ def check_both_sides(signs: tuple[int, ...]) -> None:
         raise ValueError("a space that stands at one point at a time tries both sides")
 
 
-def no_adapter() -> tuple[Adapter, Points]:
+def no_adapter() -> tuple[Adapter, Perturbations]:
     """For engines of a model without adapters in it: an empty adapter, and its only point."""
     nothing = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(nothing, 0), Points(nothing, torch.zeros(0))
+    return Adapter(nothing, 0), Perturbations(nothing, torch.zeros(0))

@@ -29,7 +29,7 @@ from client.spaces.space import (
     check_both_sides,
     no_adapter,
 )
-from client.streaming.store import BlockStore, allocated
+from client.streaming.block_store import BlockStore, allocated
 from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
 from shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
 from shared.layout import Layout
@@ -283,7 +283,7 @@ class _Held:
 
 
 class Around:
-    """Points that are made of parameters: θ ± ε·z, sign by sign, each of every query."""
+    """Perturbations that are made of parameters: θ ± ε·z, sign by sign, each of every query."""
 
     layout = Layout((), 1, 1.0, 0, "gaussian")
     clients = 1

@@ -13,12 +13,12 @@ from typing import Literal
 
 import torch
 
-from client.streaming.bucket import ALIGNMENT, Bucket
-from client.streaming.places import Place, places_in
+from client.streaming.block_store import BlockStore, FileStore, HostStore, copied_to_files, written
+from client.streaming.packed_block import ALIGNMENT, PackedBlock
 from client.streaming.reading import read, read_directly
 from client.streaming.sizes import free_memory, sizes_of
-from client.streaming.store import BlockStore, FileStore, HostStore, copied_to_files, written
 from client.streaming.stream import BlockStream
+from client.streaming.tensor_locations import Place, tensor_locations
 from shared.config import ModelSettings
 from shared.errors import ModelError
 from shared.model.checkpoint import Origin, make_room_for_quantized, quantized_block
@@ -85,11 +85,11 @@ def load(settings: ModelSettings) -> Loaded:
     tier = tier_of(settings)
     if tier is None:
         kind, dtype = settings.quantization, settings.dtype
-        base = load_base_model(settings.path, settings.family, settings.device, kind, dtype)
+        base = load_base_model(settings.path, settings.family, settings.torch_device, kind, dtype)
         return Loaded(base)
     _check_room(settings)
     base, origins = load_without_blocks(
-        settings.path, settings.family, settings.device, settings.quantization, settings.dtype
+        settings.path, settings.family, settings.torch_device, settings.quantization, settings.dtype
     )
     places = _places(settings, base, origins)
     how = read_directly if settings.stream_direct else read
@@ -121,8 +121,8 @@ def tier_of(settings: ModelSettings) -> Tier | None:
     if sizes is None:
         return None
     fits_host = sizes.total <= free_memory() * (1 - _LEFT_FREE)
-    if settings.device.startswith("cuda") and torch.cuda.is_available():
-        if sizes.total <= torch.cuda.mem_get_info(settings.device)[0] * (1 - _LEFT_FREE):
+    if settings.torch_device.startswith("cuda") and torch.cuda.is_available():
+        if sizes.total <= torch.cuda.mem_get_info(settings.torch_device)[0] * (1 - _LEFT_FREE):
             return None
         return "host" if fits_host else "disk"
     return None if fits_host else "disk"
@@ -135,7 +135,7 @@ def _check_room(settings: ModelSettings) -> None:
         ModelError: otherwise.
     """
     sizes = sizes_of(settings)
-    if sizes is None or settings.device != "cpu":
+    if sizes is None or settings.torch_device != "cpu":
         return  # a device's own allocator says what it lacks
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
     if need > free:
@@ -157,16 +157,16 @@ def _places(
     for own in origins:
         for origin in own.values():
             if origin.file not in files:
-                files[origin.file] = places_in(origin.file)
+                files[origin.file] = tensor_locations(origin.file)
         places.append({name: files[at.file][at.key] for name, at in own.items()})
     return places
 
 
-def _buckets(base: BaseModel, places: list[dict[str, Place]]) -> list[Bucket]:
+def _buckets(base: BaseModel, places: list[dict[str, Place]]) -> list[PackedBlock]:
     """How blocks lie in memory: on a CPU as in a resident model, which maps what it can."""
     maps = base.network.device.type == "cpu" and base.quantization == "none"
     return [
-        Bucket.of(
+        PackedBlock.of(
             (
                 name,
                 place.dtype,
@@ -193,7 +193,7 @@ def _quantized_places(
     for index, (block, own) in enumerate(zip(base.blocks, origins, strict=True)):
         file = folder / f"block-{index:05d}.safetensors"
         if file.exists():
-            found = places_in(file)
+            found = tensor_locations(file)
         else:
             found = written(folder, index, quantized_block(block, own, kind, dtype, device))
         empty = {

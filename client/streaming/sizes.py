@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from client.streaming.places import places_in
+from client.streaming.tensor_locations import tensor_locations
 from shared.config import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
@@ -54,7 +54,7 @@ def sizes_of(model: ModelSettings) -> Sizes | None:
     kept, quantized = _TYPE_BYTES[model.dtype], _QUANTIZED_BYTES.get(model.quantization)
     outside, blocks = 0.0, dict[str, float]()
     for file in files:
-        for name, place in places_in(file).items():
+        for name, place in tensor_locations(file).items():
             count = place.bytes / place.dtype.itemsize
             # the blocks' tensors are named by their layer's number
             if found := re.match(r"(.*?\.)?\d+\.", name):

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.streaming.bucket import Bucket
-from client.streaming.carrier import Carrier, carrier_for
+from client.streaming.block_store import BlockStore, allocated
+from client.streaming.block_transfer import BlockTransfer, block_transfer_for
+from client.streaming.packed_block import PackedBlock
 from client.streaming.slots import slots_of
-from client.streaming.store import BlockStore, allocated
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
 
@@ -114,11 +114,11 @@ class BlockStream:
         self.traffic = Traffic()
         self._store, self._changes, self._scheduling = store, changes, scheduling
         self._blocks = base.blocks
-        self._carrier: Carrier = carrier_for(torch.device(base.network.device))
+        self._carrier: BlockTransfer = block_transfer_for(torch.device(base.network.device))
         self._slots = [slots_of(block) for block in base.blocks]
         self._check(str(base.folder))
         self._buckets = [
-            Bucket.of(
+            PackedBlock.of(
                 (
                     part.name,
                     dtype if dtype and part.dtype.is_floating_point else empty.dtype,

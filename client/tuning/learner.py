@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from client.tuning.workbench import Figures, Split
+from client.tuning.tuning_setup import Figures, Split
 
 
 class Learner(Protocol):

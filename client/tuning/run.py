@@ -27,10 +27,10 @@ from client.baselines.first_order import FirstOrder
 from client.baselines.icl import InContext
 from client.baselines.linear_probe import LinearProbe
 from client.baselines.zero_shot import zero_shot
-from client.tuning.curves import Curves, curves_in
 from client.tuning.learner import Learner
 from client.tuning.settings import TuneSettings
-from client.tuning.workbench import Figures, Split, Workbench
+from client.tuning.tuning_curves import Curves, curves_in
+from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared.errors import ConfigError
 from shared.events import append_event, read_events
@@ -60,7 +60,7 @@ def tune(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     begun = time.monotonic()
-    bench = Workbench(settings.decided(cores()))
+    bench = TuningSetup(settings.decided(cores()))
     identity = _identity(bench)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
     folder = Path(settings.out) if settings.out else Path("runs") / settings_hash[:8].hex()
@@ -134,7 +134,7 @@ def _line(state: str, split: str, step: int, figures: Figures, metric: str) -> s
 
 
 def _trained(
-    bench: Workbench,
+    bench: TuningSetup,
     folder: Path,
     settings_hash: bytes,
     record: _Record,
@@ -169,7 +169,7 @@ def _trained(
 
 
 def _steps_taken(
-    bench: Workbench,
+    bench: TuningSetup,
     learner: Learner,
     record: _Record,
     curves: Curves,
@@ -215,7 +215,7 @@ def _best(curve: dict[int, Figures]) -> int:
     return max(curve, key=lambda step: curve[step].rank)
 
 
-def _untrained(bench: Workbench, record: _Record) -> dict[str, Any]:
+def _untrained(bench: TuningSetup, record: _Record) -> dict[str, Any]:
     """Baselines that take no steps."""
     method = bench.settings.method
     splits = {name: bench.splits[name] for name in ("validation", "test")}
@@ -234,7 +234,7 @@ def _untrained(bench: Workbench, record: _Record) -> dict[str, Any]:
     return {name: record.shown(own) for name, own in found.items()} | more
 
 
-def _identity(bench: Workbench) -> dict[str, Any]:
+def _identity(bench: TuningSetup) -> dict[str, Any]:
     """All that decides what a run does, by key."""
     return {
         "config": {k: value for k, value in bench.settings.flat().items() if k not in _APART},
@@ -285,9 +285,9 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
         raise ConfigError(f"{file}: another run is in this folder: {said}; use another folder")
 
 
-def _circumstances(bench: Workbench, seconds: float) -> dict[str, Any]:
+def _circumstances(bench: TuningSetup, seconds: float) -> dict[str, Any]:
     """Where and how long the process that ended the run ran."""
-    device = torch.device(bench.settings.model.device)
+    device = torch.device(bench.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     return {
         "seconds": round(seconds, 3),

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.descent import SGD, Adam, Descent, Momentum, Update
 from client.estimators import mezo, prge
 from client.estimators.mezo import learning_rate_at, queries_at
 from client.estimators.prge import Estimator, Trial, carried_out
@@ -21,9 +20,10 @@ from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
-from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning.descent import SGD, Adam, Descent, Momentum, Update
 from client.tuning.settings import Method
-from client.tuning.workbench import Figures, Split, Workbench
+from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from shared.model.lora_fa import Adapters
 from shared.model.replay_torch import backend_for
 from shared.step_record import STEP_SIZE_FILE, StepRecord
@@ -64,7 +64,7 @@ class ZerothOrder:
         SamaraError: if model and space do not go together, or the trajectory cannot be continued.
     """
 
-    def __init__(self, bench: Workbench, folder: Path, settings_hash: bytes) -> None:
+    def __init__(self, bench: TuningSetup, folder: Path, settings_hash: bytes) -> None:
         self._bench, self._path = bench, folder / TRAJECTORY_FILE
         self._blocks = folder / BLOCKS_FOLDER
         settings = bench.settings
@@ -229,7 +229,7 @@ def _gain(update: Update) -> float:
     return 1 / (1 - update.beta) if isinstance(update, Momentum) else 1.0
 
 
-def space_of(bench: Workbench, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
+def space_of(bench: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
     """The space that the settings ask for, where it begins, in the model of the bench.
 
     Args:
@@ -240,7 +240,7 @@ def space_of(bench: Workbench, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
         ModelError: if the model has no such space.
     """
     settings, base = bench.settings, bench.base
-    backend = backend_for(torch.device(settings.model.device), settings.threads)
+    backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
     labels = bench.scorer.labels
     match settings.space:
         case "full" if bench.stream is not None:

@@ -48,7 +48,7 @@ def up(
     Example: samara client up --superlink example.org:8000 --name kitchen-orin --key kitchen.key
     --certs ca.pem --model MODEL --data DATA --task sst2 --device jetson-orin-nano
     """
-    from devices.live import up as live
+    from devices.live import client_supervisor as live
     from devices.live.settings import (
         ClientSettings,
         check_name,

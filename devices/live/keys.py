@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from shared.errors import DeviceError
 from shared.files import write_durably
-from shared.identity import device_of
+from shared.identity import client_index_of
 
 
 def device_of_key(file: Path) -> int:
@@ -35,7 +35,9 @@ def device_of_key(file: Path) -> int:
         raise DeviceError(f"{file}: not an OpenSSH private key without passphrase") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeviceError(f"{file}: not a key on an elliptic curve, which Flower asks for")
-    return device_of(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return client_index_of(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
 
 
 def make_key(file: Path) -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from client.streaming.loading import stream_folder, tier_of
 from client.streaming.reading import disk_rate
+from devices.hardware.profile import DeviceProfile, load_device
 from devices.jetson import telemetry
-from devices.live.memory import expected, free_memory, profile_for
+from devices.live.memory_check import expected, free_memory, profile_for
 from devices.live.settings import ClientSettings, host_and_port
-from devices.profile import DeviceProfile, load_device
 from shared.config import ModelSettings, RunConfig
 from shared.errors import SamaraError
 
@@ -70,12 +70,12 @@ def checks(settings: ClientSettings) -> Iterator[Check]:
     config = settings.config
     model = config.model
     yield python_version()
-    torch = torch_works(model.device)
+    torch = torch_works(model.torch_device)
     yield torch
     if torch.outcome is not Outcome.FAIL and model.quantization != "none":
-        yield quantization_works(model.device)
-    profile = load_device(settings.profile) if settings.profile else profile_for(model.device)
-    yield memory(free_memory(model.device), config, profile)
+        yield quantization_works(model.torch_device)
+    profile = load_device(settings.profile) if settings.profile else profile_for(model.torch_device)
+    yield memory(free_memory(model.torch_device), config, profile)
     if found := storage(model, profile):
         yield found
     yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from client.resident import Resident
+from client.protocol.resident_trainer import ResidentTrainer
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
 from shared.frames import GLOBAL_TRACK, SeedPolicy, TrainInstruction
@@ -27,7 +27,7 @@ def rehearse(settings: ClientSettings) -> str:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = settings.config
-        resident = Resident(config, settings.device, Path(folder))
+        resident = ResidentTrainer(config, settings.device, Path(folder))
         loaded, trainer = time.monotonic(), resident.trainer
         state = zero_state(trainer.layout.size)
         instruction = TrainInstruction(
@@ -52,7 +52,7 @@ def rehearse(settings: ClientSettings) -> str:
         f"loaded in {loaded - begun:.1f} s; one step of {config.queries} queries on "
         f"{min(config.batch, report.examples)} of {report.examples} examples took "
         f"{ended - loaded:.1f} s, loss {report.mean_loss:.4f}; "
-        f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB{_on_gpu(config.model.device)}; "
+        f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB{_on_gpu(config.model.torch_device)}; "
         f"scalars {np.array2string(report.gradients[0, :4], precision=3)} …"
     )
 

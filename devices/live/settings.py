@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.own import OWN_SETTINGS
-from devices.profile import load_device
+from client.protocol.device_settings import DEVICE_SETTINGS
+from devices.hardware.profile import load_device
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
@@ -135,13 +135,13 @@ def own_settings(
     """
     own = {
         "model.path": _absolute(model),
-        "model.device": torch_device,
+        "model.torch-device": torch_device,
         "data.path": _absolute(data),
         "data.clients": 1,
         "task": _absolute(task),
     }
     for key, value in map(parse_assignment, assignments):
-        if key.split(".")[0].replace("-", "_") not in OWN_SETTINGS:
+        if key.split(".")[0].replace("-", "_") not in DEVICE_SETTINGS:
             raise ConfigError(f"--set {key}: the server decides this; set it there")
         own[key] = value
     config = RunConfig.of(own, "client up")

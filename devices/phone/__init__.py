@@ -1,1 +1,1 @@
-"""Phones: a program that an inference engine runs, and how its phone joins a run."""
+"""PhoneGrid: a program that an inference engine runs, and how its phone joins a run."""

@@ -148,8 +148,8 @@ def up(
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
     """
-    from devices.phone.reference_client.door import Door
-    from devices.phone.reference_client.up import up as run
+    from devices.phone.reference_client.gateway_endpoint import Door
+    from devices.phone.reference_client.phone_process import up as run
 
     _say()
     run(program, rows, key, home, Door(gateway, certs, insecure))
@@ -187,8 +187,8 @@ def gateway_up(
     --phones phones --name gateway.example
     """
     from devices.live.settings import host_and_port
-    from devices.phone.up import GatewaySettings
-    from devices.phone.up import up as serve
+    from devices.phone.gateway_process import GatewaySettings
+    from devices.phone.gateway_process import up as serve
     from shared.errors import ConfigError
 
     host_and_port(superlink)

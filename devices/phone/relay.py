@@ -16,7 +16,7 @@ from devices.phone.gateway import Gateway, Signed
 from shared.errors import ConfigError
 from shared.frames import TrainInstruction
 from shared.proto.trainer_pb2 import Work
-from shared.wire import DEVICES, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import CLIENTS, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 
 HELLO_SECONDS = 20.0
 MARGIN_SECONDS = 5.0
@@ -37,7 +37,7 @@ def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         if config.get("method") == "partial":
             raise ConfigError("method = partial: a phone's program moves all numbers or none")
         frame, catch_up = unpacked(message)
-        devices = message.content.config_records[RECORD].get(DEVICES)
+        devices = message.content.config_records[RECORD].get(CLIENTS)
         chosen = [int(device) for device in devices] if isinstance(devices, list) else None
         question = gateway.ask(work, frame, seconds, chosen, catch_up.snapshot, catch_up.tail)
         answers = asyncio.run_coroutine_threadsafe(question, loop).result()

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from devices.phone.manifest import Manifest
 from shared.config import RunConfig
 from shared.errors import DataError, DeviceError

@@ -1,7 +1,7 @@
 """A client's private rounds as one small file, 4 bytes per scalar (docs/ledger.md).
 
     identity     "SAMARAPB" and the rest as in a segment
-    fields       run's seed u64 · device u32 · rounds u32 · steps K u16 · queries q u16
+    fields       run's seed u64 · client u32 · rounds u32 · steps K u16 · queries q u16
                  · digest of the global state 32 · digest of the personal state 32
                  · pull u8 · shrinks at the end u8
     closing      bits of these shrinks, u8 each
@@ -9,7 +9,7 @@
     coefficients int32 [rounds, K · q]
     checksum     SHA-256 of everything before
 
-The seeds are not in it: they follow from the run's seed, the round and the device. Every round
+The seeds are not in it: they follow from the run's seed, the round and the client. Every round
 ends with the same shrink, or none; after the last there may be more of them.
 """
 
@@ -27,7 +27,15 @@ from shared.errors import LedgerError
 from shared.frames import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
-from shared.replay import MAX_SHIFT, MAX_SHRINK, Pass, Shrink, digest, replay, zero_state
+from shared.replay import (
+    MAX_SHIFT,
+    MAX_SHRINK,
+    CoefficientBlock,
+    Shrink,
+    digest,
+    replay,
+    zero_state,
+)
 from shared.round_delta import DerivedSeeds, Group
 
 PERSONAL_MAGIC = b"SAMARAPB"
@@ -40,7 +48,7 @@ class PersonalFile:
     Attributes:
         header: run and layout.
         seed: of the run.
-        device: which client.
+        client: which client.
         steps: K of a round.
         queries: q of a step.
         global_digest: of the state that the rounds started from and are added to, 32 bytes.
@@ -53,7 +61,7 @@ class PersonalFile:
 
     header: LedgerHeader
     seed: int
-    device: int
+    client: int
     steps: int
     queries: int
     global_digest: bytes
@@ -71,7 +79,7 @@ class PersonalFile:
         header: LedgerHeader,
         records: Iterable[Record],
         seed: int,
-        device: int,
+        client: int,
         global_digest: bytes,
     ) -> Self:
         """Private rounds out of a client's personal ledger, from round 1 on.
@@ -79,7 +87,7 @@ class PersonalFile:
         Raises:
             LedgerError: if they are not all there, or are of a kind that this file does not hold.
         """
-        passes: list[Pass] = []
+        passes: list[CoefficientBlock] = []
         pulls: set[int] = set()
         closing: tuple[int, ...] | None = None
         shape, end = None, b""
@@ -99,7 +107,7 @@ class PersonalFile:
                 case _:
                     raise LedgerError(f"round {record.delta.round} is not one group of scalars")
             shape = shape or (source.steps, source.queries)
-            if source != _source(seed, number, device, *shape):
+            if source != _source(seed, number, client, *shape):
                 raise LedgerError(
                     f"round {record.delta.round} does not follow from the run's seed; earlier "
                     "rounds may be gone into a snapshot"
@@ -113,7 +121,7 @@ class PersonalFile:
         return cls(
             header,
             seed,
-            device,
+            client,
             *shape,
             global_digest,
             end,
@@ -128,7 +136,7 @@ class PersonalFile:
         rounds = len(self.shifts)
         fields = self._FIELDS.pack(
             self.seed,
-            self.device,
+            self.client,
             rounds,
             self.steps,
             self.queries,
@@ -157,7 +165,7 @@ class PersonalFile:
         if hashlib.sha256(content).digest() != checksum:
             raise LedgerError("it is damaged; export it again")
         header = LedgerHeader.decode(content, PERSONAL_MAGIC)
-        seed, device, rounds, steps, queries, started, end, pull, last = cls._FIELDS.unpack_from(
+        seed, client, rounds, steps, queries, started, end, pull, last = cls._FIELDS.unpack_from(
             content, IDENTITY_BYTES
         )
         closing, start = tuple(content[start : start + last]), start + last
@@ -174,7 +182,7 @@ class PersonalFile:
         return cls(
             header,
             seed,
-            device,
+            client,
             steps,
             queries,
             started,
@@ -199,8 +207,8 @@ class PersonalFile:
         for number, (shift, coefficients) in enumerate(
             zip(self.shifts, self.coefficients, strict=True), start=1
         ):
-            source = _source(self.seed, number, self.device, self.steps, self.queries)
-            scalars = source.seeds(), Pass(shift, coefficients)
+            source = _source(self.seed, number, self.client, self.steps, self.queries)
+            scalars = source.seeds(), CoefficientBlock(shift, coefficients)
             state = replay(state, [scalars, *pulled], layout.distribution)
         state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
         if digest(layout.hash, state) != self.digest:
@@ -208,6 +216,6 @@ class PersonalFile:
         return state
 
 
-def _source(seed: int, number: int, device: int, steps: int, queries: int) -> DerivedSeeds:
+def _source(seed: int, number: int, client: int, steps: int, queries: int) -> DerivedSeeds:
     """Where the seeds of a private round come from."""
-    return DerivedSeeds(round_root(seed, number, PERSONAL_TRACK), device + 1, steps, queries)
+    return DerivedSeeds(round_root(seed, number, PERSONAL_TRACK), client + 1, steps, queries)

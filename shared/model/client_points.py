@@ -1,4 +1,4 @@
-"""Points of several clients in one pass: every client has its own adapters and its own rows."""
+"""Perturbations of several clients in one pass, each with its own adapters and its own rows."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from shared.directions import DIRECTION_BITS
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 
 
 @dataclass(frozen=True, eq=False)
-class ClientPoints(Points):
-    """B + s·ε·z of C clients, as `shared.model.lora_fa.Points` are of one.
+class ClientPerturbations(Perturbations):
+    """B + s·ε·z of C clients, as `shared.model.lora_fa.Perturbations` are of one.
 
     A pass at them has its rows point by point and, within a point, client by client, as many rows
     of each. Rows of several clients are then what rows of several queries are: small products with
@@ -30,10 +30,10 @@ class ClientPoints(Points):
         """C."""
         return len(self.center)
 
-    def of_client(self, client: int) -> Points:
+    def of_client(self, client: int) -> Perturbations:
         """Those of one client."""
         z = None if self.directions is None else self.directions[client]
-        return Points(self.layout, self.center[client], z, self.epsilon, self.signs)
+        return Perturbations(self.layout, self.center[client], z, self.epsilon, self.signs)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor of all points, float32 [P·C, rows, columns], points outermost."""

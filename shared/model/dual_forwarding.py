@@ -3,7 +3,7 @@
 An inference engine can neither reset a random seed nor reach into its weights. So the adapter keeps
 B + ε·z and B − ε·z of every query, and recovers the noise of the last step from their difference
 when it is told that step's projected gradients (P-RGE, section 3.3). It costs 2·q copies of B, and
-each step leaves rounding behind, which the master copy of `Points` and the exact replay do not.
+each step leaves rounding behind, which the master copy of `Perturbations` and exact replay do not.
 """
 
 from dataclasses import dataclass

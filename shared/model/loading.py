@@ -184,7 +184,7 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device = {name}: torch has no such device") from error
+        raise ModelError(f"model.torch-device = {name}: torch has no such device") from error
 
 
 def _loaded(

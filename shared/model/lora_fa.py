@@ -5,7 +5,7 @@ LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023),
 last small product is per point, one batched matmul with B ± ε·z.
 
 There are two forms of this dual-forwarding layer, which differ in where the perturbed B's come
-from: `Points` keeps one master copy and makes them during the forward (P-RGE, section 3.2),
+from: `Perturbations` keeps one master copy and makes them during the forward (P-RGE, section 3.2),
 `shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
@@ -71,7 +71,7 @@ class Adapters(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class Perturbations:
     """Perturbed adapters around a master copy: B + s·ε·z, sign by sign, each of every query.
 
     Attributes:
@@ -98,7 +98,7 @@ class Points:
         device: torch.device | None = None,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> Self:
-        """Points from numpy arrays, moved to a device."""
+        """Perturbations from numpy arrays, moved to a device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
 
@@ -118,7 +118,7 @@ class Points:
         return 1
 
     def part(self, signs: slice, queries: slice) -> Self:
-        """Points of some signs and some queries; there must be directions."""
+        """Perturbations of some signs and some queries; there must be directions."""
         assert self.directions is not None
         some = self.directions[..., queries, :]
         return replace(self, directions=some, signs=self.signs[signs])
@@ -165,7 +165,7 @@ class LoRAFALinear(nn.Module):
             output: TorchTensor = self.base(x)
             return output
         rows, length = x.shape[:2]
-        alike = self._adapter[0].alike_for_all_points(x)
+        alike = self._adapter[0].is_shared_across_perturbations(x)
         own = x[: rows // points.count] if alike else x
         b = points.tensor(self.name).to(x.dtype)
         groups = points.clients * (1 if alike else points.count)
@@ -181,7 +181,7 @@ class LoRAFALinear(nn.Module):
 
 
 @dataclass(eq=False)
-class Pass:
+class ForwardPass:
     """A pass that may rest while others go on.
 
     Attributes:
@@ -211,11 +211,11 @@ class Adapter:
     @contextmanager
     def at(self, points: Adapters) -> Iterator[None]:
         """Evaluate the one pass inside the block at these points."""
-        with self.within(Pass(points)):
+        with self.within(ForwardPass(points)):
             yield
 
     @contextmanager
-    def within(self, one: Pass) -> Iterator[None]:
+    def within(self, one: ForwardPass) -> Iterator[None]:
         """Go on with a pass, which rests again at the end."""
         self.points, self._first_input = one.points, one.first_input
         try:
@@ -224,7 +224,7 @@ class Adapter:
             one.first_input = self._first_input
             self.points = self._first_input = None
 
-    def alike_for_all_points(self, x: TorchTensor) -> bool:
+    def is_shared_across_perturbations(self, x: TorchTensor) -> bool:
         """Whether an adapted layer's input is that of the first one in this pass."""
         if self._first_input is None:
             self._first_input = weakref.ref(x)

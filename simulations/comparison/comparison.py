@@ -194,8 +194,8 @@ class Comparison:
         points = queries + 1 if settings.differences == "forward" else 2 * queries
         rows = points * settings.batch
         return Cost(
-            float(np.mean([result.bytes_up / len(result.devices) for result in results])),
-            float(np.mean([result.bytes_down / len(result.devices) for result in results])),
+            float(np.mean([result.bytes_up / len(result.clients) for result in results])),
+            float(np.mean([result.bytes_down / len(result.clients) for result in results])),
             steps * rounds,
             private,
             (steps * rounds + private) * rows,
@@ -268,5 +268,5 @@ def _history(run: Run, clients: Sequence[int]) -> dict[int, Moment]:
         if all(client in column.clients for client in clients):
             until = sum(size for spent_in, size in spent.items() if spent_in <= number)
             accuracy = np.array([column.clients[client].accuracy for client in clients])
-            moments[number] = Moment(number, until / len(result.devices), accuracy)
+            moments[number] = Moment(number, until / len(result.clients), accuracy)
     return moments

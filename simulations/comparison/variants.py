@@ -48,8 +48,8 @@ class Run:
     @cached_property
     def fingerprints(self) -> dict[int, Any]:
         """Of every client's examples, by split."""
-        devices = self.result.devices
-        found = {client: device.facts.get("fingerprints") for client, device in devices.items()}
+        clients = self.result.clients
+        found = {index: client.facts.get("fingerprints") for index, client in clients.items()}
         if missing := [client for client, own in found.items() if not own]:
             raise SamaraError(
                 f"{self.folder}: {_clients(missing)} told no fingerprint of the data, so it "

@@ -12,13 +12,13 @@ from itertools import groupby
 
 from flwr.app import Message
 
-from client.answering import standing
 from client.app import unpacked
-from client.local_steps import clients_within
-from client.methods import composition
-from client.participant import Participant
-from client.session import Session
-from client.trainer import Examples, Trainer, figures
+from client.personal.methods import composition
+from client.protocol.client_handler import standing
+from client.protocol.protocol_client import ProtocolClient
+from client.protocol.session import Session
+from client.training.local_steps import clients_within
+from client.training.trainer import Examples, Trainer, figures
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames import EvaluateInstruction, Evaluation, Refusal, TrainInstruction, token_of
@@ -52,7 +52,7 @@ class Clients:
         self._caught_up = b""
 
     def session(self, run_id: bytes) -> Session | None:
-        """The session that all clients share; a `client.participant.Memory`."""
+        """The session that all clients share; a `client.protocol.protocol_client.Memory`."""
         return self._session
 
     def remember(self, run_id: bytes, session: Session) -> None:
@@ -162,9 +162,11 @@ class Clients:
             begin = end
         return frames
 
-    def _participant(self, number: int) -> Participant:
+    def _participant(self, number: int) -> ProtocolClient:
         config = self._config
-        return Participant(self._trainer(number), config, config, number, len(self._devices), self)
+        return ProtocolClient(
+            self._trainer(number), config, config, number, len(self._devices), self
+        )
 
     def _kind(self, number: int) -> str:
         return self._devices[number].group.quantization

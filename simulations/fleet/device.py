@@ -7,12 +7,12 @@ from math import inf
 
 import numpy as np
 
-from client.trainer import Trainer
-from devices.estimate import Estimate, estimate
-from devices.link import available_at, next_available, next_within, windows
-from devices.profile import DeviceProfile, LinkProfile, load_device, load_link
-from devices.roofline import Mode, Workload
-from devices.shape import ModelShape, model_shape
+from client.training.trainer import Trainer
+from devices.hardware.estimate import Estimate, estimate
+from devices.hardware.link import available_at, next_available, next_within, windows
+from devices.hardware.model_shape import ModelShape, model_shape
+from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
+from devices.hardware.roofline import Mode, Workload
 from shared.config import DeviceGroup, RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.frames import Split

@@ -7,14 +7,14 @@ from itertools import count, islice
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.errors import SamaraError
 from shared.frames import Refusal, Report, SeedPolicy, TrainInstruction, token_of
 from shared.wire import PERSONAL_ACTION, RECORD
 from simulations.engine import FIRST_CLIENT_NODE, LocalGrid
 from simulations.fleet.clients import Clients
 from simulations.fleet.job import Job
-from simulations.fleet.world import FleetWorld
+from simulations.fleet.virtual_clock import VirtualClock
 
 _PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
 
@@ -45,7 +45,7 @@ class FleetGrid(LocalGrid):
     those that fill the other threads: what a deadline cuts off costs nothing.
 
     Args:
-        world: keeps the clock.
+        clock: keeps the clock.
         clients: answer.
         clients_count: how many they are.
         threads: groups of clients that train side by side.
@@ -54,21 +54,21 @@ class FleetGrid(LocalGrid):
 
     def __init__(
         self,
-        world: FleetWorld,
+        clock: VirtualClock,
         clients: Clients,
         clients_count: int,
         threads: int,
         on_message: Callable[[str, int], None] = lambda message_type, client: None,
     ) -> None:
         super().__init__()
-        self._world, self._clients, self._threads = world, clients, threads
+        self._clock, self._clients, self._threads = clock, clients, threads
         self._on_message, self._numbers = on_message, count()
         self._nodes = range(FIRST_CLIENT_NODE, FIRST_CLIENT_NODE + clients_count)
         self._replies: dict[str, Message] = {}
         self._due: dict[str, _Due] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; the world knows which of them can be reached."""
+        """All nodes; the clock knows which of them can be reached."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -92,7 +92,7 @@ class FleetGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Hand out the replies to these messages that are there by now, each once."""
-        wanted, now = set(message_ids), self._world.now()
+        wanted, now = set(message_ids), self._clock.now()
         there = [i for i in self._due if i in wanted and self._due[i].job.ended <= now]
         for identifier in there:
             due = self._due.pop(identifier)
@@ -114,7 +114,7 @@ class FleetGrid(LocalGrid):
                 size = _report_size(instruction)
                 measuring = sum(map(instruction.measures_curvature, range(instruction.steps)))
             down, steps = len(frame) + more, instruction.steps
-            jobs[identifier] = self._world.ask(
+            jobs[identifier] = self._clock.ask(
                 number, instruction.round, down, size, steps, measuring
             )
         if instruction is None:
@@ -152,7 +152,7 @@ class FleetGrid(LocalGrid):
         for identifier, message in sent.items():
             number = _client(message)
             frame, more, refusal = self._clients.catch_up(number, message)
-            self._world.owe(number, more)
+            self._clock.owe(number, more)
             if refusal:
                 self._answer(identifier, message, refusal)
             else:

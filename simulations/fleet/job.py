@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from devices.link import Transfer, download, upload
+from devices.hardware.link import Transfer, download, upload
 from simulations.fleet.device import Device
 
 Outcome = Literal["reported", "dropped out", "out of memory", "out of battery", "out of reach"]

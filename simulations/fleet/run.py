@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from server.app import serve
 from server.store import METRICS_FILE
 from shared.config import RunConfig
@@ -14,7 +14,7 @@ from shared.runs import run_folder, run_id_of
 from simulations.fleet.clients import Clients
 from simulations.fleet.device import fleet_of
 from simulations.fleet.grid import FleetGrid
-from simulations.fleet.world import FleetWorld
+from simulations.fleet.virtual_clock import VirtualClock
 
 
 def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
@@ -27,7 +27,7 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
-    threads = 1 if config.model.device != "cpu" else max(1, cores() // (config.threads or 1))
+    threads = 1 if config.model.torch_device != "cpu" else max(1, cores() // (config.threads or 1))
     of_client = config.model_copy(update={"threads": config.threads or 1})
     first = Trainer(of_client)
     folder = run_folder(config, run_id_of(config, first.layout, first.model_id))
@@ -38,11 +38,11 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     }
     rounds = [event for event in read_events(folder / METRICS_FILE) if "fleet" in event]
     fleet = config.fleet
-    world = FleetWorld(devices, config.seed, fleet.begins, fleet.every, rounds)
+    clock = VirtualClock(devices, config.seed, fleet.begins, fleet.every, rounds)
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, trainers, config, pool)
-        grid = FleetGrid(world, clients, len(devices), threads, on_message)
-        return serve(config, grid, world=world)
+        grid = FleetGrid(clock, clients, len(devices), threads, on_message)
+        return serve(config, grid, clock=clock)
 
 
 def _trainer(config: RunConfig, kind: str, first: Trainer, folder: Path) -> Trainer:

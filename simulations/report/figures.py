@@ -25,7 +25,7 @@ except ImportError as missing:
     raise SamaraError("a report needs matplotlib: pip install 'samara[report]'") from missing
 
 DRAWN_CLIENTS = 300
-"""Of more clients, so many are drawn, evenly by how they rank."""
+"""Of more clients, so many are drawn, have_equal_row_counts by how they rank."""
 _WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
 # Stand-ins that become the page's own colours, light or dark.
 _COLOURS = {
@@ -207,7 +207,7 @@ def _distribution(comparison: Comparison) -> Figure:
     )
     return drawn(
         "distribution",
-        "How evenly clients are served",
+        "How have_equal_row_counts clients are served",
         "A dot is a client; the bold mark is their mean.",
         f"Distribution of accuracy over clients. {told}.",
         draw,
@@ -387,7 +387,7 @@ def _series(comparison: Comparison, label: str) -> str:
 
 
 def _chosen(values: Numbers) -> list[int]:
-    """Clients to draw: all, or so many evenly by rank."""
+    """Clients to draw: all, or so many have_equal_row_counts by rank."""
     order = np.argsort(values, kind="stable")
     count = min(len(values), DRAWN_CLIENTS)
     return sorted(order[np.linspace(0, len(values) - 1, count).astype(int)].tolist())

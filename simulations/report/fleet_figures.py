@@ -13,7 +13,7 @@ from simulations.report.figures import DOWN, INK, MUTED, SERIES, Figure, drawn
 from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_for, unit_of_parts
 
 DRAWN_DEVICES = 60
-"""Of more devices, so many have a line, evenly over the kinds."""
+"""Of more devices, so many have a line, have_equal_row_counts over the kinds."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
 """Of kinds of devices; what is left of the series looks like failure."""
 _MARKERS = "os^D"

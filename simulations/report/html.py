@@ -111,7 +111,7 @@ def _kinds(variant: Variant) -> Iterator[Kind]:
             for key, value in sorted(device.facts.items())
             if key not in _ALIKE
         }
-        for client, device in variant.first.devices.items()
+        for client, device in variant.first.clients.items()
     }
     order = sorted(told, key=lambda client: (json.dumps(told[client]), client))
     for _, alike in groupby(order, key=lambda client: told[client]):

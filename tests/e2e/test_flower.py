@@ -50,8 +50,8 @@ def test_flowers_engine_writes_the_same_ledger(settings: dict[str, Any], tmp_pat
     elsewhere = settings | {"out": str(tmp_path / "flower")}
     theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")
     assert files_of(theirs / "ledger") == files_of(ours / "ledger")
-    for device in range(3):
-        personal = Path("clients") / str(device) / "personal.ledger"
+    for client in range(3):
+        personal = Path("clients") / str(client) / "personal.ledger"
         assert files_of(theirs / personal) == files_of(ours / personal)
 
 

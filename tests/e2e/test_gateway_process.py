@@ -17,7 +17,7 @@ from live import QUIET, end, patience
 
 from devices.live.keys import make_key
 from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.door import Door
+from devices.phone.reference_client.gateway_endpoint import Door
 from shared.errors import DeviceError
 from shared.signing import PhoneKey
 

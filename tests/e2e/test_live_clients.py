@@ -11,8 +11,8 @@ import psutil
 import pytest
 from live import SuperLink, client_up, end, patience
 
-from client.memory import decode_session
-from client.remote import RemoteTrainer
+from client.protocol.remote_trainer import RemoteTrainer
+from client.protocol.session_store import decode_session
 from devices.live.keys import device_of_key, make_key
 from shared.config import RunConfig
 
@@ -26,7 +26,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def trainer_of(folder: Path) -> psutil.Process:
-    [found] = [p for p in processes_of(folder) if "devices.live.trainer" in p.info["cmdline"]]
+    [found] = [
+        p for p in processes_of(folder) if "devices.live.trainer_process" in p.info["cmdline"]
+    ]
     return found
 
 

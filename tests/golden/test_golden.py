@@ -16,7 +16,7 @@ from write import (
     plain,
 )
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.directions import directions
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp

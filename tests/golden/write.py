@@ -41,7 +41,7 @@ from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
 from shared.model.lora_fa import frozen_a
-from shared.replay import Pass, Shrink, digest, quantize, replay, to_float32, zero_state
+from shared.replay import CoefficientBlock, Shrink, digest, quantize, replay, to_float32, zero_state
 from shared.replay_numpy import NumpyBackend
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 
@@ -110,7 +110,7 @@ def made_seeds() -> dict[str, Any]:
         "query_seeds": [
             {
                 "root": root,
-                "client": client,
+                "seed_stream": client,
                 "steps": 3,
                 "queries": 4,
                 "seeds": hexadecimal(query_seeds(root, client, 3, 4)),
@@ -126,13 +126,13 @@ def made_seeds() -> dict[str, Any]:
         "batch_order": [
             {
                 "root": root,
-                "device": device,
+                "client": client,
                 "step": step,
                 "examples": examples,
-                "order": batch_order(root, device, step, examples),
+                "order": batch_order(root, client, step, examples),
             }
             for root in SEEDS
-            for device, step, examples in ((0, 0, 1), (0, 1, 16), (7, 3, 33))
+            for client, step, examples in ((0, 0, 1), (0, 1, 16), (7, 3, 33))
         ],
         "pool_seeds": [
             {
@@ -147,7 +147,7 @@ def made_seeds() -> dict[str, Any]:
         "pool_indices": [
             {
                 "root": root,
-                "client": client,
+                "seed_stream": client,
                 "steps": 3,
                 "queries": 4,
                 "size": size,
@@ -160,7 +160,7 @@ def made_seeds() -> dict[str, Any]:
             {
                 "seed": seed,
                 "round": 5,
-                "devices": [0, 1, 2, 2**32 - 1],
+                "clients": [0, 1, 2, 2**32 - 1],
                 "keys": hexadecimal(
                     cohort_keys(seed, 5, np.array([0, 1, 2, 2**32 - 1], np.uint32))
                 ),
@@ -191,8 +191,16 @@ def frames() -> dict[str, Any]:
     token = token_of(train.encode())
     gradients = np.array([[0.5, -1.25, 3e-5], [1e6, -0.0, 7]], np.float32)
     groups = (
-        Group(3, DerivedSeeds(SEEDS[3], 5, 2, 3), Pass(2, np.arange(-3, 3, dtype=np.int32))),
-        Group(2, np.array(SEEDS, np.uint64), Pass(10, np.array([2**31 - 1, 1, 0, -9], np.int32))),
+        Group(
+            3,
+            DerivedSeeds(SEEDS[3], 5, 2, 3),
+            CoefficientBlock(2, np.arange(-3, 3, dtype=np.int32)),
+        ),
+        Group(
+            2,
+            np.array(SEEDS, np.uint64),
+            CoefficientBlock(10, np.array([2**31 - 1, 1, 0, -9], np.int32)),
+        ),
     )
     pool = replace(train, seed_policy=SeedPolicy.POOL, pool_root=SEEDS[3], pool_size=5)
     sums = np.array([0.5, -1.25, 3e-5, 1e6, -0.0], np.float32)
@@ -200,7 +208,7 @@ def frames() -> dict[str, Any]:
         Group(
             3,
             PoolSeeds(SEEDS[3], np.array([0, 4, 2**32 - 1], np.uint32)),
-            Pass(0, np.array([5, -(2**31) + 1, 0], np.int32)),
+            CoefficientBlock(0, np.array([5, -(2**31) + 1, 0], np.int32)),
         ),
         Shrink(12),
         groups[0],
@@ -322,7 +330,10 @@ def replay_case(distribution: Distribution) -> dict[str, Any]:
     entries = [
         Shrink(step["shrink"])
         if "shrink" in step
-        else (step["seeds"], Pass(step["shift"], np.array(step["coefficients"], np.int32)))
+        else (
+            step["seeds"],
+            CoefficientBlock(step["shift"], np.array(step["coefficients"], np.int32)),
+        )
         for step in steps
     ]
     after = replay(state, entries, distribution, NumpyBackend())

@@ -16,7 +16,7 @@ from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError
 from shared.model.loading import load_base_model
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
 from shared.tasks.kinds import ClassificationTask
 
@@ -109,12 +109,12 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     first = adapter.first_block
     engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, 2**20)))
     plain = ResidentForward(adapter, scorer, Body(base, 0))
-    together = engine.scores(Points.at(adapter.layout, center, z, 0.25), prompts)
+    together = engine.scores(Perturbations.at(adapter.layout, center, z, 0.25), prompts)
     for point in range(6):
         sign = 1 if point < 3 else -1
         moved = center + np.float32(sign * 0.25 / 2048) * z[point % 3].astype(np.float32)
         for index, prompt in enumerate(prompts):
-            alone = plain.scores(Points.at(adapter.layout, moved), [prompt])
+            alone = plain.scores(Perturbations.at(adapter.layout, moved), [prompt])
             np.testing.assert_allclose(together[point, index], alone[0, 0], atol=5e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-4
 

@@ -1,4 +1,4 @@
-"""Rounds in a bad world: absent and late devices, too few reports, revoked keys, hostile frames."""
+"""Rounds in a bad world: absent and late clients, too few reports, revoked keys, hostile frames."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from flwr.common.constant import ErrorCode
 from helpers import no_room
 
 from benchmarks.toy_device import app
-from client.own import DEVICE
+from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
-from server.cohorts import RepeatedCohorts, read_cohorts
-from server.keys import KEYS_VARIABLE, Keys
-from server.post import Post
-from server.status import status_of
+from server.live.keys import KEYS_VARIABLE, Keys
+from server.live.status import status_of
+from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
 from server.store import replayed
+from server.transport.deadline_grid import DeadlineGrid
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
 from shared.frames import Report
@@ -33,8 +33,8 @@ CLIENTS = 4
 class Unpunctual(InProcessGrid):
     """Hands out a reply so many rounds after its own; never for None."""
 
-    delay: Callable[[int, int], int | None] = staticmethod(lambda device, number: 0)
-    tamper: Callable[[Message, int, int], Message] = staticmethod(lambda reply, device, n: reply)
+    delay: Callable[[int, int], int | None] = staticmethod(lambda client, number: 0)
+    tamper: Callable[[Message, int, int], Message] = staticmethod(lambda reply, client, n: reply)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -43,10 +43,10 @@ class Unpunctual(InProcessGrid):
         for identifier, message in zip(identifiers, messages, strict=True):
             if message.metadata.message_type == MessageType.TRAIN:
                 self.now = int(message.metadata.group_id)
-                device = message.metadata.dst_node_id - 1000
-                late = self.delay(device, self.now)
+                client = message.metadata.dst_node_id - 1000
+                late = self.delay(client, self.now)
                 self.due[identifier] = 10**9 if late is None else self.now + late
-                tampered = self.tamper(self._replies[identifier], device, self.now)
+                tampered = self.tamper(self._replies[identifier], client, self.now)
                 self._replies[identifier] = tampered
         return identifiers
 
@@ -73,23 +73,23 @@ def config_of(out: Path, **changes: Any) -> RunConfig:
 
 def grid_of(
     config: RunConfig,
-    delay: Callable[[int, int], int | None] = lambda device, number: 0,
-    tamper: Callable[[Message, int, int], Message] = lambda reply, device, number: reply,
+    delay: Callable[[int, int], int | None] = lambda client, number: 0,
+    tamper: Callable[[Message, int, int], Message] = lambda reply, client, number: reply,
     indices: Sequence[int] = (),
 ) -> Unpunctual:
-    nodes: list[UserConfig] = [{DEVICE: index} for index in indices]
+    nodes: list[UserConfig] = [{CLIENT_INDEX: index} for index in indices]
     grid = Unpunctual(app, config.data.clients, config.flat(), nodes=nodes)
     grid.delay, grid.tamper = delay, tamper  # type: ignore[method-assign]
     return grid
 
 
 def contributors(run: Path) -> list[list[int]]:
-    return [[c.device for c in r.delta.contributors] for r in read_ledger(run / "ledger")]
+    return [[c.client for c in r.delta.contributors] for r in read_ledger(run / "ledger")]
 
 
 def test_who_is_absent_does_not_hold_the_round(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", cohort__patience=100)
-    run = serve(config, grid_of(config, lambda device, n: None if (device, n) == (2, 2) else 0))
+    run = serve(config, grid_of(config, lambda client, n: None if (client, n) == (2, 2) else 0))
     assert contributors(run) == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     rounds = read_result(run)["rounds"]
     assert [event["absent"] for event in rounds] == [[], [2], [], []]
@@ -98,7 +98,7 @@ def test_who_is_absent_does_not_hold_the_round(tmp_path: Path) -> None:
 
 def test_a_late_report_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
-    run = serve(config, grid_of(config, lambda device, n: 1 if (device, n) == (2, 2) else 0))
+    run = serve(config, grid_of(config, lambda client, n: 1 if (client, n) == (2, 2) else 0))
     assert contributors(run)[1:3] == [[0, 1, 3], [0, 1, 2, 3]]
     origins = [sorted(of.values()) for of in read_cohorts(run).values()]
     assert origins == [[1] * 4, [2] * 3, [3] * 4, [4] * 4]
@@ -107,8 +107,8 @@ def test_a_late_report_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
 def test_a_late_report_counts_once_with_the_directions_of_its_round(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", cohort__late_rounds=2)
 
-    def delay(device: int, number: int) -> int | None:
-        if device == 2:
+    def delay(client: int, number: int) -> int | None:
+        if client == 2:
             return {1: 2, 4: 0}.get(number)
         return 0
 
@@ -128,7 +128,7 @@ def test_a_late_report_counts_once_with_the_directions_of_its_round(tmp_path: Pa
 
 def test_the_cohorts_of_a_run_with_an_empty_round_can_be_repeated(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", cohort__fraction=0.5)
-    run = serve(config, grid_of(config, lambda device, n: None if n == 2 else 0))
+    run = serve(config, grid_of(config, lambda client, n: None if n == 2 else 0))
     assert [len(cohort) for cohort in contributors(run)] == [2, 0, 2, 2]
     assert read_result(run)["rounds"][1]["loss"] is None
     repeated = config_of(tmp_path / "again", cohort__fraction=0.5)
@@ -140,13 +140,13 @@ def test_the_cohorts_of_a_run_with_an_empty_round_can_be_repeated(tmp_path: Path
 def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", rounds=9, cohort__empty_rounds=2, cohort__patience=9)
     with pytest.raises(TrainingError, match="round 3: no report could be used in 2 rounds"):
-        serve(config, grid_of(config, lambda device, n: None if n > 1 else 0))
+        serve(config, grid_of(config, lambda client, n: None if n > 1 else 0))
     assert contributors(tmp_path / "run") == [[0, 1, 2, 3], [], []]
 
 
 def test_a_device_that_keeps_failing_rests(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", rounds=8, cohort__patience=2)
-    grid = grid_of(config, lambda device, n: None if device == 1 and n < 6 else 0)
+    grid = grid_of(config, lambda client, n: None if client == 1 and n < 6 else 0)
     rounds = read_result(serve(config, grid))["rounds"]
     assert [event["absent"] for event in rounds] == [[1], [1], [], [1], [], [], [], []]
     assert [event["resting"] for event in rounds] == [[], [1], [], [1], [1], [], [], []]
@@ -155,7 +155,7 @@ def test_a_device_that_keeps_failing_rests(tmp_path: Path) -> None:
 
 def test_a_round_ends_with_the_first_of_those_who_were_asked(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", cohort__fraction=0.5, cohort__oversample=2.0)
-    run = serve(config, grid_of(config, lambda device, n: None if device < 2 else 0))
+    run = serve(config, grid_of(config, lambda client, n: None if client < 2 else 0))
     assert contributors(run) == [[2, 3]] * 4
     assert [event["absent"] for event in read_result(run)["rounds"]] == [[]] * 4
 
@@ -164,11 +164,11 @@ def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None
     """Device 0 answers round 3 with its report of round 1, as bytes."""
     kept: list[bytes] = []
 
-    def replays(reply: Message, device: int, number: int) -> Message:
+    def replays(reply: Message, client: int, number: int) -> Message:
         record = reply.content.config_records["samara"]
-        if device == 0 and number == 1:
+        if client == 0 and number == 1:
             kept.append(bytes(record["frame"]))  # type: ignore[arg-type]
-        if device == 0 and number == 3:
+        if client == 0 and number == 3:
             record["frame"] = kept[0]
         return reply
 
@@ -179,11 +179,11 @@ def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None
 
 
 def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
-    def floods(reply: Message, device: int, number: int) -> Message:
+    def floods(reply: Message, client: int, number: int) -> Message:
         record = reply.content.config_records["samara"]
-        if device == 0:
+        if client == 0:
             record["frame"] = bytes(10 * 2**20)
-        if device == 1:
+        if client == 1:
             sound = Report.decode(bytes(record["frame"]))  # type: ignore[arg-type]
             sound.gradients[0, 0] = np.nan
             record["frame"] = sound.encode()
@@ -203,18 +203,18 @@ def test_a_revoked_devices_reports_are_refused(
 ) -> None:
     keys = Keys(tmp_path / "run" / "keys")
     for number in range(CLIENTS):
-        keys.create(f"device-{number}")
+        keys.create(f"client-{number}")
     public = [key.public_key.encode() for key in keys.all()]
-    indices = [key.device for key in keys.all()]
+    indices = [key.client for key in keys.all()]
     public[3] = b"of a stranger"
     monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
     monkeypatch.setattr(
-        Post, "nodes", lambda post: {n: public[n - 1000] for n in post.get_node_ids()}
+        DeadlineGrid, "nodes", lambda post: {n: public[n - 1000] for n in post.get_node_ids()}
     )
 
-    def revokes(reply: Message, device: int, number: int) -> Message:
-        if (device, number) == (1, 2):
-            keys.revoke("device-1")
+    def revokes(reply: Message, client: int, number: int) -> Message:
+        if (client, number) == (1, 2):
+            keys.revoke("client-1")
         return reply
 
     config = config_of(tmp_path / "run")
@@ -222,12 +222,12 @@ def test_a_revoked_devices_reports_are_refused(
     first, second, third, stranger = indices
     assert contributors(run) == [sorted(indices[:3]), *[sorted([first, third])] * 3]
     refused = read_result(run)["rounds"][1]["refused"]
-    assert "its key device-1 was revoked" in refused[str(second)]
+    assert "its key client-1 was revoked" in refused[str(second)]
     status = status_of(tmp_path / "run")
-    assert (status.round, list(status.devices)) == (4, sorted(indices))
-    assert (status.devices[second].name, status.devices[second].state) == ("device-1", "revoked")
-    assert (status.devices[third].reports, status.devices[third].position) == (4, 3)
-    assert status.devices[stranger].reports == 0
+    assert (status.round, list(status.clients)) == (4, sorted(indices))
+    assert (status.clients[second].name, status.clients[second].state) == ("client-1", "revoked")
+    assert (status.clients[third].reports, status.clients[third].position) == (4, 3)
+    assert status.clients[stranger].reports == 0
 
 
 @pytest.mark.parametrize("size", [400, 1_200, 2_500, 4_000])
@@ -242,7 +242,7 @@ def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: i
 
 
 class Misheard(InProcessGrid):
-    """Hands out something else than the first hello of every device."""
+    """Hands out something else than the first hello of every client."""
 
     def __init__(self, config: RunConfig, first: Callable[[Message], Message]) -> None:
         super().__init__(app, config.data.clients, config.flat())
@@ -268,14 +268,14 @@ def test_a_hello_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
 def test_a_live_run_waits_on_when_nobody_can_take_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.roster._REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr("server.transport.roster._REFUSED_SECONDS", 0.0)
 
     def garbage(reply: Message) -> Message:
         reply.content.config_records["samara"]["frame"] = b"garbage"
         return reply
 
     config = config_of(tmp_path / "run", rounds=1)
-    with pytest.raises(SamaraError, match=r"no device can take part: .* truncated"):
+    with pytest.raises(SamaraError, match=r"no client can take part: .* truncated"):
         serve(config, Misheard(config, garbage))
     run = serve(config, Misheard(config, garbage), patient=True)
     assert contributors(run) == [[0, 1, 2, 3]]

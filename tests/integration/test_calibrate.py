@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 import samara
-from devices import calibrate
-from devices.estimate import estimate
-from devices.profile import load_device
-from devices.roofline import Workload
-from devices.shape import model_shape
+from devices.hardware import calibrate
+from devices.hardware.estimate import estimate
+from devices.hardware.model_shape import model_shape
+from devices.hardware.profile import load_device
+from devices.hardware.roofline import Workload
 
 
 def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

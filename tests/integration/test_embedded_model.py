@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from shared.config import EMBEDDED_MODEL, RunConfig
 from shared.frames import Split
 from shared.model.loading import load_base_model

@@ -31,8 +31,8 @@ def test_auto_is_recorded_and_kept_by_a_continued_run(settings: Settings, tmp_pa
     chosen = json.loads(schedule_file(first).read_text())
     assert chosen["grouping"] in GROUPINGS
     assert 1 <= chosen["micro_batch"] <= 4
-    for device in read_result(first)["devices"].values():
-        assert {key: device[key] for key in chosen} == chosen
+    for client in read_result(first)["clients"].values():
+        assert {key: client[key] for key in chosen} == chosen
     # The same run elsewhere, with what the first one decided and with something else.
     ledgers = []
     for name, schedule in (("same", chosen), ("other", chosen | {"grouping": "sequential"})):
@@ -40,8 +40,8 @@ def test_auto_is_recorded_and_kept_by_a_continued_run(settings: Settings, tmp_pa
         out.mkdir()
         (out / schedule_file(first).name).write_text(json.dumps(schedule))
         folder = simulate(config_of(settings, grouping="auto", out=str(out)))
-        device = read_result(folder)["devices"]["0"]
-        assert device["grouping"] == schedule["grouping"]
+        client = read_result(folder)["clients"]["0"]
+        assert client["grouping"] == schedule["grouping"]
         ledgers.append(ledger_of(folder))
     assert ledgers[0] == ledger_of(first)
 
@@ -93,15 +93,15 @@ def test_a_federation_on_quantized_weights(quantization: str, settings: Settings
     pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
     folder = simulate(config_of(settings, model__quantization=quantization))
     assert len(list(replayed(folder))) == 4
-    device = read_result(folder)["devices"]["0"]
-    assert (device["quantization"], device["dtype"]) == (quantization, "float32")
+    client = read_result(folder)["clients"]["0"]
+    assert (client["quantization"], client["dtype"]) == (quantization, "float32")
 
 
 def test_a_memory_budget_cuts_the_micro_batch(settings: Settings) -> None:
     folder = simulate(config_of(settings, memory_budget=60_000))
-    device = read_result(folder)["devices"]["0"]
-    assert device["grouping"] == "both"
-    assert 1 <= device["micro_batch"] < 4
+    client = read_result(folder)["clients"]["0"]
+    assert client["grouping"] == "both"
+    assert 1 <= client["micro_batch"] < 4
 
 
 def test_a_budget_that_fits_nothing_is_refused(settings: Settings) -> None:

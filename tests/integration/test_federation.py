@@ -14,9 +14,9 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 
 from client.app import app as client_app
-from client.trainer import loaded, trainer_for
-from server.aggregate import aggregate
+from client.training.trainer import loaded, trainer_for
 from server.app import serve
+from server.rounds.aggregation import aggregate
 from server.store import read_layout, replayed
 from shared.directions import Differences, batch_order, directions
 from shared.errors import DataError, SamaraError, TrainingError
@@ -31,7 +31,7 @@ from shared.frames import (
 )
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from shared.result import read_result
 from shared.round_delta import PoolSeeds, RoundDelta
@@ -138,12 +138,12 @@ def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Setting
     for figures in final["columns"].values():
         assert set(figures["clients"]) == {"0", "1", "2"}
     layout = read_layout(folder)
-    for device in range(3):
-        ledger = folder / "clients" / str(device) / "personal.ledger"
+    for client in range(3):
+        ledger = folder / "clients" / str(client) / "personal.ledger"
         _, *steps = proven(ledger, layout)
         for step in steps:
             assert step.record is not None
-            assert [c.device for c in step.record.delta.contributors] == [device]
+            assert [c.client for c in step.record.delta.contributors] == [client]
         assert len(steps) == 2
         assert np.any(steps[-1].state)
     without = simulate(config_of(settings, adapter__label_bias=True, out=config.out + "-without"))
@@ -167,7 +167,7 @@ def test_a_bad_report_is_dropped_alone(settings: Settings) -> None:
     grid.tamper = tamper  # type: ignore[attr-defined]
     folder = serve(config, grid)
     for record in read_ledger(folder / "ledger"):
-        assert [c.device for c in record.delta.contributors] == [0, 2]
+        assert [c.client for c in record.delta.contributors] == [0, 2]
     refused = read_result(folder)["rounds"][0]["refused"]
     assert list(refused) == ["1"]
     assert "checksum" in refused["1"]
@@ -188,7 +188,7 @@ def test_a_report_in_another_devices_name_is_dropped(settings: Settings) -> None
     grid.tamper = tamper  # type: ignore[attr-defined]
     folder = serve(config, grid)
     (first, *_) = read_ledger(folder / "ledger")
-    assert [c.device for c in first.delta.contributors] == [0, 1]
+    assert [c.client for c in first.delta.contributors] == [0, 1]
 
 
 def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
@@ -259,7 +259,7 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
     common = {"data__path": str(folder), "seed_policy": "shared", "steps": 1, "rounds": 2}
     many = config_of(settings, **common, data__clients=4, batch=6, out=str(tmp_path / "many"))
     one = config_of(settings, **common, data__clients=1, batch=24, out=str(tmp_path / "one"))
-    assert {len(trainer_for(many).share(device, 4, Split.TRAIN).labels) for device in range(4)} == {
+    assert {len(trainer_for(many).share(client, 4, Split.TRAIN).labels) for client in range(4)} == {
         6
     }
     states = []
@@ -284,7 +284,7 @@ def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
     z = directions(asked.seeds(0)[0], layout.size, layout.distribution)
 
     def losses(sign: int) -> NDArray[np.float64]:
-        points = Points.at(layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon)
+        points = Perturbations.at(layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon)
         scores = trainer.forward.scores(points.part(slice(1), slice(None)), examples)
         return cross_entropy(scores, data.labels[batch])
 
@@ -313,8 +313,8 @@ def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(
     gradients = np.array([[0.1, -2.5], [3e-4, 1.7]], np.float32)
     token = token_of(instruction.encode())
 
-    def delta_of(devices: int) -> RoundDelta:
-        reports = [Report(token, d, 7, 0.5, gradients) for d in range(devices)]
+    def delta_of(clients: int) -> RoundDelta:
+        reports = [Report(token, d, 7, 0.5, gradients) for d in range(clients)]
         return aggregate(instruction, reports, 10_000)
 
     one, many = delta_of(1), delta_of(7)
@@ -330,7 +330,7 @@ def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
     grid = grid_of(config)
     grid._contexts[1002].run_config = config_of(settings, adapter__rank=2).flat()
     folder = serve(config, grid)
-    assert set(read_result(folder)["devices"]) == {"0", "1"}
+    assert set(read_result(folder)["clients"]) == {"0", "1"}
 
 
 def test_a_client_refuses_an_instruction_for_another_layout(settings: Settings) -> None:
@@ -356,14 +356,14 @@ def test_a_node_without_a_place_in_the_partition_is_refused(settings: Settings) 
     grid = grid_of(config)
     del grid._contexts[1002].node_config["num-partitions"]
     folder = serve(config, grid)
-    assert set(read_result(folder)["devices"]) == {"0", "1"}
+    assert set(read_result(folder)["clients"]) == {"0", "1"}
 
 
 def test_a_device_whose_data_are_dealt_among_others_is_refused(settings: Settings) -> None:
     config = config_of(settings, rounds=1)
     grid = grid_of(config)
     grid._contexts[1002].node_config["num-partitions"] = 4
-    assert set(read_result(serve(config, grid))["devices"]) == {"0", "1"}
+    assert set(read_result(serve(config, grid))["clients"]) == {"0", "1"}
 
 
 def test_a_run_is_named_by_as_many_clients_as_there_are(settings: Settings, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from federations import Settings, config_of, ledger_of
 
-from client import local_steps
-from client.trainer import Trainer
+from client.training import local_steps
+from client.training.trainer import Trainer
 from server.store import replayed
 from shared.config import RunConfig, load_scenario
 from shared.directions import round_root
@@ -138,18 +138,18 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
 def test_a_run_that_is_interrupted_goes_on(
     fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulations.fleet.world import FleetWorld
+    from simulations.fleet.virtual_clock import VirtualClock
 
-    told = FleetWorld.of_round
+    told = VirtualClock.finish_round
     rounds = []
 
-    def until_the_third(world: FleetWorld) -> dict[str, Any]:
-        rounds.append(told(world))
+    def until_the_third(clock: VirtualClock) -> dict[str, Any]:
+        rounds.append(told(clock))
         if len(rounds) == 3:
             raise TrainingError("stopped")
         return rounds[-1]
 
-    monkeypatch.setattr(FleetWorld, "of_round", until_the_third)
+    monkeypatch.setattr(VirtualClock, "finish_round", until_the_third)
     with pytest.raises(TrainingError, match="stopped"):
         simulate(config_of(fleet))
     monkeypatch.undo()
@@ -233,7 +233,7 @@ def test_clients_that_share_passes_report_what_they_report_alone(
     for device, found in zip(devices, together, strict=True):
         alone = trainer.train(instruction, state, device, 6)
         assert isinstance(found, Report)
-        assert (found.device, found.examples) == (alone.device, alone.examples)
+        assert (found.client, found.examples) == (alone.client, alone.examples)
         np.testing.assert_allclose(found.gradients[0], alone.gradients[0], rtol=0, atol=allowed)
         np.testing.assert_allclose(found.gradients, alone.gradients, rtol=0, atol=3 * allowed)
         assert found.mean_loss == pytest.approx(alone.mean_loss, abs=1e-5)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from client.forward.body import Body, trunk_cache
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
-from client.forward.memory import peak_memory
+from client.forward.peak_memory import peak_memory
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, directions
@@ -20,7 +20,7 @@ from shared.errors import ModelError
 from shared.model import head
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Adapters, Points, inject
+from shared.model.lora_fa import Adapter, Adapters, Perturbations, inject
 from shared.model.scorers import Prompt, scorer_for
 from shared.tasks.kinds import ClassificationTask
 from shared.tasks.objectives import cross_entropy
@@ -65,8 +65,8 @@ class Rig:
         seeds = np.arange(step * QUERIES, (step + 1) * QUERIES, dtype=np.uint64)
         return directions(seeds, self.layout.size, "gaussian")
 
-    def points(self, step: int = 0) -> Points:
-        return Points.at(self.layout, self.center, self.z(step), EPSILON)
+    def points(self, step: int = 0) -> Perturbations:
+        return Perturbations.at(self.layout, self.center, self.z(step), EPSILON)
 
     def gradients(self, points: Adapters, schedule: Schedule) -> NDArray[np.float64]:
         losses = cross_entropy(self.forward.scores(points, self.prompts, schedule), LABELS)
@@ -110,7 +110,7 @@ def test_algorithm_1_takes_the_same_steps_as_the_master_copy(model_folder: Model
     learning_rate, center = 0.05, rig.center
     kept = DualForwarding.begin(rig.layout, center, rig.z(0), EPSILON)
     for step in range(6):
-        points = Points.at(rig.layout, center, rig.z(step), EPSILON)
+        points = Perturbations.at(rig.layout, center, rig.z(step), EPSILON)
         expected = rig.gradients(points, Schedule())
         for grouping in GROUPINGS:
             found = rig.gradients(kept, Schedule(grouping))
@@ -128,7 +128,7 @@ def test_in_place_perturbation_finds_the_same_projected_gradients(
     model_folder: ModelFolder,
 ) -> None:
     rig = Rig(model_folder("causal"))
-    points = Points(rig.layout, torch.from_numpy(rig.center.copy()))
+    points = Perturbations(rig.layout, torch.from_numpy(rig.center.copy()))
     tokens = [rig.base.tokenizer.convert_tokens_to_ids(word) for word in TASK.words]
     sequences = [torch.tensor(prompt.sequences[0]) for prompt in rig.prompts]
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
@@ -145,7 +145,7 @@ def test_in_place_perturbation_finds_the_same_projected_gradients(
         z = torch.empty(rig.layout.size).normal_(generator=generator).numpy()
         both = []
         for sign in (1, -1):
-            moved = Points.at(rig.layout, rig.center + np.float32(sign * EPSILON) * z)
+            moved = Perturbations.at(rig.layout, rig.center + np.float32(sign * EPSILON) * z)
             with torch.inference_mode(), rig.adapter.at(moved):
                 logits = rig.base.network(input_ids=ids, attention_mask=mask).logits
             last = logits[torch.arange(len(ids)), mask.sum(1) - 1]

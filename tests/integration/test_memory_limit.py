@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from devices import memory
-from devices.memory import Ending, GroupV1, GroupV2, Limit, Monitor, Systemd, run_capped
+from devices.hardware import memory_limit as memory
+from devices.hardware.memory_limit import (
+    Ending,
+    GroupV1,
+    GroupV2,
+    Limit,
+    Monitor,
+    Systemd,
+    run_capped,
+)
 from shared.errors import DeviceError
 
 LIMIT = 200 * 2**20

@@ -15,12 +15,12 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 from test_command import Run, run
 
-from client.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
-from client.trainer import Trainer, loaded, trainer_for
+from client.personal.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
+from client.training.trainer import Trainer, loaded, trainer_for
 from server.app import serve
-from server.clusters import cluster_folder
+from server.rounds.clusters import cluster_folder
+from server.rounds.strategy import ScalarStrategy
 from server.store import read_layout, replayed
-from server.strategy import ScalarStrategy
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError
 from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
@@ -59,23 +59,23 @@ def test_every_method_spends_the_same_number_of_forward_passes(
     plain = Trainer.train
 
     def counted(
-        self: Trainer, instruction: TrainInstruction, state: Any, device: int, *rest: Any
+        self: Trainer, instruction: TrainInstruction, state: Any, client: int, *rest: Any
     ) -> Report:
         losses = 2 * instruction.queries
         if instruction.differences == "forward":
             losses = instruction.queries + 1
         spent = instruction.steps * losses * instruction.batch
-        rows[device, instruction.track == PERSONAL_TRACK] += spent
-        return plain(self, instruction, state, device, *rest)
+        rows[client, instruction.track == PERSONAL_TRACK] += spent
+        return plain(self, instruction, state, client, *rest)
 
     monkeypatch.setattr(Trainer, "train", counted)
-    config = config_of(small, method=method, cohort__grouping_rounds=1)
+    config = config_of(small, method=method, cohort__clustering_rounds=1)
     simulate(config)
     a_round = 2 * 2 * 2 * 4
     beside = 2 * a_round if method == "finetune" else 0  # the column local-only
-    for device in (0, 1):
+    for client in (0, 1):
         left_over = 2 if method == "cluster" else 0  # of a budget that makes no whole steps
-        assert rows[device, False] + rows[device, True] == 4 * a_round + beside - left_over
+        assert rows[client, False] + rows[client, True] == 4 * a_round + beside - left_over
     assert rows[2, False] == (a_round - 2 if method == "cluster" else 0)  # to find its cluster
     assert rows[2, True] == config.private_rounds * a_round + beside
 
@@ -126,10 +126,10 @@ def test_nothing_private_is_sent(
     grid = grid_of(config, Listening)
     grid.heard = []  # type: ignore[attr-defined]
     folder = serve(config, grid)
-    for device in range(3):
-        private = FinishedRun.at(folder).personal_state(device)
+    for client in range(3):
+        private = FinishedRun.at(folder).personal_state(client)
         secrets += [private.tobytes(), to_float32(private).tobytes()]
-        for record in read_ledger(folder / "clients" / str(device) / "personal.ledger"):
+        for record in read_ledger(folder / "clients" / str(client) / "personal.ledger"):
             secrets += [record.end_digest, record.position.head]
             secrets += [
                 group.scalars.coefficients.astype("<i4").tobytes() for group in record.delta.groups
@@ -156,12 +156,12 @@ def test_a_mixture_keeps_the_share_that_its_validation_examples_like_best(small:
     folder = simulate(config)
     opened = FinishedRun.at(folder)
     trainer, w = Trainer(config), opened.global_state()
-    for device in range(3):
-        *steps, last = read_ledger(folder / "clients" / str(device) / "personal.ledger")
+    for client in range(3):
+        *steps, last = read_ledger(folder / "clients" / str(client) / "personal.ledger")
         p = np.zeros_like(w)
         for record in steps:
             p = replay(p, record.delta.scalar_groups(), opened.layout.distribution)
-        data = trainer.share(device, 3, Split.VALIDATION)
+        data = trainer.share(client, 3, Split.VALIDATION)
         losses = {}
         for share, entries in KEPT_SHARES.items():
             kept = replay(p, entries, opened.layout.distribution)
@@ -340,7 +340,7 @@ def opposed(small: Settings, data_file: Path, tmp_path: Path) -> Settings:
         "batch": 16,
         "rounds": 10,
         "personal.rounds": 0,
-        "cohort.grouping-rounds": 8,
+        "cohort.clustering-rounds": 8,
         "threads": 1,
     }
 
@@ -357,7 +357,7 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
         *_, last = replayed(cluster_folder(folder, cluster))
         states.append(last.state)
         for record in read_ledger(cluster_folder(folder, cluster) / "ledger"):
-            assert [c.device for c in record.delta.contributors] == members
+            assert [c.client for c in record.delta.contributors] == members
     assert [entry.round for entry in result.rounds] == [1, 2]
     assert set(result.rounds[0].clients) == {0, 1, 2, 3, 4}
     digests = b"".join(digest(layout.hash, state) for state in states)
@@ -428,7 +428,7 @@ def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path)
     folders = [
         simulate(
             config_of(
-                small | {"cohort.grouping-rounds": 1, "evaluate.best": True},
+                small | {"cohort.clustering-rounds": 1, "evaluate.best": True},
                 method=method,
                 out=str(tmp_path / method),
             )

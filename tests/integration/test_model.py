@@ -18,7 +18,7 @@ from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError, TaskError
 from shared.model.loading import BaseModel, load_base_model, model_id
-from shared.model.lora_fa import LABEL_BIAS, Adapter, Points, inject
+from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.kinds import ClassificationTask
 
@@ -70,15 +70,17 @@ def test_one_pass_equals_a_pass_per_point(family: str, model_folder: ModelFolder
     first = adapter.first_block
     engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, MiB)))
     center, z, epsilon = somewhere(adapter), z_of(adapter, 3), 0.25
-    together = engine.scores(Points.at(adapter.layout, center, z, epsilon), prompts_of(scorer))
+    together = engine.scores(
+        Perturbations.at(adapter.layout, center, z, epsilon), prompts_of(scorer)
+    )
     assert together.shape == (6, len(TEXTS), 2)
     for point in range(6):
         sign = 1 if point < 3 else -1
         moved = center + np.float32(sign * epsilon / 2048) * z[point % 3].astype(np.float32)
-        alone = engine.scores(Points.at(adapter.layout, moved), prompts_of(scorer))
+        alone = engine.scores(Perturbations.at(adapter.layout, moved), prompts_of(scorer))
         np.testing.assert_allclose(together[point], alone[0], atol=2e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-3
-    points = Points.at(adapter.layout, center, z, epsilon)
+    points = Perturbations.at(adapter.layout, center, z, epsilon)
     in_parts = engine.scores(points, prompts_of(scorer), Schedule(micro_batch=3))
     np.testing.assert_allclose(in_parts, together, atol=2e-5)
 
@@ -86,7 +88,7 @@ def test_one_pass_equals_a_pass_per_point(family: str, model_folder: ModelFolder
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_trunk_changes_nothing(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
-    points = Points.at(adapter.layout, somewhere(adapter), z_of(adapter, 2), 0.1)
+    points = Perturbations.at(adapter.layout, somewhere(adapter), z_of(adapter, 2), 0.1)
     budgets = {"cached": MiB, "thrashing": 1, "in the pass": 0}
     scores = {}
     for name, cache_bytes in budgets.items():
@@ -106,7 +108,7 @@ def test_zero_adapter_is_the_plain_model(family: str, model_folder: ModelFolder)
     base, scorer, adapter = assembled(model_folder(family))
     engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
-    scores = engine.scores(Points.at(adapter.layout, zeros), prompts_of(scorer))[0]
+    scores = engine.scores(Perturbations.at(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder(family)))
     words = [plain.tokenizer.convert_tokens_to_ids(word) for word in ("terrible", "great")]
     for text, found in zip(TEXTS, scores, strict=True):
@@ -141,7 +143,7 @@ def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None
     base, scorer, adapter = assembled(model_folder("causal"), words)
     engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
-    scores = engine.scores(Points.at(adapter.layout, zeros), prompts_of(scorer))[0]
+    scores = engine.scores(Perturbations.at(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder("causal")))
     tokenizer = plain.tokenizer
     for text, found in zip(TEXTS, scores, strict=True):
@@ -160,9 +162,9 @@ def test_label_bias_is_added_per_point(model_folder: ModelFolder) -> None:
     place, rows = adapter.layout.place(LABEL_BIAS)
     assert rows == 2
     center = np.zeros(adapter.layout.size, np.float32)
-    plain = engine.scores(Points.at(adapter.layout, center), prompts_of(scorer))
+    plain = engine.scores(Perturbations.at(adapter.layout, center), prompts_of(scorer))
     center[place] = [0.5, -1.0]
-    biased = engine.scores(Points.at(adapter.layout, center), prompts_of(scorer))
+    biased = engine.scores(Perturbations.at(adapter.layout, center), prompts_of(scorer))
     np.testing.assert_allclose(biased - plain, np.broadcast_to([0.5, -1.0], plain.shape), atol=1e-5)
 
 

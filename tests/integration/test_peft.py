@@ -12,13 +12,13 @@ import torch
 from test_architectures import ARCHITECTURES, save_tokenizer
 from test_federation import config_of
 
-from client.personalize import personal_ledger
+from client.personal.private_rounds import personal_ledger
 from server.store import read_layout, replayed
 from shared.config import AdapterSettings
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.ledger.proving import proven
 from shared.model.loading import load_base_model, structure_of
-from shared.model.lora_fa import Points, inject
+from shared.model.lora_fa import Perturbations, inject
 from shared.model.peft import write_peft_adapter
 from shared.replay import to_float32
 from shared.result import read_result
@@ -36,7 +36,7 @@ def ours(folder: Path, numbers: np.ndarray, settings: AdapterSettings, **loading
     adapter = inject(base, settings, 2)
     with torch.inference_mode():
         plain = base.network(input_ids=IDS)[0]
-        with adapter.at(Points.at(adapter.layout, numbers)):
+        with adapter.at(Perturbations.at(adapter.layout, numbers)):
             return plain, base.network(input_ids=IDS)[0]
 
 
@@ -166,7 +166,7 @@ def test_every_method_s_own_model_is_exported(
 ) -> None:
     """The private ledger replayed by hand, and put together as the method says."""
     # Left to itself, a mixture may keep nothing of what a model of random numbers learned.
-    monkeypatch.setattr("client.personalize.kept_share", lambda loss_of: 0.25)
+    monkeypatch.setattr("client.personal.private_rounds.kept_share", lambda loss_of: 0.25)
     model, part = model_folder("causal"), "*1.self_attn.q_proj"
     folder = simulated(
         model, data_file, tmp_path / "run", method=method, personal__part=f"label bias, {part}"

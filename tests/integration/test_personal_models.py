@@ -10,12 +10,12 @@ import pytest
 from federations import config_of
 from test_command import Run, run
 
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from shared.errors import DataError, LedgerError, SamaraError
 from shared.frames import Split
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, diff, export_ledger
-from simulations.curves import write_curves
+from simulations.client_curves import write_curves
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
 

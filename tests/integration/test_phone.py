@@ -12,18 +12,18 @@ from phones import exported
 from typer.testing import CliRunner
 
 from benchmarks.phone_loop import compiled, course, eager
-from client.memory import FolderMemory
-from client.session import Session
-from client.trainer import Trainer, figures
+from client.protocol.session import Session
+from client.protocol.session_store import SessionFolder
+from client.training.trainer import Trainer, figures
 from devices.live.keys import make_key
 from devices.phone import quantization as phone_quantization
 from devices.phone.commands import app
 from devices.phone.lowering import lowered
 from devices.phone.manifest import Manifest, manifest_file
 from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
-from devices.phone.reference_client.trainer import PhoneTrainer
 from devices.phone.tokenize import rows_text, write_rows
 from shared.config import RunConfig
 from shared.directions import directions
@@ -244,7 +244,7 @@ def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
 def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path) -> None:
     _, trainer = pair()
     layout = trainer.layout
-    phone = Phone(trainer, 7, FolderMemory(tmp_path))
+    phone = Phone(trainer, 7, SessionFolder(tmp_path))
     history = history_of([delta_of(1)], layout)
     instruction = instruction_with(
         round=2, layout_hash=layout.hash, start_digest=history.digests[1]
@@ -252,8 +252,8 @@ def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path
     refusal = phone.train(instruction, CatchUp())
     assert b"send the rounds after 0" in refusal
     frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
-    assert Report.decode(frame).device == 7
-    again = Phone(trainer, 7, FolderMemory(tmp_path))
+    assert Report.decode(frame).client == 7
+    again = Phone(trainer, 7, SessionFolder(tmp_path))
     assert again.train(instruction, CatchUp()) == frame
     asked = EvaluateInstruction(
         history.header.run_id, 1, 0, Split.TEST, layout.hash, history.digests[1]

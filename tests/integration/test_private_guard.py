@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from federations import Settings, config_of
 
-from client.methods import NOTHING
-from client.trainer import Trainer
+from client.personal.methods import NOTHING
+from client.training.trainer import Trainer
 from server.store import read_layout
 from shared.errors import ReplayError, TrainingError
 from shared.frames import PERSONAL_TRACK, Report, TrainInstruction
@@ -41,7 +41,7 @@ def test_a_later_round_is_taken_back(
     config = config_of(settings, method=method, **rounds)
     folder = simulate(config)
     for client in range(config.data.clients):
-        told = f"device {client}: private round 3 leads too far and is taken back"
+        told = f"client {client}: private round 3 leads too far and is taken back"
         assert told in caplog.text
         own = folder / "clients" / str(client)
         records = list(read_ledger(own / "personal.ledger"))
@@ -66,7 +66,7 @@ def test_there_is_nothing_to_go_back_to_from_the_first(
 
     def device_0_fails(self: Trainer, instruction: TrainInstruction, *others: Any) -> Report:
         report = train(self, instruction, *others)
-        if report.device == 0:
+        if report.client == 0:
             raise ReplayError("too far")
         return report
 

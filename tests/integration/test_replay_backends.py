@@ -20,7 +20,7 @@ from shared.errors import ReplayError
 from shared.model import replay_torch
 from shared.model.replay_torch import TorchBackend, backend_for, drawn
 from shared.normal_table import NORMAL_TABLE
-from shared.replay import Backend, Pass, Shrink, replay, zero_state
+from shared.replay import Backend, CoefficientBlock, Shrink, replay, zero_state
 from shared.replay_numba import NumbaBackend
 from shared.replay_numpy import NumpyBackend
 
@@ -153,7 +153,7 @@ def test_replay_of_the_golden_file(backend: Backend, case: dict[str, Any]) -> No
         if "shrink" in entry
         else (
             np.array([int(seed, 16) for seed in entry["seeds"]], np.uint64),
-            Pass(entry["shift"], np.array(entry["coefficients"], np.int32)),
+            CoefficientBlock(entry["shift"], np.array(entry["coefficients"], np.int32)),
         )
         for entry in case["entries"]
     ]

@@ -20,15 +20,20 @@ from live import QUIET
 
 from client.app import TRAINER, TRAINER_VARIABLE
 from client.app import app as client_app
-from client.memory import SESSIONS_KEPT, FolderMemory, decode_session, encode_session
-from client.own import of_device
-from client.remote import RemoteTrainer, address_of
-from client.resident import Resident
-from client.service import served
-from client.session import Session
+from client.protocol.device_settings import with_device_settings
+from client.protocol.remote_trainer import RemoteTrainer, address_of
+from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.session import Session
+from client.protocol.session_store import (
+    SESSIONS_KEPT,
+    SessionFolder,
+    decode_session,
+    encode_session,
+)
+from client.protocol.trainer_service import served
 from devices.live.settings import ClientSettings, own_settings
 from server.app import serve
-from server.roster import message_to
+from server.transport.roster import message_to
 from shared.config import RunConfig
 from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
 from shared.frames import Hello, Refusal
@@ -38,7 +43,7 @@ from shared.result import read_result
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
-DEVICES = (7, 4_000_000_000)
+CLIENTS = (7, 4_000_000_000)
 START_SECONDS = 300.0
 
 
@@ -64,7 +69,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
-    """What a server asks of live devices: it names no model or data that they could use."""
+    """What a server asks of live clients: it names no model or data that they could use."""
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0)
 
@@ -78,8 +83,8 @@ def device_settings(settings: Settings, device: int, folder: Path) -> ClientSett
     )
 
 
-def resident(settings: Settings, device: int, folder: Path) -> Resident:
-    return Resident(device_settings(settings, device, folder).config, device, folder)
+def resident(settings: Settings, device: int, folder: Path) -> ResidentTrainer:
+    return ResidentTrainer(device_settings(settings, device, folder).config, device, folder)
 
 
 def sessions_of(folder: Path) -> list[Session]:
@@ -94,7 +99,7 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        command = [sys.executable, "-P", "-m", "devices.live.trainer"]
+        command = [sys.executable, "-P", "-m", "devices.live.trainer_process"]
         running.append(
             subprocess.Popen(
                 [*command, str(settings.folder), str(os.getpid())], env={**os.environ, **QUIET}
@@ -120,24 +125,24 @@ def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
 def test_a_run_over_sockets_ends_where_the_devices_stand(
     settings: Settings, server_config: RunConfig, short: Path
 ) -> None:
-    folders = [short / str(device) for device in DEVICES]
-    residents = [resident(settings, d, f) for d, f in zip(DEVICES, folders, strict=True)]
-    sockets = [short / f"{device}.sock" for device in DEVICES]
+    folders = [short / str(client) for client in CLIENTS]
+    residents = [resident(settings, d, f) for d, f in zip(CLIENTS, folders, strict=True)]
+    sockets = [short / f"{client}.sock" for client in CLIENTS]
     with served(lambda: residents[0], sockets[0]), served(lambda: residents[1], sockets[1]):
         assert all(stat.S_IMODE(socket.stat().st_mode) == 0o600 for socket in sockets)
         folder = serve(server_config, Live(sockets, server_config))
         status = RemoteTrainer(str(sockets[0]), {}).__enter__().status()
     assert not any(socket.exists() for socket in sockets)
     result = json.loads((folder / "result.json").read_text())
-    assert set(result["devices"]) == {str(device) for device in DEVICES}
-    assert all(facts["examples"] > 100 for facts in result["devices"].values())
+    assert set(result["clients"]) == {str(client) for client in CLIENTS}
+    assert all(facts["examples"] > 100 for facts in result["clients"].values())
     for where in folders:
         [session] = sessions_of(where)
         assert session.digest.hex() == result["final_digest"]
         assert session.position.round == 3
     assert (status.model_loads, status.paused) == (1, "")
     assert status.answered > 6
-    for device, where in zip(DEVICES, folders, strict=True):
+    for device, where in zip(CLIENTS, folders, strict=True):
         device_settings(settings, device, where).write()
     repeated = config_of(server_config.flat(), out=str(short / "again"))
     again = simulate(repeated, cohorts_from=folder, homes=folders)
@@ -174,7 +179,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
 ) -> None:
     first = resident(settings, 7, short)
     hello = Hello.decode(first.participant(server_config).hello())
-    assert (hello.device, hello.round) == (7, 0)
+    assert (hello.client, hello.round) == (7, 0)
     trainer = first.trainer
     header = LedgerHeader(0, bytes(8), trainer.layout.hash)
     start = Session.begin(header, trainer.layout)
@@ -183,7 +188,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
     ).encode()
     report = first.participant(server_config).train(instruction)
     assert report
-    second = Resident(first.trainer._config, 7, short)
+    second = ResidentTrainer(first.trainer._config, 7, short)
     second.trainer.train = None  # type: ignore[assignment]
     assert second.participant(server_config).train(instruction) == report
 
@@ -191,7 +196,7 @@ def test_a_repeated_instruction_gets_the_stored_report_from_disk(
 def test_a_damaged_session_begins_anew_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory, session = FolderMemory(tmp_path), _session()
+    memory, session = SessionFolder(tmp_path), _session()
     assert memory.session(bytes(8)) is None
     memory.remember(bytes(8), session)
     kept = memory.session(bytes(8))
@@ -205,7 +210,7 @@ def test_a_damaged_session_begins_anew_and_says_so(
 
 
 def test_sessions_of_runs_long_past_are_forgotten(tmp_path: Path) -> None:
-    memory, runs = FolderMemory(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
+    memory, runs = SessionFolder(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
     for age, run in enumerate(runs):
         memory.remember(run, _session())
         (tmp_path / "runs" / run.hex() / "own").touch()
@@ -223,13 +228,13 @@ def test_whatever_is_cut_off_a_session_is_noticed(cut: int) -> None:
 def test_a_full_disk_is_told_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(TrainerError, match="cannot be written"):
-        FolderMemory(tmp_path).remember(bytes(8), _session())
+        SessionFolder(tmp_path).remember(bytes(8), _session())
 
 
 def test_a_device_keeps_its_own_settings() -> None:
     asked = RunConfig.of({"rounds": 9, "adapter.rank": 3, "threads": 8, "batch": 5}, "server")
     own = RunConfig.of({"threads": 1, "model.path": "m", "data.path": "d", "task": "t"}, "own")
-    config = of_device(asked, own)
+    config = with_device_settings(asked, own)
     assert (config.rounds, config.adapter.rank, config.batch) == (9, 3, 5)
     assert (config.threads, config.model.path, config.data.path, config.task) == (1, "m", "d", "t")
 
@@ -240,7 +245,7 @@ def test_unsound_settings_from_the_server_are_refused(settings: Settings, short:
         for sent in ({"rounds": -1}, {"no-such": 1}):
             with RemoteTrainer(str(short / "t.sock"), sent) as remote:
                 refusal = Refusal.decode(remote.hello())
-            assert refusal.device == 7
+            assert refusal.client == 7
             assert "run config: 1 mistake" in refusal.reason
         assert (
             "JSON"
@@ -259,16 +264,18 @@ def test_a_paused_trainer_refuses_and_says_where_it_stands(
         RemoteTrainer(str(short / "t.sock"), server_config.flat()) as remote,
     ):
         refusal = Refusal.decode(remote.train(instruction_with().encode()))
-        assert (refusal.device, refusal.round) == (7, 0)
+        assert (refusal.client, refusal.round) == (7, 0)
         assert refusal.reason == "paused: 91 °C is over 85 °C"
         assert remote.status().paused
-        assert Hello.decode(remote.hello()).device == 7
+        assert Hello.decode(remote.hello()).client == 7
 
 
 def test_without_a_trainer_flower_gets_the_reason(
     server_config: RunConfig, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.remote.RemoteTrainer", partial(RemoteTrainer, patience=0.1))
+    monkeypatch.setattr(
+        "client.protocol.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
+    )
     monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
     grid = InProcessGrid(client_app, 1, server_config.flat())
     [node] = grid.get_node_ids()

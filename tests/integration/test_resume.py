@@ -11,9 +11,9 @@ from federations import Settings, config_of, grid_of, ledger_of
 from flwr.app import Message, MessageType
 from helpers import files_of
 
-from server import strategy
-from server.aggregate import observed
 from server.app import serve
+from server.rounds import strategy
+from server.rounds.aggregation import observed
 from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError
@@ -48,7 +48,7 @@ def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
 ) -> None:
     config = config_of(settings, cohort__fraction=0.3, rounds=6)
     folder = simulate(config)
-    cohorts = [[c.device for c in r.delta.contributors] for r in read_ledger(folder / "ledger")]
+    cohorts = [[c.client for c in r.delta.contributors] for r in read_ledger(folder / "ledger")]
     assert all(len(cohort) == 1 for cohort in cohorts)
     assert len({cohort[0] for cohort in cohorts}) > 1
     final = read_result(folder)["evaluations"][-1]
@@ -71,7 +71,7 @@ def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Set
     first, second = read_result(folder)["rounds"]
     assert first["refused"] == {}
     assert "digest" in second["refused"]["1"]
-    assert [c.device for c in list(read_ledger(folder / "ledger"))[1].delta.contributors] == [0, 2]
+    assert [c.client for c in list(read_ledger(folder / "ledger"))[1].delta.contributors] == [0, 2]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_ledger(
@@ -136,7 +136,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     again = simulate(config_of(settings, **changes), cohorts_from=folder)
     assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]
     file = folder / "step_size.jsonl"
-    file.write_text(re.sub(r'"devices": \[[^]]*\], ', "", file.read_text()))
+    file.write_text(re.sub(r'"clients": \[[^]]*\], ', "", file.read_text()))
     with pytest.raises(LedgerError, match="does not say whose reports decided round 6"):
         simulate(config_of(settings, **changes), cohorts_from=folder)
 

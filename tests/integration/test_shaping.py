@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from devices.profile import LinkProfile, load_link
-from devices.shaping import check_shaping, shaped
+from devices.hardware.link_shaping import check_shaping, shaped
+from devices.hardware.profile import LinkProfile, load_link
 from shared.errors import DeviceError
 
 SENT = 400_000
@@ -82,6 +82,6 @@ def test_two_links_stand_side_by_side(link: LinkProfile) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.shaping.shutil.which", lambda tool: None)
+    monkeypatch.setattr("devices.hardware.link_shaping.shutil.which", lambda tool: None)
     with pytest.raises(DeviceError, match="install iproute2"):
         check_shaping()

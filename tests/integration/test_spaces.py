@@ -12,7 +12,6 @@ from conftest import save_tokenizer
 from numpy.typing import NDArray
 from test_architectures import ARCHITECTURES
 
-from client.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.estimators.mezo import estimate
 from client.estimators.prge import Trial, carried_out
 from client.forward.body import Body
@@ -23,7 +22,8 @@ from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace, tokens_of_prefix
 from client.spaces.space import Space, no_adapter
-from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
+from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from shared.config import AdapterSettings
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from streams import SHAPES, TASK, TEXTS, Shape
 
-from client.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.estimators import mezo
 from client.estimators.prge import Trial, carried_out
 from client.forward.body import Body
@@ -22,9 +21,10 @@ from client.spaces import streamed as streamed_spaces
 from client.spaces.full import FullSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
+from client.streaming.block_store import BlockStore, HostStore, copied_to_files
 from client.streaming.loading import load
-from client.streaming.store import BlockStore, HostStore, copied_to_files
 from client.streaming.stream import Scheduling
+from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
 from shared.config import ModelSettings
 from shared.directions import WHOLE_BLOCKS
 from shared.errors import ModelError

@@ -16,10 +16,10 @@ from client.forward.resident import ONE_PASS, ResidentForward
 from client.forward.streamed import StreamedBody, StreamedForward
 from client.streaming.loading import load
 from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
-from client.trainer import Trainer
+from client.training.trainer import Trainer
 from shared.config import AdapterSettings, ModelSettings, RunConfig
 from shared.directions import directions
-from shared.model.lora_fa import Adapter, Points, inject
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.replay import zero_state
 
@@ -59,7 +59,7 @@ class Rig:
         layout = self.adapter.layout
         center = np.random.default_rng(0).normal(0, 0.1, layout.size).astype(np.float32)
         z = directions(SEEDS, layout.size, "gaussian")
-        points = Points.at(layout, center, z, EPSILON, self.base.network.device)
+        points = Perturbations.at(layout, center, z, EPSILON, self.base.network.device)
         return self.forward.scores(points, self.prompts, schedule)
 
 

@@ -21,7 +21,7 @@ from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ConfigError, TaskError
 from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapter, Points, inject
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.result import read_result
 from shared.tasks.catalog import load_task
@@ -63,8 +63,8 @@ class Rig(NamedTuple):
     def prompt(self, example: Example) -> Prompt:
         return self.scorer.prompt(example.text, example.answers, example.cut)
 
-    def zero(self) -> Points:
-        return Points.at(self.adapter.layout, np.zeros(self.adapter.layout.size, np.float32))
+    def zero(self) -> Perturbations:
+        return Perturbations.at(self.adapter.layout, np.zeros(self.adapter.layout.size, np.float32))
 
 
 def examples_of(rows: Sequence[dict[str, Any]], task: Task) -> list[Example]:
@@ -149,7 +149,7 @@ def test_every_grouping_gives_the_same_scores(kind: str, model_folder: ModelFold
     prompts = rig.prompts(rows, task)
     center = np.random.default_rng(1).normal(0, 0.5, rig.adapter.layout.size).astype(np.float32)
     z = directions(np.arange(2, dtype=np.uint64), rig.adapter.layout.size, "gaussian")
-    points = Points.at(rig.adapter.layout, center, z, 0.25)
+    points = Perturbations.at(rig.adapter.layout, center, z, 0.25)
     whole = rig.forward.scores(points, prompts)
     assert whole.shape[:2] == (4, len(rows))
     there = np.isfinite(whole[0])
@@ -194,7 +194,7 @@ def test_decoding_follows_the_adapter_and_ends_at_the_stop(model_folder: ModelFo
     prompt = rig.scorer.prompt("the film ! it was")
     noise = np.random.default_rng(3).normal(0, 3, rig.adapter.layout.size).astype(np.float32)
     (plain,) = rig.forward.answers(rig.zero(), [prompt])
-    (moved,) = rig.forward.answers(Points.at(rig.adapter.layout, noise), [prompt])
+    (moved,) = rig.forward.answers(Perturbations.at(rig.adapter.layout, noise), [prompt])
     assert plain != moved
     assert len(plain.split()) == free.tokens
     first, second, *_ = plain.split()
@@ -218,7 +218,9 @@ def test_only_a_generation_is_decoded_and_only_at_one_point(model_folder: ModelF
         choice.forward.answers(choice.zero(), [])
     rig = rig_of(model_folder("causal"), QA)
     z = directions(np.arange(1, dtype=np.uint64), rig.adapter.layout.size, "gaussian")
-    pair = Points.at(rig.adapter.layout, np.zeros(rig.adapter.layout.size, np.float32), z, 0.1)
+    pair = Perturbations.at(
+        rig.adapter.layout, np.zeros(rig.adapter.layout.size, np.float32), z, 0.1
+    )
     with pytest.raises(ValueError, match="at one point, not at 2"):
         rig.forward.answers(pair, [])
     assert rig.forward.answers(rig.zero(), []) == []

@@ -19,11 +19,11 @@ from client.baselines.linear_probe import LinearProbe
 from client.forward.body import Body
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
-from client.trajectory import read_trajectory
 from client.tuning import run as runs
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.settings import SPACES
-from client.tuning.workbench import Workbench
+from client.tuning.trajectory import read_trajectory
+from client.tuning.tuning_setup import TuningSetup
 from client.tuning.zeroth_order import TRAJECTORY_FILE
 from shared.directions import batch_order, directions
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
@@ -39,8 +39,8 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
     return small(model_folder("causal"), data_file, tmp_path / "run")
 
 
-def bench_of(settings: Settings, **changes: Any) -> Workbench:
-    return Workbench(tuning_of(settings, **changes).decided(1))
+def bench_of(settings: Settings, **changes: Any) -> TuningSetup:
+    return TuningSetup(tuning_of(settings, **changes).decided(1))
 
 
 def stopping_after(steps: int) -> Callable[[int, int], None]:

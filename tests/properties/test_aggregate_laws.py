@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from server.aggregate import aggregate
-from server.sampling import cohort
+from server.rounds.aggregation import aggregate
+from server.rounds.sampling import cohort
 from shared.frames import Report, SeedPolicy
 from shared.replay import replay, zero_state
 
 EXAMPLES = st.integers(1, 2**32 - 1)
 POLICIES = st.sampled_from(SeedPolicy)
-DEVICES = st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=40)
+CLIENTS = st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=40)
 GRADIENTS = hnp.arrays(np.float32, (2, 4), elements=st.floats(-100, 100, width=32))
 
 
@@ -27,7 +27,7 @@ def test_the_order_of_reports_does_not_matter(
     policy: SeedPolicy, clients: list[tuple[int, int]], random: object
 ) -> None:
     asked = instruction_with(seed_policy=policy)
-    reports = [report_to(asked, device, n, k) for device, (n, k) in enumerate(clients)]
+    reports = [report_to(asked, client, n, k) for client, (n, k) in enumerate(clients)]
     shuffled = list(reports)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert aggregate(asked, shuffled, 10_000).encode() == aggregate(asked, reports, 10_000).encode()
@@ -41,7 +41,7 @@ def test_equal_clients_with_shared_seeds_count_as_one(
 
     def delta_and_state(clients: int) -> tuple[list[bytes], list[int]]:
         report = report_to(asked, 0, examples, gradients=gradients)
-        reports = [replace(report, device=device) for device in range(clients)]
+        reports = [replace(report, client=client) for client in range(clients)]
         delta = aggregate(asked, reports, 10_000)
         state = replay(zero_state(30), delta.scalar_groups(), "gaussian")
         return [group.encode() for group in delta.groups], state.tolist()
@@ -52,7 +52,7 @@ def test_equal_clients_with_shared_seeds_count_as_one(
 @given(POLICIES, st.lists(EXAMPLES, min_size=1, max_size=8))
 def test_no_client_moves_the_round_more_than_alone(policy: SeedPolicy, clients: list[int]) -> None:
     asked = instruction_with(seed_policy=policy)
-    reports = [report_to(asked, device, n) for device, n in enumerate(clients)]
+    reports = [report_to(asked, client, n) for client, n in enumerate(clients)]
 
     def reach(some: list[Report]) -> float:
         groups = [group.scalars for group in aggregate(asked, some, 10_000).groups]
@@ -64,24 +64,24 @@ def test_no_client_moves_the_round_more_than_alone(policy: SeedPolicy, clients: 
     assert reach(reports) <= max(reach([report]) for report in reports) + 1e-9
 
 
-@given(st.integers(0, 2**63), st.integers(1, 2**32 - 1), DEVICES, st.integers(1, 100))
+@given(st.integers(0, 2**63), st.integers(1, 2**32 - 1), CLIENTS, st.integers(1, 100))
 def test_a_cohort_depends_on_who_is_there_and_not_on_their_order(
-    run_seed: int, number: int, devices: set[int], percent: int
+    run_seed: int, number: int, clients: set[int], percent: int
 ) -> None:
-    ascending = sorted(devices)
+    ascending = sorted(clients)
     chosen = cohort(run_seed, number, ascending, percent / 100, 1)
     assert chosen == cohort(run_seed, number, [*reversed(ascending), *ascending], percent / 100, 1)
-    assert set(chosen) <= devices
+    assert set(chosen) <= clients
 
 
-@given(st.integers(0, 2**63), st.integers(1, 99), DEVICES, st.integers(1, 100), st.integers(1, 9))
+@given(st.integers(0, 2**63), st.integers(1, 99), CLIENTS, st.integers(1, 100), st.integers(1, 9))
 def test_one_device_less_changes_at_most_one_place(
-    run_seed: int, number: int, devices: set[int], percent: int, minimum: int
+    run_seed: int, number: int, clients: set[int], percent: int, minimum: int
 ) -> None:
-    missing = min(devices)
+    missing = min(clients)
     chosen, without = (
         set(cohort(run_seed, number, present, percent / 100, minimum))
-        for present in (devices, devices - {missing})
+        for present in (clients, clients - {missing})
     )
     assert len(chosen - without) <= 1
     assert len(without - chosen) <= 1

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from shared.errors import FrameError
 from shared.frames import (
-    MAX_DEVICE,
+    MAX_CLIENT,
     MAX_GRADIENT,
     EvaluateInstruction,
     Evaluation,
@@ -21,19 +21,19 @@ from shared.frames import (
     Split,
     TrainInstruction,
 )
-from shared.replay import Pass, Shrink
+from shared.replay import CoefficientBlock, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
-DEVICE = st.integers(0, MAX_DEVICE)
+CLIENT = st.integers(0, MAX_CLIENT)
 FROM_ONE = st.integers(1, 2**16 - 1)
 TEXT = st.text(max_size=20)
 NUMBER = st.floats(0, allow_infinity=False)
 NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=32)
 
-HELLOS = st.builds(Hello, DEVICE, U32, U32, HASH, TEXT, TEXT)
-REFUSALS = st.builds(Refusal, NAME, DEVICE, U32, TEXT)
+HELLOS = st.builds(Hello, CLIENT, U32, U32, HASH, TEXT, TEXT)
+REFUSALS = st.builds(Refusal, NAME, CLIENT, U32, TEXT)
 EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
 
 
@@ -61,7 +61,7 @@ def reports(draw: st.DrawFn) -> Report:
     seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
     loss = gradient
     bend = draw(st.none() | st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32))
-    begin = draw(NAME), draw(DEVICE), draw(U32), draw(loss)
+    begin = draw(NAME), draw(CLIENT), draw(U32), draw(loss)
     if draw(st.booleans()):
         sums = draw(hnp.arrays(np.float32, shape[0], elements=gradient))
         return Report(*begin, sums, None, draw(FROM_ONE), bend)
@@ -76,7 +76,7 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
     loss = st.floats(allow_nan=False, allow_infinity=False)
     names = draw(st.sets(TEXT, min_size=1, max_size=3))
     columns = tuple(Figures(name, draw(loss), draw(counts)) for name in sorted(names))
-    return Evaluation(draw(NAME), draw(DEVICE), columns)
+    return Evaluation(draw(NAME), draw(CLIENT), columns)
 
 
 @st.composite
@@ -86,15 +86,17 @@ def groups(draw: st.DrawFn) -> Group:
     derived = st.builds(DerivedSeeds, U64, U32, st.just(steps), st.just(queries))
     pooled = st.builds(PoolSeeds, U64, hnp.arrays(np.uint32, count, elements=U32))
     source = derived | pooled | hnp.arrays(np.uint64, count, elements=U64)
-    scalars = Pass(draw(st.integers(0, 10)), draw(hnp.arrays(np.int32, count, elements=whole)))
+    scalars = CoefficientBlock(
+        draw(st.integers(0, 10)), draw(hnp.arrays(np.int32, count, elements=whole))
+    )
     return Group(draw(U32), draw(source), scalars)
 
 
 @st.composite
 def deltas(draw: st.DrawFn) -> RoundDelta:
     contributors = tuple(
-        Contributor(device, draw(U32), draw(U16))
-        for device in sorted(draw(st.sets(DEVICE, max_size=3)))
+        Contributor(client, draw(U32), draw(U16))
+        for client in sorted(draw(st.sets(CLIENT, max_size=3)))
     )
     some = tuple(draw(st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=3)))
     return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)

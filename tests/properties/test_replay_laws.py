@@ -11,7 +11,7 @@ from shared.replay import (
     COEFFICIENT_BITS,
     MAX_SHIFT,
     STATE_BITS,
-    Pass,
+    CoefficientBlock,
     ScalarGroup,
     Shrink,
     check_fits,
@@ -38,7 +38,7 @@ def groups(draw: st.DrawFn) -> ScalarGroup:
     count = draw(st.integers(0, 5))
     seeds = hnp.arrays(np.uint64, count, elements=st.integers(0, 2**64 - 1))
     coefficients = hnp.arrays(np.int32, count, elements=st.integers(-WIDEST, WIDEST))
-    return draw(seeds), Pass(draw(st.integers(0, MAX_SHIFT)), draw(coefficients))
+    return draw(seeds), CoefficientBlock(draw(st.integers(0, MAX_SHIFT)), draw(coefficients))
 
 
 @given(STATES, st.lists(groups(), max_size=4), st.randoms(use_true_random=False), DISTRIBUTIONS)
@@ -55,8 +55,8 @@ def test_a_group_may_be_split_and_reordered(
     state: NDArray[np.int64], group: ScalarGroup, cut: int, how: Distribution
 ) -> None:
     seeds, whole = group
-    head = (seeds[:cut], Pass(whole.shift, whole.coefficients[:cut]))
-    tail = (seeds[cut:][::-1], Pass(whole.shift, whole.coefficients[cut:][::-1]))
+    head = (seeds[:cut], CoefficientBlock(whole.shift, whole.coefficients[:cut]))
+    tail = (seeds[cut:][::-1], CoefficientBlock(whole.shift, whole.coefficients[cut:][::-1]))
     np.testing.assert_array_equal(replay(state, [group], how), replay(state, [tail, head], how))
 
 
@@ -104,7 +104,7 @@ def test_opposite_coefficients_lead_back(
     state: NDArray[np.int64], group: ScalarGroup, how: Distribution
 ) -> None:
     seeds, scalars = group
-    back = (seeds, Pass(scalars.shift, -scalars.coefficients))
+    back = (seeds, CoefficientBlock(scalars.shift, -scalars.coefficients))
     np.testing.assert_array_equal(replay(replay(state, [group], how), [back], how), state)
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.frames import PERSONAL_TRACK
-from shared.replay import Pass, replay, zero_state
-from shared.round_delta import DerivedSeeds, Group, RoundDelta, undoing
+from shared.replay import CoefficientBlock, replay, zero_state
+from shared.round_delta import DerivedSeeds, Group, RoundDelta, reverting
 
 D = 16
 QUERIES = 2
@@ -17,7 +17,7 @@ MOVES = st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=1, max_size=
 def stepped(number: int, coefficient: int) -> RoundDelta:
     """A round of two equal groups, so that one is not taken for the other's return."""
     source = DerivedSeeds(7, 0, 1, QUERIES)
-    group = Group(number, source, Pass(20, np.full(QUERIES, coefficient, np.int32)))
+    group = Group(number, source, CoefficientBlock(20, np.full(QUERIES, coefficient, np.int32)))
     return RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group, group))
 
 
@@ -33,7 +33,7 @@ def test_a_return_leads_where_it_says_by_what_is_left_of_the_steps(
             steps.append(steps[-1] + 1)
         else:
             back_to = min(move, number - 1)
-            deltas.append(undoing(number, PERSONAL_TRACK, bytes(8), deltas[back_to:]))
+            deltas.append(reverting(number, PERSONAL_TRACK, bytes(8), deltas[back_to:]))
             assert len(deltas[-1].groups) <= 2 * moves[:number].count(None)
             if back_to == 0:
                 assert len(deltas[-1].groups) == 2 * steps[-1]

@@ -3,7 +3,7 @@ from helpers import delta_of, history_of, layout_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.ledger.catch_up import CatchUp
 from shared.replay import replay, zero_state
 

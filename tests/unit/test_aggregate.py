@@ -9,8 +9,8 @@ import pytest
 from helpers import instruction_with, report_to
 from numpy.typing import NDArray
 
-from server.aggregate import aggregate, check_report
-from server.sampling import cohort
+from server.rounds.aggregation import aggregate, check_report
+from server.rounds.sampling import cohort
 from shared.directions import directions
 from shared.errors import ReplayError, ReportError, SamaraError
 from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
@@ -31,7 +31,7 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
     for group in delta.groups:
         assert isinstance(group.source, DerivedSeeds)
         scaled = np.ldexp(group.scalars.coefficients.astype(float), group.scalars.shift - 40)
-        found[group.source.client] = scaled.reshape(group.source.steps, group.source.queries)
+        found[group.source.seed_stream] = scaled.reshape(group.source.steps, group.source.queries)
     return found
 
 
@@ -53,7 +53,7 @@ def test_a_report_that_does_not_answer_the_instruction_is_refused(
     sound = report_to(ASKED, 5)
     changed = {**vars(report_to(ASKED, 5, steps=changes.pop("steps", None))), **changes}
     check_report(sound, ASKED)
-    with pytest.raises(ReportError, match=f"device 5 .*{message}"):
+    with pytest.raises(ReportError, match=f"client 5 .*{message}"):
         check_report(type(sound)(**changed), ASKED)
 
 
@@ -74,8 +74,8 @@ def test_one_client_moves_by_its_own_coefficients() -> None:
 def test_gradients_are_clipped_before_they_are_weighed() -> None:
     asked = instruction_with(clip=0.25)
     reports = [
-        report_to(asked, device, gradients=np.full((2, 4), g, np.float32))
-        for device, g in enumerate((1e6, -0.125))
+        report_to(asked, client, gradients=np.full((2, 4), g, np.float32))
+        for client, g in enumerate((1e6, -0.125))
     ]
     found = coefficients(aggregate(asked, reports, CAP))
     np.testing.assert_allclose(found[1], -0.1 / 2 * 0.25 / 4, rtol=0, atol=UNIT)
@@ -84,11 +84,11 @@ def test_gradients_are_clipped_before_they_are_weighed() -> None:
 
 @pytest.mark.parametrize("asked", [ASKED, SHARED])
 def test_examples_weigh_up_to_the_cap(asked: TrainInstruction) -> None:
-    reports = [report_to(asked, device, n) for device, n in enumerate((10, 99, 100, 2**32 - 1))]
+    reports = [report_to(asked, client, n) for client, n in enumerate((10, 99, 100, 2**32 - 1))]
     found = coefficients(aggregate(asked, reports, weight_cap=100))
     parts = {
-        device + 1: -0.1 / 3 * weight / 309 * reports[device].gradients.astype(float)
-        for device, weight in enumerate((10, 99, 100, 100))
+        client + 1: -0.1 / 3 * weight / 309 * reports[client].gradients.astype(float)
+        for client, weight in enumerate((10, 99, 100, 100))
     }
     expected = {0: sum(parts.values())} if asked is SHARED else parts
     assert found.keys() == expected.keys()
@@ -123,13 +123,13 @@ def test_fewer_steps_are_scaled_to_the_mean_number_of_steps(asked: TrainInstruct
 )
 def test_a_report_that_has_not_one_sum_per_used_seed_is_refused(changes: dict[str, Any]) -> None:
     check_report(report_to(POOL, 5), POOL)
-    with pytest.raises(ReportError, match=r"device 5 reports .* were asked for"):
+    with pytest.raises(ReportError, match=r"client 5 reports .* were asked for"):
         check_report(report_to(POOL, 5, **changes), POOL)
 
 
 def test_a_pool_makes_one_group_of_its_used_seeds() -> None:
     for count in (1, 2, 20):
-        (group,) = aggregate(POOL, [report_to(POOL, device) for device in range(count)], CAP).groups
+        (group,) = aggregate(POOL, [report_to(POOL, client) for client in range(count)], CAP).groups
         assert isinstance(group.source, PoolSeeds)
         assert group.source.root == POOL.pool_root
         assert group.source.indices.tolist() == [0, 1, 2, 3, 4]
@@ -144,11 +144,11 @@ def test_sums_of_a_pool_are_weighed_like_the_gradients_they_are_of() -> None:
     examples = sum(n for n, _ in clients.values())
     mean_steps = sum(n * k for n, k in clients.values()) / examples
     expected, reports = np.zeros(size), []
-    for device, (n, steps) in clients.items():
-        gradients = np.random.default_rng(device).normal(size=(steps, 3)).astype(np.float32)
+    for client, (n, steps) in clients.items():
+        gradients = np.random.default_rng(client).normal(size=(steps, 3)).astype(np.float32)
         sums = POOL.sums(gradients)
-        reports.append(report_to(POOL, device, n, steps, gradients=sums))
-        z = directions(POOL.seeds(device)[:steps].ravel(), size, "gaussian") / 2048
+        reports.append(report_to(POOL, client, n, steps, gradients=sums))
+        z = directions(POOL.seeds(client)[:steps].ravel(), size, "gaussian") / 2048
         weight = n / examples * mean_steps / steps
         expected -= POOL.learning_rate / 3 * weight * gradients.ravel().astype(float) @ z
     delta = aggregate(POOL, reports, CAP)
@@ -170,7 +170,7 @@ def test_a_sum_of_a_pool_beyond_what_clipping_leaves_is_cut() -> None:
 
 def test_shared_seeds_make_one_group_however_many_clients() -> None:
     for count in (1, 2, 20):
-        delta = aggregate(SHARED, [report_to(SHARED, device) for device in range(count)], CAP)
+        delta = aggregate(SHARED, [report_to(SHARED, client) for client in range(count)], CAP)
         assert len(delta.groups) == 1
         np.testing.assert_array_equal(delta.groups[0].seeds(), SHARED.seeds(0).ravel())
 
@@ -178,8 +178,8 @@ def test_shared_seeds_make_one_group_however_many_clients() -> None:
 def test_large_gradients_that_cancel_leave_the_small_one_whole() -> None:
     asked = instruction_with(seed_policy=SeedPolicy.SHARED, learning_rate=10.0)
     reports = [
-        report_to(asked, device, 7777, gradients=np.full((2, 4), g, np.float32))
-        for device, g in enumerate((1e6, 1e-3, -1e6))
+        report_to(asked, client, 7777, gradients=np.full((2, 4), g, np.float32))
+        for client, g in enumerate((1e6, 1e-3, -1e6))
     ]
     (group,) = aggregate(asked, reports, CAP).groups
     exact = -10 * Fraction(float(np.float32(1e-3))) / 3 / 4 * 2**40
@@ -193,7 +193,7 @@ def test_equal_clients_that_are_clipped_count_as_one() -> None:
     )
     report = report_to(asked, 0, 8698, gradients=np.full((2, 4), 5, np.float32))
     alone = aggregate(asked, [report], CAP)
-    together = aggregate(asked, [replace(report, device=device) for device in range(10)], CAP)
+    together = aggregate(asked, [replace(report, client=client) for client in range(10)], CAP)
     assert [group.encode() for group in together.groups] == [
         group.encode() for group in alone.groups
     ]
@@ -201,7 +201,7 @@ def test_equal_clients_that_are_clipped_count_as_one() -> None:
 
 def test_a_device_that_reports_twice_is_refused() -> None:
     with pytest.raises(ReportError, match="reports twice"):
-        aggregate(ASKED, [report_to(ASKED, device) for device in (3, 1, 3)], CAP)
+        aggregate(ASKED, [report_to(ASKED, client) for client in (3, 1, 3)], CAP)
 
 
 @pytest.mark.parametrize("asked", [ASKED, SHARED])

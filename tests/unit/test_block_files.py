@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from streams import save_shape
 
 from client.streaming import loading
-from client.streaming.bucket import Bucket
+from client.streaming.block_store import FileStore, allocated, copied_to_files
 from client.streaming.loading import load, tier_of
-from client.streaming.places import places_in
+from client.streaming.packed_block import PackedBlock
 from client.streaming.reading import read_directly
 from client.streaming.sizes import Sizes, sizes_of
-from client.streaming.store import FileStore, allocated, copied_to_files
 from client.streaming.stream import BlockStream
+from client.streaming.tensor_locations import tensor_locations
 from shared.config import ModelSettings
 from shared.errors import ModelError
 
@@ -119,7 +119,7 @@ def test_a_truncated_file_is_found_before_anything_is_loaded(folder: Path) -> No
 def test_a_damaged_header(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ModelError, match=said):
-        places_in(tmp_path / "a")
+        tensor_locations(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_entries_that_do_not_add_up(entry: Any, tmp_path: Path) -> None:
     header = json.dumps({"x": entry}).encode()
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(ModelError, match="header is damaged"):
-        places_in(tmp_path / "a")
+        tensor_locations(tmp_path / "a")
 
 
 def test_weights_of_another_type_or_shape(folder: Path) -> None:
@@ -234,13 +234,13 @@ def test_buffers_are_given_back_and_made_again(folder: Path) -> None:
 
 
 def test_pieces_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from client.streaming import store as stores
+    from client.streaming import block_store as stores
 
     monkeypatch.setattr(stores, "PIECE_BYTES", 7)
     tensors = {"a": torch.arange(33.0), "b": torch.arange(5, dtype=torch.int8)}
     save_file(tensors, tmp_path / "x")
-    places = places_in(tmp_path / "x")
-    bucket = Bucket.of((name, p.dtype, p.shape, 24) for name, p in places.items())
+    places = tensor_locations(tmp_path / "x")
+    bucket = PackedBlock.of((name, p.dtype, p.shape, 24) for name, p in places.items())
     store = FileStore([places], [bucket])
     room = torch.empty(store.largest, dtype=torch.uint8)
     store.fetch(0, room)

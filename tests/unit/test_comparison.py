@@ -87,16 +87,16 @@ def _other_model(result: dict[str, Any]) -> None:
 
 
 def _other_test(result: dict[str, Any]) -> None:
-    result["devices"]["3"]["fingerprints"]["test"] = "ffff"
+    result["clients"]["3"]["fingerprints"]["test"] = "ffff"
     result["config"]["data.seed"] = 7
 
 
 def _fewer(result: dict[str, Any]) -> None:
-    del result["devices"]["3"]
+    del result["clients"]["3"]
 
 
 def _untold(result: dict[str, Any]) -> None:
-    del result["devices"]["3"]["fingerprints"]
+    del result["clients"]["3"]["fingerprints"]
 
 
 @pytest.mark.parametrize(

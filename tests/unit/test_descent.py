@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.descent import (
+from client.spaces import space as spaces
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
+from client.tuning.descent import (
     SGD,
     Adam,
     Descent,
@@ -21,8 +23,6 @@ from client.descent import (
     _Windows,
     window_start,
 )
-from client.spaces import space as spaces
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import TrainingError
 from shared.model.lora_fa import Adapters

@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 import samara
 from client.estimators import prge
 from client.estimators.prge import Trial, carried_out
-from client.forward.grouping import GROUPINGS, grouped, points_per_pass
-from devices.estimate import estimate
-from devices.footprint import footprint
-from devices.profile import load_device
-from devices.roofline import LOGIT_TILE_BYTES, Mode, Workload, step_time
-from devices.shape import BUILT_IN, Linear, model_shape
+from client.forward.grouping import GROUPINGS, grouped, perturbations_per_pass
+from devices.hardware.estimate import estimate
+from devices.hardware.footprint import footprint
+from devices.hardware.model_shape import BUILT_IN, Linear, model_shape
+from devices.hardware.profile import load_device
+from devices.hardware.roofline import LOGIT_TILE_BYTES, Mode, Workload, step_time
 from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.model.head import VOCABULARY_TILE_BYTES
-from shared.model.lora_fa import Points
+from shared.model.lora_fa import Perturbations
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")
@@ -53,13 +53,15 @@ def test_what_the_client_has_too_is_the_same() -> None:
     assert get_args(Mode) == GROUPINGS
     assert LOGIT_TILE_BYTES == VOCABULARY_TILE_BYTES
     for mode in get_args(Mode):
-        assert Workload(mode=mode, queries=3).points_per_pass == points_per_pass(mode, 3)
+        assert Workload(mode=mode, queries=3).perturbations_per_pass == perturbations_per_pass(
+            mode, 3
+        )
 
 
 def test_a_built_in_shape_is_what_transformers_builds() -> None:
     import transformers
 
-    from devices.shape import llama_shape, shape_of_config
+    from devices.hardware.model_shape import llama_shape, shape_of_config
 
     sizes = dict(BUILT_IN["tinyllama-1.1b"], num_hidden_layers=2)
     config = transformers.LlamaConfig(**sizes)
@@ -127,7 +129,7 @@ def test_passes_are_those_of_the_client(
 
     def losses_of(trial: Trial) -> Any:
         z = torch.zeros(len(trial.seeds), 1) if len(trial.seeds) else None
-        points = Points(LAYOUT, torch.zeros(1), z, trial.epsilon, trial.signs)
+        points = Perturbations(LAYOUT, torch.zeros(1), z, trial.epsilon, trial.signs)
         found.update(len(places) * len(trial.batch) for places, _ in grouped(points, mode))
         return np.zeros(points.count)
 

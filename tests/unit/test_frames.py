@@ -155,7 +155,7 @@ def test_the_kind_of_differences_is_what_may_follow_the_curvature(every: int) ->
 @pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12])
 def test_a_curvature_out_of_range_is_refused(curvature: float) -> None:
     frame = replace(FRAMES[Kind.REPORT], curvature=curvature).encode()
-    with pytest.raises(FrameError, match="curvature of device 0 is not finite or over"):
+    with pytest.raises(FrameError, match="curvature of client 0 is not finite or over"):
         Report.decode(frame)
 
 
@@ -295,10 +295,10 @@ def test_an_unsound_round_delta_is_refused(
         RoundDelta.decode(resealed(Kind.ROUND_DELTA, offset, layout, *values))
 
 
-@pytest.mark.parametrize("devices", [(1, 1), (2, 1)])
-def test_contributors_must_ascend(devices: tuple[int, int]) -> None:
+@pytest.mark.parametrize("clients", [(1, 1), (2, 1)])
+def test_contributors_must_ascend(clients: tuple[int, int]) -> None:
     body = struct.pack("<II8sII", 1, 0, bytes(8), 2, 0)
-    body += b"".join(struct.pack("<IIH", device, 10, 1) for device in devices)
+    body += b"".join(struct.pack("<IIH", client, 10, 1) for client in clients)
     with pytest.raises(FrameError, match="out of order"):
         RoundDelta.decode(pack(Kind.ROUND_DELTA, body))
 
@@ -349,15 +349,15 @@ def test_token_changes_with_every_field_of_the_instruction() -> None:
 def test_seeds_are_shared_or_each_device_has_its_own() -> None:
     shared = instruction_with(seed_policy=SeedPolicy.SHARED)
     np.testing.assert_array_equal(shared.seeds(0), shared.seeds(5))
-    own = [ASKED.seeds(device) for device in (0, 5)]
+    own = [ASKED.seeds(client) for client in (0, 5)]
     assert len({*shared.seeds(0).flat, *own[0].flat, *own[1].flat}) == 3 * 8
 
 
 def test_seeds_of_a_pool_are_each_devices_own_order_of_the_same_few() -> None:
     asked = instruction_with(seed_policy=SeedPolicy.POOL, steps=3)
     whole = pool_seeds(asked.pool_root, np.arange(asked.pool_size, dtype=np.uint32))
-    for device in (0, 5):
-        seeds, indices = asked.seeds(device), asked.pool_indices(device)
+    for client in (0, 5):
+        seeds, indices = asked.seeds(client), asked.pool_indices(client)
         np.testing.assert_array_equal(seeds, whole[indices])
         assert set(seeds[:2].flat) == set(whole.tolist())
         np.testing.assert_array_equal(indices.flat[6:], indices.flat[:6])

@@ -13,19 +13,19 @@ from client.forward.grouping import (
     grouped,
     largest_fitting,
     micro_batches,
-    points_per_pass,
+    perturbations_per_pass,
 )
 from shared.directions import directions
 from shared.model.dual_forwarding import DualForwarding
-from shared.model.lora_fa import Adapters, Points
+from shared.model.lora_fa import Adapters, Perturbations
 
 LAYOUT = layout_of()
 CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
 
 
-def points_of(queries: int) -> Points:
+def points_of(queries: int) -> Perturbations:
     z = directions(np.arange(queries, dtype=np.uint64), LAYOUT.size, "gaussian")
-    return Points.at(LAYOUT, CENTER, z, 0.5)
+    return Perturbations.at(LAYOUT, CENTER, z, 0.5)
 
 
 def dual_of(queries: int) -> DualForwarding:
@@ -41,14 +41,14 @@ def test_groups_hold_every_point_once(make: object, queries: int, grouping: Grou
     whole = points.tensor("second").numpy()
     seen = []
     for places, some in grouped(points, grouping):
-        assert len(places) == some.count == points_per_pass(grouping, queries)
+        assert len(places) == some.count == perturbations_per_pass(grouping, queries)
         np.testing.assert_array_equal(some.tensor("second").numpy(), whole[places])
         seen += list(places)
     assert sorted(seen) == list(range(2 * queries))
 
 
 def test_a_single_point_is_left_whole() -> None:
-    (places, alone), *rest = grouped(Points.at(LAYOUT, CENTER), "sequential")
+    (places, alone), *rest = grouped(Perturbations.at(LAYOUT, CENTER), "sequential")
     assert (list(places), alone.count, rest) == ([0], 1, [])
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.clusters import asked_scalars
-from server.groups import agreement, differences, grouped, nearest
+from server.rounds.clustering import agreement, differences, grouped, nearest
+from server.rounds.clusters import scalars_to_ask
 from shared.config import RunConfig
 
 
@@ -14,8 +14,8 @@ def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[i
     rng = np.random.default_rng(seed)
     common, tastes = rng.normal(size=n), rng.normal(size=(max(groups) + 1, n))
     return {
-        device: (1 + device) * (common + tastes[group] + noise * rng.normal(size=n))
-        for device, group in enumerate(groups)
+        client: (1 + client) * (common + tastes[group] + noise * rng.normal(size=n))
+        for client, group in enumerate(groups)
     }
 
 
@@ -23,18 +23,18 @@ def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[i
 def test_groups_are_found_under_noise_and_at_any_length(groups: list[int]) -> None:
     scalars = lists(groups, noise=0.5)
     found = grouped(scalars, max(groups) + 1)
-    assert [found[device] for device in range(len(groups))] == groups
-    for device, own in lists(groups, noise=0.5, seed=0).items():
-        others = {d: s for d, s in scalars.items() if d != device}
-        known = {d: g for d, g in found.items() if d != device}
-        if groups[device] in known.values():
-            assert nearest(own, others, known) == groups[device]
+    assert [found[client] for client in range(len(groups))] == groups
+    for client, own in lists(groups, noise=0.5, seed=0).items():
+        others = {d: s for d, s in scalars.items() if d != client}
+        known = {d: g for d, g in found.items() if d != client}
+        if groups[client] in known.values():
+            assert nearest(own, others, known) == groups[client]
 
 
 @given(st.permutations(range(8)))
 def test_the_order_of_devices_does_not_matter(order: list[int]) -> None:
     scalars = lists([0, 1] * 4, noise=0.5)
-    shuffled = {device: scalars[device] for device in order}
+    shuffled = {client: scalars[client] for client in order}
     assert grouped(shuffled, 2) == grouped(scalars, 2)
 
 
@@ -58,18 +58,18 @@ def test_what_all_say_of_a_label_hides_nothing(held: tuple[float, float]) -> Non
     rng = np.random.default_rng(0)
     loud, taste = rng.normal(size=(2, 2, 32)) * [[[20.0]], [[1.0]]]
     scalars = {}
-    for device in range(8):
-        amounts = np.array((held, held[::-1], (1, 1), (1, 1))[device // 2])[:, None]
-        kind = 1 if device % 2 else -1
+    for client in range(8):
+        amounts = np.array((held, held[::-1], (1, 1), (1, 1))[client // 2])[:, None]
+        kind = 1 if client % 2 else -1
         own = (1 + rng.random((2, 1))) * loud + kind * taste
-        scalars[device] = amounts * (own + 0.3 * rng.normal(size=(2, 32)) / np.sqrt(amounts + 1e-9))
+        scalars[client] = amounts * (own + 0.3 * rng.normal(size=(2, 32)) / np.sqrt(amounts + 1e-9))
     assert list(grouped(scalars, 2).values()) == [0, 1] * 4
     cosines = agreement(differences(list(scalars.values())))
     alike = np.equal.outer(np.arange(8) % 2, np.arange(8) % 2)
     assert cosines[alike].mean() > cosines[~alike].mean()
-    for device, own in scalars.items():
-        others = {other: at for other, at in scalars.items() if other != device}
-        assert nearest(own, others, {other: other % 2 for other in others}) == device % 2
+    for client, own in scalars.items():
+        others = {other: at for other, at in scalars.items() if other != client}
+        assert nearest(own, others, {other: other % 2 for other in others}) == client % 2
 
 
 @given(
@@ -83,8 +83,8 @@ def test_finding_clusters_costs_no_more_than_the_rounds_that_it_takes(
     rounds: int, steps: int, queries: int, batch: int, differences: str
 ) -> None:
     settings = {"steps": steps, "queries": queries, "batch": batch, "differences": differences}
-    config = RunConfig.of(settings | {"cohort.grouping-rounds": rounds}, "test")
-    asked, examples = asked_scalars(config)
+    config = RunConfig.of(settings | {"cohort.clustering-rounds": rounds}, "test")
+    asked, examples = scalars_to_ask(config)
     losses = queries + 1 if differences == "forward" else 2 * queries
     budget = rounds * steps * losses * batch
     spent = asked * (queries + 1) * examples

@@ -16,7 +16,7 @@ from shared.ledger.ledger import Ledger
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.records import LedgerHeader
-from shared.replay import Pass
+from shared.replay import CoefficientBlock
 from shared.round_delta import Group, RoundDelta
 
 LAYOUT = layout_of()
@@ -137,7 +137,7 @@ def test_a_delta_of_another_track_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_round_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    widest = Pass(10, np.full(100, 2**31 - 1, np.int32))
+    widest = CoefficientBlock(10, np.full(100, 2**31 - 1, np.int32))
     huge = RoundDelta(1, 0, bytes(8), (), (Group(1, np.arange(100, dtype=np.uint64), widest),))
     with opened(tmp_path) as ledger:
         for refuse in (ledger.check, ledger.append):
@@ -182,7 +182,7 @@ def test_a_snapshot_that_the_disk_refuses_does_not_lose_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No space left on client")
 
     with opened(write_files(tmp_path, HISTORY.files(1, 2)), 2) as ledger:
         monkeypatch.setattr(ledgers, "write_durably", refuse)

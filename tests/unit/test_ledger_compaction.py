@@ -10,7 +10,7 @@ from helpers import History, delta_of, files_of, history_of, layout_of, write_fi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.errors import LedgerError
 from shared.ledger import ledger as ledgers
 from shared.ledger.ledger import Ledger

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.link import available_at, download, next_available, upload
-from devices.profile import LinkProfile, load_link, shipped_links
+from devices.hardware.link import available_at, download, next_available, upload
+from devices.hardware.profile import LinkProfile, load_link, shipped_links
 
 HOUR = 3600.0
 WIFI = load_link("wifi")

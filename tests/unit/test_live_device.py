@@ -17,8 +17,8 @@ from devices.live.keys import device_of_key, make_key
 from devices.live.pinning import PINNED_PACKAGES, check_bundle
 from devices.live.processes import Child, alone, pause_before
 from shared.errors import DeviceError
-from shared.frames import MAX_DEVICE
-from shared.identity import device_of
+from shared.frames import MAX_CLIENT
+from shared.identity import client_index_of
 
 ROOT = Path(__file__).parents[2]
 APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
@@ -82,7 +82,7 @@ def test_missing_code_and_rubbish_are_refused() -> None:
 def test_a_device_is_known_by_its_key(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     device = device_of_key(tmp_path / "key")
-    assert 0 <= device <= MAX_DEVICE
+    assert 0 <= device <= MAX_CLIENT
     make_key(tmp_path / "key")
     assert device_of_key(tmp_path / "key") == device
     make_key(tmp_path / "other")
@@ -102,13 +102,13 @@ def test_the_server_and_the_device_see_the_same_index(tmp_path: Path) -> None:
             serialization.NoEncryption(),
         )
     )
-    assert device_of_key(file) == device_of(public_key_to_bytes(public))
+    assert device_of_key(file) == client_index_of(public_key_to_bytes(public))
 
 
 def test_a_fixed_key_has_a_fixed_index() -> None:
     pem = b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
     first = hashlib.sha256(pem).digest()[:4]
-    assert device_of(pem) == int.from_bytes(first, "little") % (2**32 - 1)
+    assert client_index_of(pem) == int.from_bytes(first, "little") % (2**32 - 1)
 
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import gc
 
 import torch
 
-from client.forward.memory import peak_memory
+from client.forward.peak_memory import peak_memory
 
 CPU = torch.device("cpu")
 

@@ -3,17 +3,17 @@
 import numpy as np
 from helpers import instruction_with
 
-from client.own_steps import OwnSteps
-from shared.frames import GROUPING_TRACK, SeedPolicy
+from client.training.local_step_plan import LocalStepPlan
+from shared.frames import CLUSTERING_TRACK, SeedPolicy
 
 
 def test_labels_take_turns_and_what_is_held_of_them_counts() -> None:
     """A step's examples have one label; a client says nothing of a label that it lacks."""
     asked = instruction_with(
-        track=GROUPING_TRACK, seed_policy=SeedPolicy.SHARED, learning_rate=0.0, steps=4, batch=4
+        track=CLUSTERING_TRACK, seed_policy=SeedPolicy.SHARED, learning_rate=0.0, steps=4, batch=4
     )
     labels = np.array([0, 0, 0, 2, 2, 2, 2, 2])
-    steps, told = OwnSteps(asked, 0, labels, classes=3), []
+    steps, told = LocalStepPlan(asked, 0, labels, classes=3), []
     for label in (0, 1, 2, 0):
         estimator = steps.estimator()
         trial = next(estimator)

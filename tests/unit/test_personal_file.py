@@ -14,12 +14,12 @@ from shared.errors import LedgerError
 from shared.frames import PERSONAL_TRACK
 from shared.ledger.personal_file import PersonalFile
 from shared.ledger.records import LedgerHeader, Position, Record
-from shared.replay import Pass, digest, replay, zero_state
+from shared.replay import CoefficientBlock, digest, replay, zero_state
 from shared.round_delta import DerivedSeeds, Group, RoundDelta
 
 LAYOUT = layout_of()
 HEADER = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash)
-SEED, DEVICE, STARTED = 5, 3, bytes(range(32))
+SEED, CLIENT, STARTED = 5, 3, bytes(range(32))
 
 
 def records(rounds: int, steps: int, queries: int, first: int = 1) -> list[Record]:
@@ -27,9 +27,9 @@ def records(rounds: int, steps: int, queries: int, first: int = 1) -> list[Recor
     state, position, found = zero_state(LAYOUT.size), HEADER.start, []
     for number in range(first, first + rounds):
         root = round_root(SEED, number, PERSONAL_TRACK)
-        source = DerivedSeeds(root, DEVICE + 1, steps, queries)
+        source = DerivedSeeds(root, CLIENT + 1, steps, queries)
         scalars = rng.integers(-(2**31) + 1, 2**31, steps * queries).astype(np.int32)
-        group = Group(number, source, Pass(number % 4, scalars))
+        group = Group(number, source, CoefficientBlock(number % 4, scalars))
         delta = RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group,))
         state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
         before = Position(number - 1, position.head)
@@ -39,19 +39,19 @@ def records(rounds: int, steps: int, queries: int, first: int = 1) -> list[Recor
 
 
 def file_of(rounds: int = 5, steps: int = 2, queries: int = 4) -> PersonalFile:
-    return PersonalFile.of(HEADER, records(rounds, steps, queries), SEED, DEVICE, STARTED)
+    return PersonalFile.of(HEADER, records(rounds, steps, queries), SEED, CLIENT, STARTED)
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
 def test_it_leads_where_the_ledger_leads(rounds: int, steps: int, queries: int) -> None:
     kept = records(rounds, steps, queries)
-    read = PersonalFile.decode(PersonalFile.of(HEADER, kept, SEED, DEVICE, STARTED).encode())
+    read = PersonalFile.decode(PersonalFile.of(HEADER, kept, SEED, CLIENT, STARTED).encode())
     state = zero_state(LAYOUT.size)
     for record in kept:
         state = replay(state, record.delta.scalar_groups(), LAYOUT.distribution)
     np.testing.assert_array_equal(read.state(LAYOUT), state)
-    assert (read.header, read.global_digest, read.device) == (HEADER, STARTED, DEVICE)
+    assert (read.header, read.global_digest, read.client) == (HEADER, STARTED, CLIENT)
 
 
 @pytest.mark.parametrize(("rounds", "steps", "queries"), [(1, 1, 1), (5, 2, 16), (552, 1, 1)])
@@ -67,7 +67,7 @@ def test_the_bytes_are_these() -> None:
     data = file_of(3).encode()
     assert data[:8] == b"SAMARAPB"
     assert data[16:24] == RUN_ID
-    assert struct.unpack_from("<QIIHH", data, 56) == (SEED, DEVICE, 3, 2, 4)
+    assert struct.unpack_from("<QIIHH", data, 56) == (SEED, CLIENT, 3, 2, 4)
     assert data[76:108] == STARTED
     assert data[140:144] == bytes([0, 0, 1 | 2 << 4, 3])
     coefficients = np.concatenate(
@@ -128,11 +128,11 @@ def test_another_layout_is_refused() -> None:
 
 def test_what_it_cannot_hold_is_refused() -> None:
     with pytest.raises(LedgerError, match="no private round"):
-        PersonalFile.of(HEADER, [], SEED, DEVICE, STARTED)
+        PersonalFile.of(HEADER, [], SEED, CLIENT, STARTED)
     with pytest.raises(LedgerError, match=r"round 4 does not follow.*snapshot"):
-        PersonalFile.of(HEADER, records(2, 1, 2, first=4), SEED, DEVICE, STARTED)
+        PersonalFile.of(HEADER, records(2, 1, 2, first=4), SEED, CLIENT, STARTED)
     empty = Record.following(
         HEADER.start, RoundDelta(1, PERSONAL_TRACK, bytes(8), (), ()), bytes(32)
     )
     with pytest.raises(LedgerError, match="round 1 is not one group"):
-        PersonalFile.of(HEADER, [empty], SEED, DEVICE, STARTED)
+        PersonalFile.of(HEADER, [empty], SEED, CLIENT, STARTED)

@@ -1,4 +1,4 @@
-"""Phones behind a gateway as nodes of their own."""
+"""PhoneGrid behind a gateway as nodes of their own."""
 
 import json
 import time
@@ -11,29 +11,29 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import layout_of
 
 from devices.live.keys import make_key
-from server.phones import Phones
-from server.post import Post
-from server.roster import Roster, message_to
+from server.transport.deadline_grid import DeadlineGrid
+from server.transport.phone_grid import PhoneGrid
+from server.transport.roster import Roster, message_to
 from shared.frames import Hello, Refusal, token_of
-from shared.identity import device_of
+from shared.identity import client_index_of
 from shared.ledger.catch_up import CatchUp
 from shared.signing import PhoneKey, of_answer
-from shared.wire import DEVICES, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 from simulations.engine import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
 
 
-def hello(device: int) -> bytes:
+def hello(client: int) -> bytes:
     layout = layout_of(20).to_json()
-    return Hello(device, 10, 0, bytes(32), layout, json.dumps({"clients": 0})).encode()
+    return Hello(client, 10, 0, bytes(32), layout, json.dumps({"clients": 0})).encode()
 
 
 class Gateway:
     """A ClientApp: a laptop at the first node, a gateway with phones at the second."""
 
     def __init__(self, keys: list[PhoneKey]) -> None:
-        self.keys = {device_of(key.public): key for key in keys}
+        self.keys = {client_index_of(key.public): key for key in keys}
         self.calls: list[Any] = []
         self.silent: set[int] = set()
         self.forge = False
@@ -47,30 +47,30 @@ class Gateway:
         instruction = bytes(record["frame"])  # type: ignore[arg-type]
         if not asks_hello:
             self.calls.append(record)
-        devices = list(self.keys) if asks_hello else record[DEVICES]
+        clients = list(self.keys) if asks_hello else record[CLIENTS]
         frames, keys, signatures = [], [], []
-        for device in devices:  # type: ignore[union-attr]
-            if device not in self.silent:
-                refusal = Refusal(token_of(instruction), device, 0, "busy").encode()
-                frames.append(hello(device) if asks_hello else refusal)
-                keys.append(self.keys[device].public)
+        for client in clients:  # type: ignore[union-attr]
+            if client not in self.silent:
+                refusal = Refusal(token_of(instruction), client, 0, "busy").encode()
+                frames.append(hello(client) if asks_hello else refusal)
+                keys.append(self.keys[client].public)
                 data = of_answer(instruction, frames[-1]) + b"!" * self.forge
-                signatures.append(self.keys[device].sign(data))
+                signatures.append(self.keys[client].sign(data))
         parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> tuple[Gateway, Post]:
+def gateway_and_grid(tmp_path: Path) -> tuple[Gateway, DeadlineGrid]:
     files = [tmp_path / f"{number}.key" for number in range(2)]
     for file in files:
         make_key(file)
     app = Gateway([PhoneKey(file) for file in files])
     grid = InProcessGrid(app, 2, {})  # type: ignore[arg-type]
-    return app, Post(Phones(grid), patience=1)
+    return app, DeadlineGrid(PhoneGrid(grid), patience=1)
 
 
-def train(post: Post, nodes: Iterable[int], tails: Iterable[bytes]) -> dict[int, Message]:
+def train(post: DeadlineGrid, nodes: Iterable[int], tails: Iterable[bytes]) -> dict[int, Message]:
     messages = [
         message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(tail=tail), 60.0)
         for node, tail in zip(nodes, tails, strict=True)
@@ -79,35 +79,35 @@ def train(post: Post, nodes: Iterable[int], tails: Iterable[bytes]) -> dict[int,
     return {reply.metadata.src_node_id: reply for reply in replies}
 
 
-def test_every_phone_is_a_node_and_is_asked_through_its_gateway(world: Any) -> None:
-    app, post = world
+def test_every_phone_is_a_node_and_is_asked_through_its_gateway(gateway_and_grid: Any) -> None:
+    app, post = gateway_and_grid
     nodes = post.nodes()
     assert LAPTOP in nodes
     assert GATEWAY not in nodes
-    assert {device_of(key) for key in nodes.values() if key} == app.keys.keys()
+    assert {client_index_of(key) for key in nodes.values() if key} == app.keys.keys()
     roster = Roster()
     roster.greet(post, 20.0)
-    assert {member.device for member in roster.members.values()} == {5, *app.keys}
+    assert {member.client for member in roster.members.values()} == {5, *app.keys}
     replies = train(post, nodes, [b"long tail", b"", b"tail"])
     assert replies.keys() == nodes.keys()
     assert all(not reply.has_error() for reply in replies.values())
     [call] = app.calls
-    assert sorted(call[DEVICES]) == sorted(app.keys)
+    assert sorted(call[CLIENTS]) == sorted(app.keys)
     for node, key in nodes.items():
         frame = replies[node].content.config_records[RECORD]["frame"]
-        assert Refusal.decode(frame).device == (device_of(key) if key else 5)
+        assert Refusal.decode(frame).client == (client_index_of(key) if key else 5)
 
 
-def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(world: Any) -> None:
-    app, post = world
+def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(gateway_and_grid: Any) -> None:
+    app, post = gateway_and_grid
     phones = [node for node, key in post.nodes().items() if key]
     train(post, phones, [b"short", b"much longer"])
     assert app.calls[0]["tail"] == b"much longer"
 
 
-def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(world: Any) -> None:
-    app, post = world
-    by_device = {device_of(key): node for node, key in post.nodes().items() if key}
+def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(gateway_and_grid: Any) -> None:
+    app, post = gateway_and_grid
+    by_device = {client_index_of(key): node for node, key in post.nodes().items() if key}
     first, second = by_device
     app.silent = {first}
     replies = train(post, by_device.values(), [b"", b""])
@@ -118,9 +118,9 @@ def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(world: Any) -
     assert all(reply.has_error() for reply in replies.values())
 
 
-def test_phones_come_and_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.phones.REFRESH_SECONDS", 0.0)
-    app, post = world
+def test_phones_come_and_go(gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    app, post = gateway_and_grid
     assert len(post.nodes()) == 3
     app.silent = set(app.keys)
     post.nodes()
@@ -131,9 +131,9 @@ def test_phones_come_and_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_nobody_answers_in_its_time_is_forgotten(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, post = world
+    _, post = gateway_and_grid
     phones = [node for node, key in post.nodes().items() if key]
     messages = [
         message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0) for node in phones
@@ -143,16 +143,16 @@ def test_what_nobody_answers_in_its_time_is_forgotten(
     assert len(grid._relayed) == 1
     assert set(grid._places) == set(names)
     monkeypatch.setattr(
-        "server.phones.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
+        "server.transport.phone_grid.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
     )
     post.nodes()
     assert grid._relayed == grid._places == {}
 
 
 def test_an_answer_that_nobody_fetches_is_forgotten(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, post = world
+    _, post = gateway_and_grid
     phones = [node for node, key in post.nodes().items() if key]
     messages = [
         message_to(node, kind, "1", b"do it", CatchUp(), 60.0)
@@ -164,14 +164,14 @@ def test_an_answer_that_nobody_fetches_is_forgotten(
     assert len(list(grid.pull_messages([fetched]))) == 1
     assert set(grid._ready) == set(others)
     monkeypatch.setattr(
-        "server.phones.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
+        "server.transport.phone_grid.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
     )
     post.nodes()
     assert grid._ready == {}
 
 
-def test_a_phone_cannot_be_another_device(world: Any) -> None:
-    app, post = world
+def test_a_phone_cannot_be_another_device(gateway_and_grid: Any) -> None:
+    app, post = gateway_and_grid
     (one, key), (other, _) = app.keys.items()
     app.keys = {one: key, other: key}  # it signs for both
-    assert {device_of(k) for k in post.nodes().values() if k} == {one}
+    assert {client_index_of(k) for k in post.nodes().values() if k} == {one}

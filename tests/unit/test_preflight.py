@@ -11,9 +11,10 @@ from live import certificate_in
 from typer.testing import CliRunner
 
 import samara
+from devices.hardware.profile import load_device, shipped_devices
 from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
 from devices.live import preflight
-from devices.live.memory import expected, free_memory, profile_for
+from devices.live.memory_check import expected, free_memory, profile_for
 from devices.live.preflight import (
     Check,
     Outcome,
@@ -34,7 +35,6 @@ from devices.live.settings import (
     own_settings,
     torch_device,
 )
-from devices.profile import load_device, shipped_devices
 from shared.config import ModelSettings, RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
 

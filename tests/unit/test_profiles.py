@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from devices.profile import load_device, load_link, save_profile, shipped_devices, shipped_links
+from devices.hardware.profile import (
+    load_device,
+    load_link,
+    save_profile,
+    shipped_devices,
+    shipped_links,
+)
 from shared.errors import ConfigError
 
 

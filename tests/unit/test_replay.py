@@ -9,13 +9,13 @@ import pytest
 from helpers import instruction_with, report_to
 from numpy.typing import NDArray
 
-from server.aggregate import aggregate
+from server.rounds.aggregation import aggregate
 from shared.directions import directions
 from shared.errors import ReplayError
 from shared.replay import (
     COEFFICIENT_BITS,
     MAX_SHRINK,
-    Pass,
+    CoefficientBlock,
     Shrink,
     check_fits,
     default_backend,
@@ -34,8 +34,8 @@ WIDEST = 2**31 - 1
 NO_STATE = zero_state(1)
 
 
-def one_pass(shift: int, *coefficients: int) -> Pass:
-    return Pass(shift, np.array(coefficients, np.int32))
+def one_pass(shift: int, *coefficients: int) -> CoefficientBlock:
+    return CoefficientBlock(shift, np.array(coefficients, np.int32))
 
 
 def quantized(*coefficients: float) -> list[tuple[int, list[int]]]:
@@ -57,7 +57,7 @@ def test_replay_is_the_written_formula_in_whole_numbers() -> None:
 
 def test_replay_adds_the_directions_of_the_seeds_and_leaves_its_input_alone() -> None:
     seeds = np.arange(70, dtype=np.uint64)
-    scalars = Pass(2, np.arange(-35, 35, dtype=np.int32))
+    scalars = CoefficientBlock(2, np.arange(-35, 35, dtype=np.int32))
     state = np.arange(50)
     z = directions(seeds, 50, "rademacher").astype(np.int64)
     expected = state + ((scalars.coefficients @ z) << 2)
@@ -107,7 +107,9 @@ def test_what_cannot_be_applied_is_refused(bad: float) -> None:
         (0, [one_pass(10, *[WIDEST, -WIDEST] * 32), one_pass(10, 2**16)]),
     ],
 )
-def test_what_could_leave_the_exact_range_is_refused(state: int, passes: list[Pass]) -> None:
+def test_what_could_leave_the_exact_range_is_refused(
+    state: int, passes: list[CoefficientBlock]
+) -> None:
     with pytest.raises(ReplayError, match="does not fit"):
         check_fits(np.array([0, state]), passes)
 
@@ -283,7 +285,7 @@ def test_the_small_steps_of_a_thousand_clients_are_not_lost() -> None:
     weights = np.array([min(report.examples, 100) for report in reports], float)
     expected = np.zeros(size)
     for weight, report in zip(weights / weights.sum(), reports, strict=True):
-        z = directions(instruction.seeds(report.device)[0], size, "gaussian") / 2048
+        z = directions(instruction.seeds(report.client)[0], size, "gaussian") / 2048
         expected -= 1e-5 * weight * report.gradients[0].astype(float) @ z / 4
     error = np.linalg.norm(np.ldexp(state.astype(float), -51) - expected)
     assert error < 0.01 * np.linalg.norm(expected)

@@ -90,7 +90,7 @@ def test_the_same_runs_make_the_same_page(plain: str, tmp_path: Path) -> None:
 
 def test_what_runs_say_is_text(tmp_path: Path) -> None:
     result = result_of()
-    result["devices"]["3"] |= {"platform": HOSTILE, HOSTILE: {"deep": [HOSTILE] * 99}}
+    result["clients"]["3"] |= {"platform": HOSTILE, HOSTILE: {"deep": [HOSTILE] * 99}}
     result["config"]["task"] = HOSTILE
     result["versions"][HOSTILE] = HOSTILE
     folder = write_result(tmp_path / "<b>$x", result)

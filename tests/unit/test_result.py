@@ -11,10 +11,10 @@ from results import result_of, write_result
 
 from shared.errors import SamaraError
 from shared.result import (
+    ClientFacts,
     ClientFigures,
     ClientRound,
     Column,
-    Device,
     Evaluation,
     Fleet,
     FleetDevice,
@@ -31,7 +31,7 @@ def test_a_result_is_read_back(tmp_path: Path) -> None:
     written = result_of()
     result = RunResult.read(write_result(tmp_path, written))
     assert result.config == written["config"]
-    assert result.devices[3].facts["torch"] == "2.13.0"
+    assert result.clients[3].facts["torch"] == "2.13.0"
     own = result.evaluations[-1].columns["personalized"].clients[3]
     assert (
         own.accuracy
@@ -47,19 +47,19 @@ def test_what_a_later_version_adds_is_passed_over(tmp_path: Path) -> None:
 
 def test_any_fact_of_a_device_is_let_through(tmp_path: Path) -> None:
     written = result_of()
-    written["devices"]["0"]["platform"] = [{"<script>": None}, 1e300]
-    assert RunResult.read(write_result(tmp_path, written)).devices[0].facts["platform"]
+    written["clients"]["0"]["platform"] = [{"<script>": None}, 1e300]
+    assert RunResult.read(write_result(tmp_path, written)).clients[0].facts["platform"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ([], "damaged: not a JSON object"),
-        ({"schema_version": 2}, "its schema_version is 2, and this Samara reads 1"),
+        ({"schema_version": 3}, "its schema_version is 3, and this Samara reads 2"),
         ({"run_id": "00", "evaluations": []}, "an older Samara wrote it"),
         ({"zero_shot": {}, "metric": "accuracy"}, "of `samara tune`, not the result"),
         ({"anything": 1}, "foreign, not the result of a federation"),
-        ({"schema_version": 1}, r"damaged: \n.*'config': Field required(?s:.*)and \d+ more"),
+        ({"schema_version": 2}, r"damaged: \n.*'config': Field required(?s:.*)and \d+ more"),
     ],
 )
 def test_what_is_no_result_is_told_apart(content: Any, message: str, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_shares_outside_0_to_1_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        *(RunResult, Round, ClientRound, Evaluation, Column, ClientFigures, Device),
+        *(RunResult, Round, ClientRound, Evaluation, Column, ClientFigures, ClientFacts),
         *(Fleet, FleetRound, FleetJob, FleetDevice),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from client.forward.grouping import Schedule
-from client.schedule import Execution, decided, evaluation_batch, kept
+from client.training.execution import Execution, decided, evaluation_batch, kept
 from shared.config import RunConfig
 from shared.errors import ConfigError
 

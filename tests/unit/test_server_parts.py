@@ -15,17 +15,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.superlink.grid import HttpGrid, http_grid
 
-from server import post
-from server.bundle import bundle
-from server.certificates import given_certificates
-from server.health import Health
-from server.keys import Keys
-from server.superlink import DOOR_PATH, Door, is_open_to
+from server.live.bundle import bundle
+from server.live.certificates import given_certificates
+from server.live.keys import Keys
+from server.live.superlink import DOOR_PATH, Door, is_open_to
+from server.rounds.health import Health
+from server.transport import deadline_grid as post
 from shared.certificates import own_certificates
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.events import Tail
-from shared.identity import device_of
+from shared.identity import client_index_of
 from shared.signing import PhoneKey
 
 
@@ -37,20 +37,20 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     garage, kitchen = (key.public_key.encode() for key in keys.all())
     assert keys.refusal(kitchen) == ""
-    device = device_of(kitchen)
-    assert [key.device for key in keys.all()] == [device_of(garage), device]
-    keys.check(kitchen, device)
-    with pytest.raises(SamaraError, match=f"its key is that of device {device}, not 8"):
+    client = client_index_of(kitchen)
+    assert [key.client for key in keys.all()] == [client_index_of(garage), client]
+    keys.check(kitchen, client)
+    with pytest.raises(SamaraError, match=f"its key is that of client {client}, not 8"):
         keys.check(kitchen, 8)
-    with pytest.raises(SamaraError, match=f"not {device}"):
-        keys.check(garage, device)
+    with pytest.raises(SamaraError, match=f"not {client}"):
+        keys.check(garage, client)
     before = keys.stamp()
     keys.revoke("kitchen")
     assert keys.stamp() != before
     assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
-        keys.check(kitchen, device)
-    keys.check(garage, device_of(garage))
+        keys.check(kitchen, client)
+    keys.check(garage, client_index_of(garage))
     assert "is not registered here" in keys.refusal(b"another")
 
 
@@ -60,8 +60,8 @@ def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
     keys, file = Keys(tmp_path / "keys"), tmp_path / "phone.pem"
     file.write_bytes(public.replace(b"\n", b"\r\n"))
     added = keys.add("pocket", file)
-    assert (added.name, added.device) == ("pocket", device_of(public))
-    keys.check(public, device_of(public))
+    assert (added.name, added.client) == ("pocket", client_index_of(public))
+    keys.check(public, client_index_of(public))
     with pytest.raises(SamaraError, match="has this key, or one of the same index"):
         keys.add("pocket-again", file)
     with pytest.raises(SamaraError, match="choose another"):
@@ -76,7 +76,7 @@ def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 65])
 def test_a_name_that_is_no_file_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SamaraError, match="name a device by"):
+    with pytest.raises(SamaraError, match="name a client by"):
         Keys(tmp_path).create(name)
 
 
@@ -248,7 +248,7 @@ def test_a_reply_that_never_comes_whole_does_not_hold_the_others(
 ) -> None:
     monkeypatch.setattr(post, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(http_grid, "pull_objects", None)
-    post.Post(HttpGrid.__new__(HttpGrid), patience=1)
+    post.DeadlineGrid(HttpGrid.__new__(HttpGrid), patience=1)
 
     def pull(name: str) -> bytes:
         raise ObjectUnavailableError(name)

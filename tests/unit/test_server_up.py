@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server import up as module
-from server.flower import Node
-from server.keys import Keys
+from server.live import run_supervisor as module
+from server.live.keys import Keys
+from server.live.superlink_process import Node
 from shared.config import RunConfig
 from shared.errors import SamaraError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of
 
-from client.session import Session
+from client.protocol.session import Session
 from shared.errors import CatchUpError
 from shared.ledger import catch_up as catching_up
 from shared.ledger.catch_up import CatchUp

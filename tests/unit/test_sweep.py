@@ -91,12 +91,12 @@ def test_the_same_trials_are_drawn_again_and_others_by_another_seed() -> None:
         ("global", {"learning-rate"}),
         ("local", {"personal.learning-rate"}),
         ("mixture", {"learning-rate", "personal.learning-rate", "private-share"}),
-        ("cluster", {"learning-rate", "cohort.grouping-rounds"}),
+        ("cluster", {"learning-rate", "cohort.clustering-rounds"}),
     ],
 )
 def test_a_method_tries_the_settings_that_it_reads(method: Any, tried: set[str]) -> None:
     settings = {"learning-rate": [0.1, 0.2], "personal.learning-rate": [0.1], SHARE: [0.2, 0.5]}
-    own = plan(settings=settings, only={"cluster": {"cohort.grouping-rounds": [2, 4]}})
+    own = plan(settings=settings, only={"cluster": {"cohort.clustering-rounds": [2, 4]}})
     assert {key for point in own.trials_of(method, 0) for key in point} == tried
 
 

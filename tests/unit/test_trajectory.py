@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_descent import ToySpace, steps_of
 
-from client import trajectory as trajectories
-from client.descent import SGD, Adam, Descent, Momentum, Update
-from client.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning import trajectory as trajectories
+from client.tuning.descent import SGD, Adam, Descent, Momentum, Update
+from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from shared.directions import query_seeds
 from shared.errors import TrainingError, TrajectoryError
 

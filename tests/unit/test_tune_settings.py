@@ -9,7 +9,7 @@ from client.tuning.settings import SPACES, Method, TuneSettings
 from shared.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-OWN = {"model.path": "m", "data.path": "d", "task": "sst2"}
+DEVICE_SETTINGS_KEY = {"model.path": "m", "data.path": "d", "task": "sst2"}
 
 
 @pytest.mark.parametrize("method", SPACES)

@@ -5,23 +5,23 @@ from typing import Any
 
 import pytest
 
-from devices.estimate import estimate
-from devices.profile import load_device, load_link
-from devices.roofline import Workload
-from devices.shape import model_shape
+from devices.hardware.estimate import estimate
+from devices.hardware.model_shape import model_shape
+from devices.hardware.profile import load_device, load_link
+from devices.hardware.roofline import Workload
 from shared.config import DeviceGroup, RunConfig
 from shared.errors import ConfigError, TrainingError
 from simulations.engine import FIRST_CLIENT_NODE
 from simulations.fleet.device import Device, counts_of
 from simulations.fleet.job import Job, job
-from simulations.fleet.world import FleetWorld
+from simulations.fleet.virtual_clock import VirtualClock
 from simulations.report.fleet import clock_of, span_of
 
 HOUR = 3600.0
 NOON = 12 * HOUR
 
 
-def device_of(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> Device:
+def client_index_of(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> Device:
     """A device that would run TinyLlama, on a link without chance."""
     settings: dict[str, Any] = {"device": profile, "share": 1.0, "link": "lte"}
     own = DeviceGroup.model_validate(settings | group)
@@ -42,7 +42,7 @@ def done(device: Device, at: float = NOON, seed: int = 0, charge: float | None =
 
 
 def test_a_job_is_receiving_computing_and_sending() -> None:
-    device = device_of(quantization="nf4")
+    device = client_index_of(quantization="nf4")
     found = done(device)
     assert found.outcome == "reported"
     assert found.compute == pytest.approx(5 * device.step_seconds)
@@ -54,7 +54,7 @@ def test_a_job_is_receiving_computing_and_sending() -> None:
 
 
 def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
-    one = device_of(quantization="nf4")
+    one = client_index_of(quantization="nf4")
     two = replace(one, passes=2)
     adapters = one.estimate.time.adapters
     assert adapters > 0
@@ -62,7 +62,7 @@ def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
 
 
 def test_steps_that_measure_curvature_take_longer() -> None:
-    device = device_of(quantization="nf4")
+    device = client_index_of(quantization="nf4")
     extra = device.measuring.time.total - device.step_seconds
     assert 0 < extra < device.step_seconds
     found = job(device, NOON, 1_000, 100, 5, device.charge, [0], measuring=2)
@@ -70,14 +70,14 @@ def test_steps_that_measure_curvature_take_longer() -> None:
 
 
 def test_a_model_that_does_not_fit_ends_the_job_at_once_with_its_peak() -> None:
-    found = done(device_of(profile="orin-nano-4gb", quantization="fp32"))
+    found = done(client_index_of(profile="orin-nano-4gb", quantization="fp32"))
     assert found.outcome == "out of memory"
     assert found.compute == 0
     assert found.peak_bytes == load_device("orin-nano-4gb").usable_bytes
 
 
 def test_dropout_and_slowness_have_their_chances() -> None:
-    device = device_of(quantization="nf4", dropout=0.3, slow=0.5, slowdown=4.0)
+    device = client_index_of(quantization="nf4", dropout=0.3, slow=0.5, slowdown=4.0)
     jobs = [done(device, seed=seed) for seed in range(400)]
     dropped = [j for j in jobs if j.outcome == "dropped out"]
     assert 80 < len(dropped) < 160
@@ -89,7 +89,7 @@ def test_dropout_and_slowness_have_their_chances() -> None:
 
 
 def test_a_report_waits_for_the_link() -> None:
-    device = device_of(quantization="nf4", available=[[22, 31]])
+    device = client_index_of(quantization="nf4", available=[[22, 31]])
     found = done(device, at=31 * HOUR - 2.0)
     assert found.outcome == "reported"
     assert found.waited > 14 * HOUR
@@ -97,7 +97,9 @@ def test_a_report_waits_for_the_link() -> None:
 
 
 def test_a_battery_is_drained_by_work_and_owner_and_filled_by_the_charger() -> None:
-    device = device_of(quantization="nf4", battery=20.0, charging=[[22, 30]], charger=10.0, use=0.5)
+    device = client_index_of(
+        quantization="nf4", battery=20.0, charging=[[22, 30]], charger=10.0, use=0.5
+    )
     assert device.charge_after(20.0, NOON, NOON + 4 * HOUR) == pytest.approx(18.0)
     assert device.charge_after(1.0, NOON, 20 * HOUR) == 0.0
     assert device.charge_after(10.0, 21 * HOUR, 23 * HOUR) == pytest.approx(10 - 0.5 + 9.5)
@@ -107,7 +109,7 @@ def test_a_battery_is_drained_by_work_and_owner_and_filled_by_the_charger() -> N
 
 
 def test_work_ends_where_the_owners_part_of_the_battery_begins() -> None:
-    device = device_of(quantization="nf4", battery=1.0, reserve=0.5)
+    device = client_index_of(quantization="nf4", battery=1.0, reserve=0.5)
     found = done(device, charge=0.501)
     assert found.outcome == "out of battery"
     assert found.joules == pytest.approx(0.001 * HOUR)
@@ -126,61 +128,63 @@ def test_shares_become_whole_devices() -> None:
 
 
 def test_the_clock_goes_to_the_next_report_or_as_far_as_allowed() -> None:
-    devices = [device_of(0, quantization="nf4"), device_of(1, quantization="fp16")]
-    world = FleetWorld(devices, 0, 12.0)
-    jobs = [world.ask(number, 1, 1_000, 100, 5) for number in (0, 1)]
+    devices = [client_index_of(0, quantization="nf4"), client_index_of(1, quantization="fp16")]
+    clock = VirtualClock(devices, 0, 12.0)
+    jobs = [clock.ask(number, 1, 1_000, 100, 5) for number in (0, 1)]
     first, second = sorted(job.ended for job in jobs)
-    world.wait(1.0)
-    assert world.now() == NOON + 1.0
-    world.wait(1e6)
-    assert world.now() == first
-    assert world.reachable([FIRST_CLIENT_NODE, FIRST_CLIENT_NODE + 1]) != []
-    world.wait(1e6)
-    assert world.now() == second
-    told = world.of_round()["fleet"]
+    clock.wait(1.0)
+    assert clock.now() == NOON + 1.0
+    clock.wait(1e6)
+    assert clock.now() == first
+    assert clock.reachable([FIRST_CLIENT_NODE, FIRST_CLIENT_NODE + 1]) != []
+    clock.wait(1e6)
+    assert clock.now() == second
+    told = clock.finish_round()["fleet"]
     assert (told["begun"], told["ended"]) == (NOON, second)
     waited = [told["devices"][str(job.device)]["waiting"] for job in jobs]
     assert sorted(waited) == pytest.approx([0.0, second - first], abs=1e-5)
 
 
 def test_who_is_out_of_reach_is_waited_for() -> None:
-    world = FleetWorld([device_of(available=[[22, 31]], quantization="nf4")], 0, 12.0)
-    assert world.reachable([FIRST_CLIENT_NODE]) == []
-    world.wait(1e6)
-    assert world.now() == 22 * HOUR
-    assert world.reachable([FIRST_CLIENT_NODE]) == [FIRST_CLIENT_NODE]
+    clock = VirtualClock([client_index_of(available=[[22, 31]], quantization="nf4")], 0, 12.0)
+    assert clock.reachable([FIRST_CLIENT_NODE]) == []
+    clock.wait(1e6)
+    assert clock.now() == 22 * HOUR
+    assert clock.reachable([FIRST_CLIENT_NODE]) == [FIRST_CLIENT_NODE]
 
 
 def test_rounds_keep_their_distance() -> None:
-    world = FleetWorld([device_of(quantization="nf4")], 0, 12.0, every=HOUR)
-    world.ask(0, 1, 1_000, 100, 1)
-    world.wait(1e6)
-    told = world.of_round()
-    assert told["fleet"]["ended"] < NOON + HOUR == world.now()
-    assert FleetWorld([device_of()], 0, 12.0, every=HOUR, rounds=[told]).now() == world.now()
-    world.ask(0, 2, 1_000, 100, 1)
-    assert world.of_round()["fleet"]["begun"] == NOON + HOUR
+    clock = VirtualClock([client_index_of(quantization="nf4")], 0, 12.0, every=HOUR)
+    clock.ask(0, 1, 1_000, 100, 1)
+    clock.wait(1e6)
+    told = clock.finish_round()
+    assert told["fleet"]["ended"] < NOON + HOUR == clock.now()
+    assert (
+        VirtualClock([client_index_of()], 0, 12.0, every=HOUR, rounds=[told]).now() == clock.now()
+    )
+    clock.ask(0, 2, 1_000, 100, 1)
+    assert clock.finish_round()["fleet"]["begun"] == NOON + HOUR
 
 
 def test_a_fleet_that_is_never_there_is_an_error() -> None:
-    dead = device_of(battery=1.0, use=1.0, quantization="nf4")
-    world = FleetWorld([replace(dead, charge=0.0)], 0, 12.0)
+    dead = client_index_of(battery=1.0, use=1.0, quantization="nf4")
+    clock = VirtualClock([replace(dead, charge=0.0)], 0, 12.0)
     with pytest.raises(TrainingError, match=r"ever be free again; check fleet\.devices"):
-        world.wait(float("inf"))
+        clock.wait(float("inf"))
 
 
 def test_a_continued_fleet_goes_on_where_its_rounds_ended() -> None:
-    devices = [device_of(0, quantization="nf4", battery=20.0, charging=[[22, 30]])]
-    world = FleetWorld(devices, 0, 12.0)
-    world.ask(0, 1, 1_000, 100, 5)
-    world.wait(1e6)
-    rounds = [world.of_round()]
-    again = FleetWorld(devices, 0, 12.0, rounds=rounds)
-    assert again.now() == world.now()
+    devices = [client_index_of(0, quantization="nf4", battery=20.0, charging=[[22, 30]])]
+    clock = VirtualClock(devices, 0, 12.0)
+    clock.ask(0, 1, 1_000, 100, 5)
+    clock.wait(1e6)
+    rounds = [clock.finish_round()]
+    again = VirtualClock(devices, 0, 12.0, rounds=rounds)
+    assert again.now() == clock.now()
     assert again.ask(0, 2, 1_000, 100, 5).charge == pytest.approx(
-        world.ask(0, 2, 1_000, 100, 5).charge, abs=1e-5
+        clock.ask(0, 2, 1_000, 100, 5).charge, abs=1e-5
     )
-    assert again.of_run(rounds)["fleet"]["devices"]["0"]["outcomes"] == {"reported": 1}
+    assert again.finish_run(rounds)["fleet"]["devices"]["0"]["outcomes"] == {"reported": 1}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from devices.phone.reference_client.door import Door
+from devices.phone.reference_client.gateway_endpoint import Door
 from devices.phone.reference_client.phone import Phone
 from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp

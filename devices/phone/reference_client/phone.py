@@ -1,9 +1,9 @@
 """A phone of a run: every question is a frame, every answer is one, whatever goes wrong."""
 
-from client.answering import Answering, Instruction, standing
-from client.memory import FolderMemory
-from client.session import Session
-from devices.phone.reference_client.trainer import PhoneTrainer
+from client.protocol.client_handler import Answering, Instruction, standing
+from client.protocol.session import Session
+from client.protocol.session_store import SessionFolder
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from shared.frames import EvaluateInstruction, Evaluation, Report, TrainInstruction, token_of
 from shared.ledger.catch_up import CatchUp
 
@@ -17,7 +17,7 @@ class Phone(Answering):
         memory: its sessions, on disk.
     """
 
-    def __init__(self, trainer: PhoneTrainer, device: int, memory: FolderMemory) -> None:
+    def __init__(self, trainer: PhoneTrainer, device: int, memory: SessionFolder) -> None:
         super().__init__(device, memory)
         self._trainer = trainer
 

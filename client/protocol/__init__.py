@@ -1,0 +1,1 @@
+"""What a client answers: sessions, frames, and the trainer service."""

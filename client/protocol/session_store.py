@@ -1,0 +1,99 @@
+"""Where a client keeps its sessions: files that a crash leaves whole, one per run."""
+
+import hashlib
+import logging
+import struct
+from pathlib import Path
+
+from client.protocol.session import Session
+from shared.errors import CatchUpError, FrameError, TrainerError
+from shared.files import make_folder, write_durably
+from shared.wire import Reader
+
+log = logging.getLogger("samara.client")
+
+SESSIONS_KEPT = 8
+"""Of the latest runs. Whoever comes back to an older one rebuilds its state from the ledger."""
+_MAGIC = b"SMSE\x01"
+_DIGEST_BYTES = 32
+_LENGTH = struct.Struct("<I")
+
+
+class SessionFolder:
+    """Sessions in files, one per run.
+
+    Args:
+        folder: of the client.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def session(self, run_id: bytes) -> Session | None:
+        """The session of a run; none if there is no file, or only a damaged one.
+
+        A damaged file costs a rebuild from the server's ledger, and is said.
+        """
+        file = self._file(run_id)
+        try:
+            return decode_session(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, CatchUpError) as error:
+            log.warning("%s: %s; the session begins anew", file, error)
+            return None
+
+    def remember(self, run_id: bytes, session: Session) -> None:
+        """Keep the session of a run; it is on the disk when this returns.
+
+        Raises:
+            TrainerError: if the disk refuses.
+        """
+        file = self._file(run_id)
+        try:
+            begins = not file.exists()
+            make_folder(file.parent)
+            write_durably(file, encode_session(session))
+            if begins:
+                self._forget_old()
+        except OSError as error:
+            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+
+    def folder_of(self, run_id: bytes) -> Path:
+        """Of what belongs to a run."""
+        return self._folder / "runs" / run_id.hex()
+
+    def _forget_old(self) -> None:
+        """Delete the sessions of runs long past; what is private of them stays."""
+        files = sorted(self._folder.glob("runs/*/session"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-SESSIONS_KEPT]:
+            file.unlink(missing_ok=True)
+
+    def _file(self, run_id: bytes) -> Path:
+        return self.folder_of(run_id) / "session"
+
+
+def encode_session(session: Session) -> bytes:
+    """A session as a file: mark, SHA-256 of what follows, each part with its length."""
+    parts = session.to_bytes().values()
+    body = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def decode_session(data: bytes) -> Session:
+    """Read what `encode_session` gave.
+
+    Raises:
+        CatchUpError: if it is something else.
+    """
+    start = len(_MAGIC) + _DIGEST_BYTES
+    body = data[start:]
+    if data[:start] != _MAGIC + hashlib.sha256(body).digest():
+        raise CatchUpError("the saved session is damaged")
+    reader = Reader(memoryview(body))
+    try:
+        saved = {name: bytes(reader.take(*reader.fields(_LENGTH))) for name in Session.PARTS}
+        reader.end()
+    except FrameError as error:
+        raise CatchUpError(f"the saved session is damaged: {error}") from error
+    return Session.from_bytes(saved)

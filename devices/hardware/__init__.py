@@ -1,0 +1,1 @@
+"""Device hardware: profiles, the time model, memory, and links."""

@@ -1,0 +1,308 @@
+"""Measure this machine's CPU: memory, matrix products, what lies between them, and overheads.
+
+What is measured are pieces, never whole steps; benchmarks/roofline_check.py compares the time model
+with whole steps. All pieces are timed in turn, several times over, and the best of each counts,
+because other work on a machine can only slow a piece down. With one thread the processor's own
+clock is read, so that waiting for other work does not count.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from torch import Tensor, nn
+
+from client.forward.body import Body
+from client.forward.resident import ResidentForward
+from devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
+from devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
+from shared.config import EMBEDDED_DATA, EMBEDDED_MODEL, AdapterSettings
+from shared.directions import directions
+from shared.errors import ModelError
+from shared.machine import cores, peak_memory_bytes
+from shared.model.loading import load_base_model
+from shared.model.lora_fa import Perturbations, inject
+from shared.model.products import linear
+from shared.model.quantized import quantized_linear
+from shared.model.scorers import CausalScorer, Prompt
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask
+
+SWEEPS = 9
+_LEAST_SECONDS = 2e-3
+_COPIED_BYTES = 2**27
+_TOKENS = (8, 32, 128, 512)
+_WEIGHTS_BYTES = 2**26
+_PRODUCTS = ((256, 256), (512, 512), (512, 1376), (1024, 1024), (2048, 1024))
+_BETWEEN = ((64, 256, 704), (256, 256, 704), (256, 1024, 2816))
+"""Tokens, hidden and intermediate features."""
+_DEQUANTIZED = 1024
+_HALF = (128, 512)
+_RANK, _LAYERS = 16, 16
+
+
+class Piece(NamedTuple):
+    """What is timed, and its sizes."""
+
+    what: str
+    sizes: tuple[int, ...] = ()
+
+
+Works = dict[Piece, Callable[[], object]]
+
+
+class Stopwatch:
+    """The best times of pieces of work.
+
+    Args:
+        threads: of torch, which it sets; with one, waiting for other work does not count.
+    """
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._clock = time.process_time if threads == 1 else time.perf_counter
+        self._times: dict[Piece, int] = {}
+        self.best: dict[Piece, float] = {}
+
+    @torch.inference_mode()
+    def sweep(self, works: Mapping[Piece, Callable[[], object]]) -> None:
+        """Time everything once more; short work is repeated until the clock can tell."""
+        for piece, work in works.items():
+            if piece not in self._times:
+                self._seconds(work, 1)
+                self._times[piece] = max(1, round(_LEAST_SECONDS / self._seconds(work, 1)))
+            seconds = self._seconds(work, self._times[piece])
+            self.best[piece] = min(seconds, self.best.get(piece, seconds))
+
+    def _seconds(self, work: Callable[[], object], times: int) -> float:
+        begun = self._clock()
+        for _ in range(times):
+            work()
+        return max((self._clock() - begun) / times, 1e-7)
+
+
+def calibrated(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile:
+    """Measure this machine.
+
+    Args:
+        name: of the profile.
+        watts: drawn at full load, as its owner knows it; 0 is unknown.
+        threads: CPU threads; 0 is one per core.
+    """
+    runtime, before = peak_memory_bytes(), torch.get_num_threads()
+    threads = threads or cores()
+    stopwatch = Stopwatch(threads)
+    works = pieces()
+    try:
+        for _ in range(SWEEPS):
+            stopwatch.sweep(works)
+    finally:
+        torch.set_num_threads(before)
+    return profile_of(name, stopwatch.best, watts, threads, runtime)
+
+
+@torch.inference_mode()
+def pieces() -> Works:
+    """What is timed."""
+    source = torch.ones(_COPIED_BYTES // 4)
+    x, weight = torch.ones(1, 8), torch.ones(8, 8)
+    works: Works = {
+        Piece("copy"): partial(torch.empty_like(source).copy_, source),
+        Piece("small", (0,)): partial(torch.add, x, x),
+        Piece("small", (1,)): partial(nn.functional.linear, x, weight),
+        Piece("small", (2,)): partial(torch.cat, (x, x), dim=-1),
+        Piece("draw and apply"): _draw_and_apply,
+    }
+    tokens, features = _HALF
+    half = torch.randn(tokens, features).bfloat16(), torch.randn(features, features).bfloat16()
+    works[Piece("half", _HALF)] = partial(nn.functional.linear, *half)
+    for inputs, outputs in _PRODUCTS:
+        count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
+        # So many that no cache holds them, as in a model.
+        weights = [torch.randn(outputs, inputs) for _ in range(count)]
+        for tokens in _TOKENS:
+            work = partial(_products, torch.randn(tokens, inputs), weights)
+            works[Piece("products", (inputs, outputs, tokens, count))] = work
+    for sizes in _BETWEEN:
+        works[Piece("between", sizes)] = _between(*sizes)
+    return works | _quantized() | _forward()
+
+
+def _products(x: Tensor, weights: list[Tensor]) -> None:
+    for weight in weights:
+        linear(x, weight)
+
+
+def _draw_and_apply() -> None:
+    """One direction of many adapted layers."""
+    z = directions(np.zeros(1, np.uint64), _LAYERS * _RANK * 1024, "gaussian")
+    state = np.zeros(z.shape[1], np.float32)
+    state -= np.float32(1e-6) * z[0]
+
+
+def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
+    """What a Llama block does between its products."""
+    x, weight = torch.randn(tokens, hidden), torch.ones(hidden)
+    gate, up = torch.randn(2, tokens, wide)
+    turn = torch.randn(2, tokens, hidden)
+
+    def norm() -> Tensor:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    def rotated() -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * turn[0] + torch.cat((-second, first), -1) * turn[1]
+
+    def work() -> object:
+        return norm(), norm(), rotated(), rotated(), x + x, x + x, nn.functional.silu(gate) * up
+
+    return work
+
+
+def _quantized() -> Works:
+    """Dequantizing, where bitsandbytes is installed."""
+    weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
+    try:
+        return {
+            Piece("nf4", (weight.numel(),)): quantized_linear(
+                weight, None, "nf4", torch.float32
+            ).dequantized,
+            Piece("int8", (weight.numel(),)): quantized_linear(
+                weight, None, "int8", torch.float32
+            ).dequantized,
+        }
+    except ModelError:
+        return {}
+
+
+def _forward() -> Works:
+    """The client's forward over two tokens of the embedded model, with one and with all blocks."""
+    base = load_base_model(EMBEDDED_MODEL)
+    task = load_task(EMBEDDED_DATA)
+    assert isinstance(task, ClassificationTask)
+    works: Works = {}
+    for count in (1, len(base.blocks)):
+        cut = base.twin()
+        del cut.blocks[count:]
+        cut.network.config.num_hidden_layers = count
+        scorer = CausalScorer(cut, task, 16)
+        settings = AdapterSettings(projections="q_proj,v_proj", layers="all")
+        adapter = inject(cut, settings, scorer.labels)
+        size = adapter.layout.size
+        z = directions(np.zeros(1, np.uint64), size, "gaussian")
+        points = Perturbations.at(adapter.layout, np.zeros(size, np.float32), z, 0.01)
+        forward = ResidentForward(adapter, scorer, Body(cut, 0))
+        works[Piece("pass", (count,))] = partial(
+            forward.scores, points, [Prompt(((10, 11),), ((1,),))]
+        )
+    return works
+
+
+def profile_of(
+    name: str, best: Mapping[Piece, float], watts: float, threads: int, runtime: int
+) -> DeviceProfile:
+    """What the best times of the pieces say about a machine.
+
+    Args:
+        name: of the profile.
+        best: seconds of every piece.
+        watts: as in `calibrated`.
+        threads: that they were measured with.
+        runtime: bytes of a process that has loaded a client's libraries.
+    """
+    bandwidth = 2 * _COPIED_BYTES / best[Piece("copy")]
+    smallest = fmean(seconds for piece, seconds in best.items() if piece.what == "small")
+    fp32, full_rows = _rate(best, bandwidth, smallest)
+    tokens, features = _HALF
+    (few, shallow), (many, deep) = sorted(
+        (piece.sizes[0], seconds) for piece, seconds in best.items() if piece.what == "pass"
+    )
+    block = (deep - shallow) / (many - few)
+    of_a_block = BLOCK_LAUNCHES + 7 + 2 * ADAPTER_LAUNCHES
+    dequantized = {
+        piece.what: seconds / piece.sizes[0] * fp32
+        for piece, seconds in best.items()
+        if piece.what in ("nf4", "int8")
+    }
+    memory = psutil.virtual_memory()
+    here = f"samara device calibrate, {threads} thread{'s' * (threads > 1)}"
+    dequantizing = "of 1024 × 1024 weights" if dequantized else "assumed, without bitsandbytes"
+    return DeviceProfile(
+        name=name,
+        description=f"This machine: {threads} of {cores()} cores, measured",
+        memory=Memory(
+            bytes=memory.total,
+            system_bytes=memory.total - memory.available,
+            runtime_bytes=runtime,
+            bandwidth=bandwidth,
+            on_chip_bytes=0,
+        ),
+        compute=Compute(
+            processor="cpu",
+            fp32=fp32,
+            fp16=2 * tokens * features**2 / best[Piece("half", _HALF)],
+            weights="fp32",
+        ),
+        timing=Timing(
+            bandwidth_share=1.0,
+            rate_share=1.0,
+            full_rows=full_rows,
+            activation_share=_between_bandwidth(best, smallest) / bandwidth,
+            nf4_operations=dequantized.get("nf4", 100.0),
+            int8_operations=dequantized.get("int8", 100.0),
+            launch_seconds=max(block / of_a_block, smallest),
+            pass_seconds=max(0.0, shallow - few * block),
+            adapter_seconds=best[Piece("draw and apply")] / _LAYERS,
+        ),
+        power={"load": PowerMode(watts=watts)} if watts else {},
+        mode="load" if watts else "",
+        sources={
+            "memory": f"{here}: psutil; bandwidth is that of copying 128 MiB",
+            "memory.on-chip-bytes": "0: caches are in timing.activation-share",
+            "compute": f"{here}: products of matrices, fp16 in bfloat16",
+            "timing": f"{here}; shares are 1 because reached figures stand for those on paper",
+            "timing.nf4-operations": f"{here}: {dequantizing}",
+            "timing.int8-operations": f"{here}: {dequantizing}",
+            **({"power": "given to samara device calibrate"} if watts else {}),
+        },
+    )
+
+
+def _rate(best: Mapping[Piece, float], bandwidth: float, smallest: float) -> tuple[float, float]:
+    """(operations/s, tokens below which it gets no faster)."""
+    found = [
+        (*piece.sizes[:3], seconds / piece.sizes[3])
+        for piece, seconds in best.items()
+        if piece.what == "products"
+    ]
+    inputs, outputs, tokens, seconds = np.array(found, np.float64).T
+    moved = 4 * (inputs * outputs + tokens * (inputs + outputs)) / bandwidth
+
+    def errors(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        rate, full = np.exp(x)
+        busy = 2 * inputs * outputs * np.maximum(tokens, full) / rate
+        ratio: NDArray[np.float64] = np.log((smallest + np.maximum(moved, busy)) / seconds)
+        return ratio
+
+    fit = least_squares(errors, np.log([5e10, 16.0]), loss="soft_l1", diff_step=1e-2)
+    rate, full = np.exp(fit.x)
+    return float(rate), max(1.0, float(full))
+
+
+def _between_bandwidth(best: Mapping[Piece, float], smallest: float) -> float:
+    """Bytes/s between products, as the time model counts bytes."""
+    rates = []
+    for piece, seconds in best.items():
+        if piece.what == "between":
+            tokens, hidden, wide = piece.sizes
+            entries = tokens * (4 * 2 * hidden + 3 * (hidden + wide))
+            busy = max(seconds - BLOCK_LAUNCHES * smallest, seconds / 10)
+            rates.append((TRAFFIC - 1) * entries * 4 / busy)
+    return fmean(rates)

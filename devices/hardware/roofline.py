@@ -1,0 +1,323 @@
+"""How long a P-RGE step takes: a roofline per layer, from a model's shape and a device's profile.
+
+A matrix product takes max(bytes moved / bandwidth, operations / rate). Beside it a pass pays for
+dequantizing weights, for what is read and written between products, for attention, and for
+launching operations. docs/devices.md says what each parameter means and how well it fits.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+from devices.hardware.model_shape import Linear, ModelShape
+from devices.hardware.profile import DeviceProfile
+from shared.directions import Differences
+from shared.errors import ConfigError, ModelError
+
+Mode = Literal["sequential", "inner", "outer", "both"]
+Quantization = Literal["fp32", "fp16", "int8", "nf4"]
+
+TRAFFIC = 6
+"""How often an entry between two matrix products is read or written. Counted in transformers'
+Llama block without fusion, at 2 bytes an entry: two norms in float32 (72 bytes per hidden feature),
+rotary embedding (24 per query and key feature), residuals (12), the gate (10 per intermediate
+feature), and each product's input and output. In all 5.7 times the inputs and outputs of the linear
+layers for TinyLlama-1.1B, 5.9 times for Llama2-7B."""
+LOGIT_TRAFFIC = 5
+"""How often a logit, 4 bytes, is read or written: made, widened, its maximum, its sum, gathered."""
+BLOCK_LAUNCHES = 28
+"""Operations of a block beside products: norms 12, rotary 10, residuals 2, gate 2, attention 2."""
+ADAPTER_LAUNCHES = 5
+"""Operations of an adapted layer in a pass: A·x, three to make B ± ε·z, one batched product."""
+LOGIT_TILE_BYTES = 32 * 2**20
+"""Logits that are held at a time; `shared.model.head` says the same."""
+_STORED = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "nf4": 4.5 / 8}
+"""Bytes of a weight. NF4 has a float32 maximum per 64 weights; INT8's scales are nothing."""
+_WIDTH = {"fp32": 4, "fp16": 2}
+_DEQUANTIZING_LAUNCHES = {"fp32": 0, "fp16": 0, "int8": 2, "nf4": 1}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step.
+
+    Attributes:
+        sequence: S, tokens of an example.
+        batch: B, examples.
+        queries: q, directions.
+        mode: which points share a pass.
+        differences: of the losses at both sides of each direction, or at one side and the centre.
+        curvature: whether losses at both sides and at the centre are taken in any case.
+        quantization: of the weights in the blocks.
+        top: adapters are on so many of the highest blocks; 0 is all.
+        rank: of the adapters.
+        supervised: positions of an example whose logits are needed; 0 is all.
+        tiled: whether the logits of a few positions exist at a time.
+        stream: where blocks are that are not being computed with: in memory, or on disk.
+    """
+
+    sequence: int = 64
+    batch: int = 1
+    queries: int = 1
+    mode: Mode = "both"
+    differences: Differences = "central"
+    curvature: bool = False
+    quantization: Quantization = "fp16"
+    top: int = 0
+    rank: int = 16
+    supervised: int = 0
+    tiled: bool = True
+    stream: Literal["off", "disk"] = "off"
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "batch", "queries", "rank"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)} and must be at least 1")
+        if not 0 <= self.supervised <= self.sequence:
+            raise ConfigError(
+                f"supervised is {self.supervised}; a sequence of {self.sequence} tokens has 1 to "
+                f"{self.sequence} positions to read (0 is all)"
+            )
+
+    @property
+    def perturbations_per_pass(self) -> int:
+        """Perturbed adapters that share a pass."""
+        q, sides = self.queries, self._sides
+        return {"sequential": 1, "inner": sides, "outer": q, "both": sides * q}[self.mode]
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Examples under points that share a pass, at most."""
+        return self.batch * self.perturbations_per_pass
+
+    @property
+    def passes(self) -> tuple[tuple[int, int], ...]:
+        """Of a step: (rows, how many such passes); the centre has a pass to itself."""
+        perturbed = self.rows_per_pass, self._sides * self.queries // self.perturbations_per_pass
+        centre = self.differences == "forward" or self.curvature
+        return (perturbed, (self.batch, 1)) if centre else (perturbed,)
+
+    @property
+    def _sides(self) -> int:
+        """Of a direction that are tried."""
+        return 2 if self.differences == "central" or self.curvature else 1
+
+    @property
+    def query_groups(self) -> int:
+        """Directions that are drawn and applied together count once."""
+        return 1 if self.mode in ("outer", "both") else self.queries
+
+    def first_adapted(self, shape: ModelShape) -> int:
+        """Index of the lowest adapted block.
+
+        Raises:
+            ModelError: if the model has fewer blocks than have adapters.
+        """
+        blocks = len(shape.blocks)
+        if not 0 <= self.top <= blocks:
+            raise ModelError(f"{shape.name}: has {blocks} blocks, and adapters on top {self.top}")
+        return blocks - (self.top or blocks)
+
+    def positions(self, shape: ModelShape) -> int:
+        """Of an example, whose last block and logits are needed."""
+        everything = self.supervised == 0 or shape.vocabulary == 0
+        return self.sequence if everything else self.supervised
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by what they go into; `total` is their sum.
+
+    Attributes:
+        weights: products of the blocks that wait for memory.
+        products: products of the blocks that wait for the processor.
+        dequantization: of the blocks' weights.
+        activations: reads and writes between products.
+        attention: scores and their sums.
+        head: logits and losses at the positions that are read.
+        launches: of all operations, however small, and what the host does for a pass.
+        adapters: drawing, perturbing and updating.
+        storage: waiting for blocks that are read while others are computed with.
+    """
+
+    weights: float = 0.0
+    products: float = 0.0
+    dequantization: float = 0.0
+    activations: float = 0.0
+    attention: float = 0.0
+    head: float = 0.0
+    launches: float = 0.0
+    adapters: float = 0.0
+    storage: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        seconds: float = sum(getattr(self, field.name) for field in fields(self))
+        return seconds
+
+    def __add__(self, other: "StepTime") -> "StepTime":
+        return StepTime(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+    def __mul__(self, times: int) -> "StepTime":
+        return StepTime(*(getattr(self, field.name) * times for field in fields(self)))
+
+
+def compute_type(device: DeviceProfile, quantization: Quantization) -> Literal["fp32", "fp16"]:
+    """The type that weights are multiplied in."""
+    if quantization == "int8" or quantization == "nf4":
+        return device.compute.weights
+    return quantization
+
+
+def stored_bytes(quantization: Quantization) -> float:
+    """Bytes of a weight in the blocks."""
+    return _STORED[quantization]
+
+
+def compute_bytes(device: DeviceProfile, quantization: Quantization) -> int:
+    """Bytes of a number in the type that weights are multiplied in."""
+    return _WIDTH[compute_type(device, quantization)]
+
+
+def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepTime:
+    """Predict a step.
+
+    Blocks below the lowest adapted one run once per example; the others once per pass over all rows
+    of the pass. In the last block, what follows the attention runs at supervised positions only.
+
+    Streamed blocks are read once a step, while others are computed with: all passes of a step go
+    through a block while it is there. The embedding and the head are in memory.
+
+    Raises:
+        ModelError: if the model has no such blocks to adapt.
+        ConfigError: if blocks are streamed, and nobody knows how fast the device reads.
+    """
+    first = work.first_adapted(shape)
+    machine = _Machine.of(device, work)
+    step, last = StepTime(), len(shape.blocks) - 1
+    alike = Counter(
+        (block, index >= first, index == last) for index, block in enumerate(shape.blocks)
+    )
+    for (block, adapted, is_last), count in alike.items():
+        read = work.positions(shape) if is_last else work.sequence
+        for rows, passes in work.passes if adapted else ((work.batch, 1),):
+            pass_time = machine.block(block, rows, work.sequence, read, adapted)
+            pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
+            step += pass_time * (passes * count)
+    if work.stream == "disk":
+        reading = shape.block_weights * stored_bytes(work.quantization) / device.reading
+        step += StepTime(storage=max(0.0, reading - step.total))
+    for rows, passes in work.passes if shape.vocabulary else ():
+        step += machine.head(shape, rows * work.positions(shape), work.tiled) * passes
+    layers = sum(linear.adapted for block in shape.blocks[first:] for linear in block)
+    return step + StepTime(
+        launches=sum(passes for _, passes in work.passes) * device.timing.pass_seconds,
+        adapters=layers * work.query_groups * device.timing.adapter_seconds,
+    )
+
+
+class _Machine(NamedTuple):
+    """Achieved rates of a device for one quantization."""
+
+    bandwidth: float
+    rate: float
+    full_rows: float
+    activation_bandwidth: float
+    on_chip: int
+    width: int
+    dequantize_bytes: float
+    dequantize_seconds: float
+    dequantize_launches: int
+    launch: float
+
+    @classmethod
+    def of(cls, device: DeviceProfile, work: Workload) -> "_Machine":
+        timing, quantization = device.timing, work.quantization
+        kind = compute_type(device, quantization)
+        width, stored = _WIDTH[kind], _STORED[quantization]
+        # INT8 weights are scaled in float32 before they are narrowed.
+        moved = {"nf4": stored + width, "int8": stored + (4 if width == 4 else 10)}
+        operations = {"nf4": timing.nf4_operations, "int8": timing.int8_operations}
+        return cls(
+            bandwidth=device.memory.bandwidth * timing.bandwidth_share,
+            rate=getattr(device.compute, kind) * timing.rate_share,
+            full_rows=timing.full_rows,
+            activation_bandwidth=device.memory.bandwidth * timing.activation_share,
+            on_chip=device.memory.on_chip_bytes,
+            width=width,
+            dequantize_bytes=moved.get(quantization, 0.0),
+            dequantize_seconds=operations.get(quantization, 0.0) / device.compute.fp32,
+            dequantize_launches=_DEQUANTIZING_LAUNCHES[quantization],
+            launch=timing.launch_seconds,
+        )
+
+    def block(
+        self, block: tuple[Linear, ...], rows: int, sequence: int, read: int, adapted: bool
+    ) -> StepTime:
+        """One block over rows sequences, of which `read` positions are needed after attention."""
+        time = StepTime(launches=BLOCK_LAUNCHES * self.launch)
+        entries = 0
+        for linear in block:
+            tokens = rows * (read if linear.positionwise else sequence)
+            entries += tokens * (linear.inputs + linear.outputs)
+            launches = (
+                1 + self.dequantize_launches + ADAPTER_LAUNCHES * (adapted and linear.adapted)
+            )
+            time += self.product(linear.inputs, linear.outputs, tokens)
+            time += StepTime(
+                dequantization=max(
+                    linear.weights * self.dequantize_bytes / self.bandwidth,
+                    linear.weights * self.dequantize_seconds,
+                ),
+                launches=launches * self.launch,
+            )
+        alive = max(widest_moment(block, rows, sequence, read), 1) * self.width
+        spilled = max(0.0, 1 - self.on_chip / alive)
+        moved = (TRAFFIC - 1) * entries * self.width * spilled
+        return time + StepTime(activations=moved / self.activation_bandwidth)
+
+    def product(self, inputs: int, outputs: int, tokens: int) -> StepTime:
+        """W·x for so many tokens: whichever takes longer, memory or processor."""
+        entries = inputs * outputs + tokens * (inputs + outputs)
+        memory = entries * self.width / self.bandwidth
+        processor = 2 * inputs * outputs * max(tokens, self.full_rows) / self.rate
+        return StepTime(weights=memory) if memory > processor else StepTime(products=processor)
+
+    def attention(self, features: int, rows: int, sequence: int) -> float:
+        """Scores and weighted sums: two products of S × S × features a row."""
+        return 4 * rows * sequence**2 * features / self.rate
+
+    def head(self, shape: ModelShape, positions: int, tiled: bool) -> StepTime:
+        """Logits of so many positions, tile by tile, and their log-sums."""
+        tile = logit_tile(shape.vocabulary, positions, tiled)
+        seconds = 0.0
+        for tokens in range(positions, 0, -tile):
+            seconds += self.product(shape.hidden, shape.vocabulary, min(tokens, tile)).total
+        moved = LOGIT_TRAFFIC * 4 * positions * shape.vocabulary
+        launches = 6 * -(-positions // tile)
+        return StepTime(
+            head=seconds + moved / self.activation_bandwidth, launches=launches * self.launch
+        )
+
+
+def logit_tile(vocabulary: int, positions: int, tiled: bool) -> int:
+    """Positions whose logits exist at a time."""
+    return min(positions, max(1, LOGIT_TILE_BYTES // (4 * vocabulary))) if tiled else positions
+
+
+def widest_moment(block: tuple[Linear, ...], rows: int, sequence: int, read: int) -> int:
+    """Entries that are alive at the widest moment of a block.
+
+    The residual stream, and the larger of: queries, keys, values and their sum; what the widest
+    layers after the attention give (a gate, its partner and their product).
+    """
+    before = [linear for linear in block if not linear.positionwise]
+    after = [linear for linear in block if linear.positionwise]
+    hidden = max((linear.inputs for linear in before), default=0)
+    attention = sum(linear.outputs for linear in before) + hidden
+    widest = max((linear.outputs for linear in after), default=0)
+    wide = sum(linear.outputs for linear in after if linear.outputs == widest) + widest
+    return rows * (hidden * sequence + max(attention * sequence, wide * read))

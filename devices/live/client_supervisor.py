@@ -1,0 +1,269 @@
+"""Keeps a device in a run: the trainer, Flower's SuperNode, and what connects the two."""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+import devices
+from client.app import TRAINER, app
+from client.protocol.remote_trainer import RemoteTrainer
+from devices.live.keys import device_of_key, make_key
+from devices.live.pinning import check_bundle
+from devices.live.processes import UNSOUND, Child, alone
+from devices.live.settings import ClientSettings
+from shared.errors import DeviceError, TrainerError
+from shared.files import make_folder, write_durably
+
+if TYPE_CHECKING:
+    from devices.live.executor import Executor
+
+log = logging.getLogger("samara.device")
+
+_POLL_SECONDS = 0.5
+_EXECUTOR_SECONDS = 5.0
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+"""A device talks to its server and to nobody else, and Flower not more than it must."""
+TURNED_AWAY = (
+    "if the server turned it away, its key is not registered there, was revoked, or was connected "
+    "within the last minute"
+)
+"""What it may be when a SuperNode ends with an error of its own."""
+
+
+def identified(folder: Path, key: Path | None) -> int:
+    """The index of this device; where there is no key, one is made and kept in its folder.
+
+    Args:
+        folder: of the client; made for its owner alone if it is not there.
+        key: private key file.
+
+    Raises:
+        DeviceError: if the folder or the key cannot be used.
+    """
+    try:
+        make_folder(folder)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+    if key is None:
+        key = folder / "own.key"
+        make_key(key)
+    return device_of_key(key)
+
+
+def rehearse(settings: ClientSettings) -> None:
+    """Do one local step, then the checks; both print what they find.
+
+    Raises:
+        DeviceError: if one of them fails.
+    """
+    with _held(settings):
+        if status := _run("rehearsal", settings.folder):
+            raise DeviceError(f"the dry run ended with status {status}; its message is above")
+        _preflight(settings.folder)
+
+
+def up(settings: ClientSettings) -> None:
+    """Check the device and serve until SIGINT or SIGTERM; what dies is started again.
+
+    Raises:
+        DeviceError: if a check fails, another process serves this client, or the trainer cannot be
+            loaded.
+    """
+    with _held(settings):
+        log.info("%s begins", settings.name)
+        _preflight(settings.folder)
+        _Client(settings).serve()
+
+
+@contextmanager
+def _held(settings: ClientSettings) -> Iterator[None]:
+    """The client's folder for this process alone, with its settings in it."""
+    with alone(settings.folder / "up.lock", "another `samara client up` serves this client"):
+        settings.write()
+        yield
+
+
+def _preflight(folder: Path) -> None:
+    status = _run("preflight", folder)
+    if status < 0:
+        raise DeviceError(
+            f"the preflight died of signal {-status} after its last line: a library that does not "
+            "fit this machine; install the build for it (docs/clients.md)"
+        )
+    if status:
+        raise DeviceError("the preflight found what must be mended first")
+
+
+class _Client:
+    """The processes of a client, and the thread that answers its messages."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings, self._stop = settings, threading.Event()
+        self._secret = settings.folder / "executor.secret"
+        self._runtime = ""
+        parent = str(os.getpid())
+        self._trainer = Child(
+            "the trainer", lambda: _python("trainer", settings.folder, parent), environment()
+        )
+        command = self._supernode_command
+        self._supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
+
+    def serve(self) -> None:
+        """See `up`."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        write_durably(self._secret, secrets.token_hex(32).encode())
+        run = partial(self._executor().run, lambda: self._runtime, self._stop)
+        executor = threading.Thread(target=run, name="executor", daemon=True)
+        try:
+            self._await_trainer()
+            if not self._stop.is_set():
+                self._supernode.start()
+                executor.start()
+            while not self._stop.wait(_POLL_SECONDS):
+                for child in (self._trainer, self._supernode):
+                    if news := child.tend():
+                        log.warning("%s", news)
+        finally:
+            self._end(executor)
+
+    def _await_trainer(self) -> None:
+        """Until the trainer is ready, or somebody ends all."""
+        begun = time.monotonic()
+        self._settings.socket.unlink(missing_ok=True)
+        self._trainer.start()
+        while not self._stop.is_set():
+            if self._trainer.exit_status == UNSOUND:
+                raise DeviceError("the trainer cannot be loaded; its message is above")
+            if news := self._trainer.tend():
+                log.warning("%s", news)
+            try:
+                with RemoteTrainer(str(self._settings.socket), {}, _POLL_SECONDS) as trainer:
+                    status = trainer.status()
+                log.info(
+                    "%s: trainer ready after %.1f s, %d MiB, device %d",
+                    self._settings.name,
+                    time.monotonic() - begun,
+                    status.peak_memory_bytes // 2**20,
+                    self._settings.device,
+                )
+                return
+            except TrainerError:
+                continue
+
+    def _executor(self) -> "Executor":
+        try:
+            from devices.live.executor import Executor
+        except ImportError as error:
+            raise DeviceError(
+                f"this version of Flower is built otherwise ({error}); pip install 'flwr==1.41.*'"
+            ) from error
+        check = partial(check_bundle, trusted=self._settings.trusted)
+        return Executor(app, check, self._secret.read_bytes())
+
+    def _supernode_command(self) -> Sequence[str]:
+        """Flower's SuperNode on a free port of this machine."""
+        s = self._settings
+        trainer = {TRAINER: str(s.socket.absolute())}
+        command, self._runtime = supernode_command(s, self._secret, trainer)
+        return command
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
+
+    def _end(self, executor: threading.Thread) -> None:
+        log.info("ending")
+        self._stop.set()
+        for child in (self._supernode, self._trainer):
+            child.ask_to_end()
+        for child in (self._supernode, self._trainer):
+            child.end()
+        if executor.is_alive():
+            executor.join(_EXECUTOR_SECONDS)
+        for left in (self._secret, self._settings.socket):
+            left.unlink(missing_ok=True)
+
+
+class Connecting(Protocol):
+    """How a SuperLink is reached, as `ClientSettings` has it."""
+
+    @property
+    def superlink(self) -> str: ...  # noqa: D102
+
+    @property
+    def key(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def certificates(self) -> Path | None: ...  # noqa: D102
+
+    @property
+    def insecure(self) -> bool: ...  # noqa: D102
+
+
+def supernode_command(
+    to: Connecting, secret: Path, node_config: Mapping[str, str]
+) -> tuple[list[str], str]:
+    """The command that starts Flower's SuperNode on a free port of this machine.
+
+    Args:
+        to: the SuperLink.
+        secret: file of the secret that its executor knows too.
+        node_config: what its ClientApp is told.
+
+    Returns:
+        The command, and the address of the runtime API that it will serve.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        runtime = f"127.0.0.1:{probe.getsockname()[1]}"
+    told = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    command = [
+        *_python("supernode", os.getpid()),
+        *("--superlink", to.superlink),
+        *("--isolation", "process"),
+        *("--port", runtime.rpartition(":")[2]),
+        *("--superexec-auth-secret-file", str(secret)),
+        *("--node-config", told),
+    ]
+    if to.insecure:
+        return [*command, "--insecure"], runtime
+    if to.certificates:
+        command += ["--root-certificates", str(to.certificates)]
+    return [*command, "--auth-supernode-private-key", str(to.key)], runtime
+
+
+def _run(module: str, folder: Path) -> int:
+    """Run a module of this package to its end; returns its exit status."""
+    command = _python(module, folder)
+    return subprocess.run(command, env=environment(), check=False).returncode
+
+
+def _python(module: str, *arguments: object) -> list[str]:
+    """The command that runs a module of this package, whatever the working directory holds."""
+    return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """The environment of the processes: they run the code that this one runs."""
+    here = str(Path(str(devices.__file__)).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}

@@ -1,0 +1,78 @@
+"""Whether a device has the memory that a step will take, by its profile and the model's shape."""
+
+import psutil
+
+from client.streaming.loading import tier_of
+from devices.hardware.footprint import Footprint, footprint
+from devices.hardware.model_shape import model_shape
+from devices.hardware.profile import DeviceProfile, shipped_devices
+from devices.hardware.roofline import Mode, Quantization, Workload
+from devices.jetson import telemetry
+from shared.config import EMBEDDED_MODEL, RunConfig
+from shared.model.loading import embedded_folder
+
+_MODES: dict[str, Mode] = {
+    "sequential": "sequential",
+    "inner": "inner",
+    "outer": "outer",
+    "both": "both",
+    "auto": "sequential",  # the least of them: auto takes what fits
+}
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a client may take on a torch device; a Jetson's GPU shares the processors'."""
+    free: int = psutil.virtual_memory().available
+    if not device.startswith("cuda") or telemetry.is_jetson():
+        return free
+    import torch
+
+    return min(free, torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else free
+
+
+def profile_for(device: str) -> DeviceProfile:
+    """The shipped profile that stands for a torch device of an unknown machine.
+
+    It is the one of its kind of processor whose libraries take most memory.
+    """
+    kind = "gpu" if device.startswith(("cuda", "mps")) else "cpu"
+    alike = [each for each in shipped_devices() if each.compute.processor == kind]
+    return max(alike, key=lambda each: each.memory.runtime_bytes)
+
+
+def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
+    """What a step takes at its peak.
+
+    What the server decides (queries, examples, adapters) is as in `config`, where a device that has
+    not met its server yet has the defaults.
+
+    Args:
+        config: with the device's own settings.
+        profile: of the device.
+
+    Raises:
+        SamaraError: if the model's shape cannot be read, for example because it is not here yet.
+    """
+    model = config.model
+    shape = model_shape(str(embedded_folder()) if model.path == EMBEDDED_MODEL else model.path)
+    layers = config.adapter.layers
+    work = Workload(
+        sequence=min(model.max_length, shape.context or model.max_length),
+        batch=min(config.batch, config.micro_batch or config.batch),
+        queries=config.queries,
+        mode=_MODES[config.grouping],
+        differences=config.differences,
+        curvature=config.learning_rate == "auto",
+        quantization=_stored(config),
+        top=int(layers.removeprefix("top:")) if layers.startswith("top:") else 0,
+        rank=config.adapter.rank,
+        stream="disk" if tier_of(model) == "disk" else "off",
+    )
+    return footprint(shape, profile, work)
+
+
+def _stored(config: RunConfig) -> Quantization:
+    """How the weights in the blocks are kept, as the time model calls it."""
+    if config.model.quantization != "none":
+        return config.model.quantization
+    return "fp32" if config.model.dtype == "float32" else "fp16"

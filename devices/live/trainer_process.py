@@ -1,0 +1,70 @@
+"""The process of the resident trainer."""
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_service import served
+from devices.jetson.telemetry import pause_reason, read
+from devices.live.processes import UNSOUND, alone, die_with_parent
+from devices.live.settings import ClientSettings
+from shared.errors import SamaraError
+
+log = logging.getLogger("samara.trainer")
+
+_PATIENCE_SECONDS = 15.0
+
+
+def serve(settings: ClientSettings) -> NoReturn:
+    """Serve on the client's socket until a signal.
+
+    Raises:
+        SamaraError: if model, data or folder cannot be used.
+    """
+
+    def paused() -> str:
+        limits = settings.max_temperature, settings.mains_only, settings.idle_only
+        return pause_reason(read(), *limits) if any(limits) else ""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # what is being trained is given up: the disk holds all that counts at every moment
+        settings.socket.unlink(missing_ok=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    lock, begun = settings.folder / "trainer.lock", time.monotonic()
+    with (
+        alone(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
+        served(lambda: _loaded(settings), settings.socket, paused),
+    ):
+        log.info("ready after %.1f s", time.monotonic() - begun)
+        while True:
+            signal.pause()
+
+
+def _loaded(settings: ClientSettings) -> ResidentTrainer:
+    return ResidentTrainer(settings.config, settings.device, settings.folder)
+
+
+def main() -> None:
+    """Serve the client of a folder; the arguments are the folder and the parent's process id."""
+    folder, parent = sys.argv[1:]
+    die_with_parent(int(parent))
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("samara").setLevel(logging.INFO)
+    try:
+        serve(ClientSettings.read(Path(folder)))
+    except SamaraError as error:
+        print(f"samara: {error}", file=sys.stderr)
+        sys.exit(UNSOUND)
+
+
+if __name__ == "__main__":
+    main()

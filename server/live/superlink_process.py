@@ -1,0 +1,304 @@
+"""Flower's processes of a run: the SuperLink, what it starts, and its control API."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from server.app import LIVE_VARIABLE
+from server.live.keys import KEYS_VARIABLE
+from server.live.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
+from shared.certificates import Tls
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.files import make_folder
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_MODULE = "server.live.superlink"
+_SUPEREXEC, _SERVER_APP = "flower-superexec", "flwr-serverapp"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A SuperNode that Flower knows."""
+
+    node: int
+    public_key: bytes
+    name: str
+    online: bool
+
+
+class Flower:
+    """A SuperLink in a process of its own, with its database and logs in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        tls: Tls | None,
+        most_bytes: int,
+        keys: Path | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            folder: of the SuperLink's database and log.
+            host: address to listen on.
+            port: of everything.
+            tls: how it proves itself; None is plain text.
+            most_bytes: of a request of a client.
+            keys: folder of the client keys; None lets anybody join.
+        """
+        self.folder, self._host, self._port, self._tls = folder, host, port, tls
+        self._keys, self._most_bytes = keys, most_bytes
+        self._database = folder / "superlink.db"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log_file(self) -> Path:
+        """What the SuperLink and its processes say."""
+        return self.folder / "superlink.log"
+
+    @property
+    def address(self) -> str:
+        """Where it listens, and how."""
+        return f"{self._host}:{self._port} ({'TLS' if self._tls else 'plain text'})"
+
+    def start(self) -> None:
+        """Start the SuperLink and wait until it answers; an earlier one of this folder is ended.
+
+        Raises:
+            SamaraError: if it does not start, for example because the port is taken.
+        """
+        make_folder(self.folder)
+        self.stop()
+        with self.log_file.open("ab") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, *self._arguments()],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        end = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise SamaraError(
+                    f"Flower's SuperLink did not start on {self._host}:{self._port}: "
+                    f"{self._last_words()}; all of it is in {self.log_file}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def missing(self) -> str:
+        """Which of the processes that must be there is not; empty if none."""
+        if self._process is None or self._process.poll() is not None:
+            return "Flower's SuperLink"
+        return "" if self._has(_SUPEREXEC) else "Flower's SuperExec"
+
+    def has_server_app(self) -> bool:
+        """Whether the process of a ServerApp is there."""
+        return self._has(_SERVER_APP)
+
+    def stop(self) -> None:
+        """End the SuperLink and every process it started, also one of an earlier command."""
+        roots = [p for p in psutil.process_iter() if self._is_ours(p)]
+        family = list(roots)
+        for process in roots:
+            try:
+                family += process.children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
+        for process in family:
+            _signal(process, kill=False)
+        _, alive = psutil.wait_procs(family, _STOP_SECONDS)
+        for process in alive:
+            _signal(process, kill=True)
+        psutil.wait_procs(alive, _STOP_SECONDS)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def forget(self) -> None:
+        """End everything and forget nodes, runs and messages, none of which a run needs.
+
+        Flower notes until what time of day it takes a node, a message or a task for alive; when
+        the clock is set, that is wrong by as much, and a node's key may be refused for so long.
+        """
+        self.stop()
+        for file in self.folder.glob(f"{self._database.name}*"):
+            file.unlink()
+
+    def begin(self, config: RunConfig, bundle: bytes) -> int:
+        """Stop the runs that are there, start this one; returns Flower's number of it.
+
+        Raises:
+            SamaraError: if Flower refuses.
+        """
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        self.end_runs()
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(_hash(bundle), bundle, {})),
+            override_config=user_config_to_proto(config.flat()),
+        )
+        with self._control() as control:
+            return int(control.StartRun(request).run_id)
+
+    def end_runs(self) -> None:
+        """Stop the runs that are not finished."""
+        from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+
+        with self._control() as control:
+            for run in control.ListRuns(ListRunsRequest()).run_dict.values():
+                if run.status.status != "finished":
+                    control.StopRun(StopRunRequest(run_id=run.run_id))
+
+    def status(self, run: int) -> tuple[str, str]:
+        """A run's status (pending, starting, running, finished), and how it ended."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        with self._control() as control:
+            status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        return status.status, status.details
+
+    def nodes(self) -> list[Node]:
+        """The SuperNodes that are registered."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        with self._control() as control:
+            found = control.ListNodes(ListNodesRequest()).nodes_info
+        return [
+            Node(node.node_id, node.public_key, node.name, node.status == "online")
+            for node in found
+            if node.status != "unregistered"
+        ]
+
+    def register(self, public_key: bytes, name: str) -> None:
+        """Let the holder of a key connect; public_key is PEM."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        with self._control() as control:
+            control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+
+    def unregister(self, node: int) -> None:
+        """Refuse a SuperNode from now on."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        with self._control() as control:
+            control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    @contextmanager
+    def _control(self) -> Iterator["ControlHttpClient"]:
+        import httpx
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        client = ControlHttpClient.from_server_address(
+            f"127.0.0.1:{self._port}",
+            insecure=self._tls is None,
+            root_certificates=self._tls.authority.read_bytes() if self._tls else None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        try:
+            yield client
+        except httpx.HTTPError as error:
+            raise SamaraError(f"Flower's SuperLink: {_reason(error)}") from error
+        finally:
+            client.close()
+
+    def _has(self, name: str) -> bool:
+        assert self._process is not None, "the SuperLink is started before it is watched"
+        try:
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            return any(name in " ".join(process.cmdline()) for process in family)
+        except psutil.NoSuchProcess:
+            return False
+
+    def _answers(self) -> bool:
+        """Whether the SuperLink is there, behind its door."""
+        import httpx
+
+        scheme = "https" if self._tls else "http"
+        url = f"{scheme}://127.0.0.1:{self._port}{DOOR_PATH}"
+        try:
+            return httpx.get(url, verify=False, timeout=5.0).status_code == 204
+        except httpx.HTTPError:
+            return False
+
+    def _arguments(self) -> list[str]:
+        where = ["--host", self._host, "--port", str(self._port)]
+        where += ["--database", str(self._database), "--disable-runtime-dependency-installation"]
+        if self._tls is None:
+            return [*where, "--insecure"]
+        return [
+            *where,
+            *("--ssl-certfile", str(self._tls.certificate)),
+            *("--ssl-keyfile", str(self._tls.key)),
+            *("--ssl-ca-certfile", str(self._tls.authority)),
+            "--enable-supernode-auth",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return (
+            os.environ
+            | {
+                "PATH": os.pathsep.join(
+                    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+                ),
+                "FLWR_HOME": str(self.folder),
+                LIVE_VARIABLE: "1",
+                MOST_BYTES_VARIABLE: str(self._most_bytes),
+                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_LOG_LEVEL": "WARNING",
+            }
+            | ({KEYS_VARIABLE: str(self._keys)} if self._keys else {})
+        )
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            command = process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+        return _MODULE in command and str(self._database) in command
+
+    def _last_words(self) -> str:
+        lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "it said nothing"
+
+
+def _signal(process: psutil.Process, kill: bool) -> None:
+    try:
+        process.kill() if kill else process.terminate()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _hash(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return response.text.strip() if response is not None and response.text else str(error)

@@ -1,0 +1,45 @@
+"""Which clients are left alone for a while because they keep failing. Pure."""
+
+from dataclasses import dataclass
+
+_MOST_ROUNDS = 64
+
+
+@dataclass
+class _Record:
+    failures: int = 0
+    rests_until: int = 0
+
+
+class Health:
+    """Failures in a row, by client; every failure past the patience doubles the rest.
+
+    Args:
+        patience: failures in a row after which a client rests.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._records: dict[int, _Record] = {}
+
+    def failed(self, client: int, round_number: int) -> int:
+        """Count a failure; returns for how many rounds the client rests, 0 if it need not."""
+        record = self._records.setdefault(client, _Record())
+        record.failures += 1
+        beyond = record.failures - self._patience
+        rounds = min(2**beyond, _MOST_ROUNDS) if beyond >= 0 else 0
+        record.rests_until = round_number + rounds
+        return rounds
+
+    def succeeded(self, client: int) -> None:
+        """Forget a client's failures."""
+        self._records.pop(client, None)
+
+    def rests(self, client: int, round_number: int) -> bool:
+        """Whether a client is not to be asked in a round."""
+        record = self._records.get(client)
+        return record is not None and round_number <= record.rests_until
+
+    def resting(self, round_number: int) -> list[int]:
+        """The clients that are not to be asked in a round, ascending."""
+        return sorted(client for client in self._records if self.rests(client, round_number))

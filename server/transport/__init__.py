@@ -1,0 +1,1 @@
+"""How messages reach clients: Flower's grid, deadlines, phones behind gateways, who is there."""
