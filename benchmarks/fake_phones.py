@@ -26,8 +26,9 @@ from benchmarks.slow_strangers import all_held
 from devices.live.keys import make_key
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
 from shared.certificates import CERTIFICATES_FOLDER, own_certificates
-from shared.frames import Refusal, token_of
-from shared.identity import client_index_of
+from shared.client_index import client_index_of_key
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, of_answer, of_proof
@@ -98,7 +99,7 @@ class Host:
 
 async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float) -> None:
     """A phone that answers, or vanishes and comes back, until it is cancelled."""
-    device = client_index_of(key.public)
+    device = client_index_of_key(key.public)
     while True:
         try:
             async with host.channel() as channel:

@@ -25,7 +25,11 @@ from benchmarks.toy_device import EXAMPLES, LAYOUT, app
 from server.app import serve
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.frames import EvaluateInstruction, Evaluation, Hello, Refusal, Report, TrainInstruction
+from shared.frames.evaluation import Evaluation
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta
 from shared.wire import RECORD, kind_of

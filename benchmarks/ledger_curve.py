@@ -11,7 +11,7 @@ from pathlib import Path
 from client.training.trainer import figures, trainer_for
 from server.store import replayed
 from shared.config import RunConfig
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.result import read_result
 from shared.tasks.metrics import Confusion
 

@@ -21,7 +21,7 @@ from server.rounds.clustering import grouped
 from server.rounds.clusters import finding
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
-from shared.frames import TrainInstruction
+from shared.frames.instructions import TrainInstruction
 from shared.layout import Layout
 from shared.tasks.metrics import Confusion
 

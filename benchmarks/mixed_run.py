@@ -35,7 +35,7 @@ from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program
 from server.live.keys import KEYS_FOLDER, Keys
 from shared.config import RunConfig
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.model.loading import embedded_folder
 from shared.settings import Scalar
 from shared.tasks.embedded import MESSAGES_PER_WRITER

@@ -28,7 +28,7 @@ from devices.phone.reference_client.rows import Rows, read_rows
 from devices.phone.reference_client.runtime import Program
 from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
-from shared.frames import SeedPolicy, Split, TrainInstruction
+from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
 from shared.model.lora_fa import Perturbations
 from shared.replay import digest, summed, to_float32, zero_state
 from shared.tasks.objectives import cross_entropy

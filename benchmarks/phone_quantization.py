@@ -26,7 +26,8 @@ from devices.phone.reference_client.rows import Rows, read_rows
 from devices.phone.reference_client.runtime import Program
 from devices.phone.tokenize import rows_text
 from shared.config import RunConfig
-from shared.frames import Figures, Split
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.instructions import Split
 from shared.replay import STATE_BITS, quantize, replay, zero_state
 from shared.settings import parse_assignment
 
@@ -107,7 +108,7 @@ def _eager(trainer: Trainer, clients: int, state: NDArray[np.int64]) -> str:
     return _said(figures("", scores, labels))
 
 
-def _said(found: Figures) -> str:
+def _said(found: EvaluationColumn) -> str:
     right = np.trace(found.counts) / found.counts.sum()
     return f"loss {found.mean_loss:.4f}, accuracy {100 * right:.2f} %"
 

@@ -15,7 +15,7 @@ from client.forward.grouping import Schedule
 from client.training.trainer import Trainer
 from shared.config import load_scenario
 from shared.directions import directions
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.model.lora_fa import Perturbations
 from shared.tasks.objectives import cross_entropy
 

@@ -24,7 +24,7 @@ from client.forward.grouping import Schedule
 from client.training.trainer import Trainer
 from shared.config import RunConfig, load_scenario
 from shared.directions import directions
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.model.lora_fa import Perturbations
 from shared.result import read_result
 from simulations.simulate import simulate

@@ -17,16 +17,11 @@ from client.protocol.device_settings import CLIENT_INDEX
 from client.protocol.session import Session
 from shared.directions import directions
 from shared.errors import SamaraError
-from shared.frames import (
-    EvaluateInstruction,
-    Evaluation,
-    Figures,
-    Hello,
-    Refusal,
-    Report,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames.evaluation import Evaluation, EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
@@ -94,7 +89,7 @@ def _answered(
             session = session.answered(token_of(frame), answer)
         else:
             counts = np.array([[10, device % 3], [1, 9]], np.int64)
-            column = Figures("global", 0.5, counts)
+            column = EvaluationColumn("global", 0.5, counts)
             answer = Evaluation(token_of(frame), device, (column,)).encode()
         context.state[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
         return _reply(answer, message)

@@ -13,7 +13,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shared.errors import CatchUpError, SamaraError
-from shared.frames import Refusal, token_of
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.wire import PERSONAL_ACTION, RECORD
 

@@ -24,7 +24,7 @@ from server.transport.deadline_grid import DeadlineGrid
 from server.transport.roster import Roster
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.frames import GLOBAL_TRACK, Split
+from shared.frames.instructions import GLOBAL_TRACK, Split
 from shared.layout import Layout
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes

@@ -17,7 +17,7 @@ from server.app import serve
 from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
 from shared.config import RunConfig
 from shared.errors import ConfigError
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.machine import cores
 from simulations.engine import InProcessGrid
 

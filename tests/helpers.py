@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from shared.directions import Distribution
-from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
+from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.ledger.records import (
     LedgerHeader,

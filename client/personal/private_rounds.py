@@ -19,15 +19,9 @@ from client.training.trainer import Examples, Trainer, figures
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import ReplayError, TrainingError
-from shared.frames import (
-    PERSONAL_TRACK,
-    Figures,
-    Report,
-    SeedPolicy,
-    Split,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
@@ -141,7 +135,7 @@ def compared(
     client: int,
     clients: int,
     split: Split = Split.TEST,
-) -> tuple[Figures, ...]:
+) -> tuple[EvaluationColumn, ...]:
     """Every way to serve this client, on its own test examples; on others only its own model.
 
     Base rate always answers the client's commonest training label, without looking at the text.

@@ -5,7 +5,9 @@ from typing import Protocol
 
 from client.protocol.session import Session
 from shared.errors import SamaraError
-from shared.frames import EvaluateInstruction, Refusal, Report, TrainInstruction, token_of
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader

@@ -6,7 +6,9 @@ from client.protocol.client_handler import Answering, Instruction, Memory, decod
 from client.protocol.session import Session
 from client.training.trainer import Trainer, figures
 from shared.config import RunConfig
-from shared.frames import EvaluateInstruction, Evaluation, Report, TrainInstruction, token_of
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_id_of
 

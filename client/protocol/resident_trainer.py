@@ -15,7 +15,7 @@ from client.protocol.session_store import SessionFolder
 from client.training.trainer import Trainer
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.runs import run_id_of
 
 

@@ -18,7 +18,8 @@ from client.protocol.protocol_client import ProtocolClient
 from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
 from client.protocol.resident_trainer import ResidentTrainer
 from shared.errors import SamaraError, TrainerError
-from shared.frames import Refusal, token_of
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.machine import peak_memory_bytes
 from shared.proto.trainer_pb2 import (

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from client.estimators.prge import Estimate, Estimator, estimate
 from shared.directions import batch_order
 from shared.errors import TrainingError
-from shared.frames import CLUSTERING_TRACK, Report, SeedPolicy, TrainInstruction
+from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
+from shared.frames.report import Report
 from shared.replay import CoefficientBlock, quantize
 from shared.step_size import REACH
 

@@ -17,7 +17,8 @@ from client.forward.grouping import Schedule, perturbations_per_pass
 from client.forward.resident import have_equal_row_counts
 from client.training.local_step_plan import LocalStepPlan
 from shared.errors import SamaraError
-from shared.frames import Report, Split, TrainInstruction, token_of
+from shared.frames.instructions import Split, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.model.client_points import ClientPerturbations
 from shared.replay import replay, to_float32
 from shared.tasks.objectives import cross_entropy

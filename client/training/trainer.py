@@ -25,13 +25,10 @@ from client.training.execution import Execution, Rehearsal, decided, evaluation_
 from client.training.local_steps import local_steps
 from shared.config import EMBEDDED_DATA, RunConfig
 from shared.errors import CatchUpError, DataError, SamaraError, TaskError
-from shared.frames import (
-    Figures,
-    Hello,
-    Report,
-    Split,
-    TrainInstruction,
-)
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import Split, TrainInstruction
+from shared.frames.report import Report
 from shared.machine import cores
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.replay_torch import backend_for
@@ -326,13 +323,13 @@ class Trainer:
         return execution
 
 
-def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> Figures:
+def figures(name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]) -> EvaluationColumn:
     """Loss and confusion of scores [n, labels] against true labels [n]."""
     classes = scores.shape[1]
     if len(labels) == 0:
-        return Figures(name, 0.0, np.zeros((classes, classes), np.int64))
+        return EvaluationColumn(name, 0.0, np.zeros((classes, classes), np.int64))
     loss = float(cross_entropy(scores[None], labels)[0])
-    return Figures(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
+    return EvaluationColumn(name, loss, Confusion.of(labels, scores.argmax(axis=1), classes).counts)
 
 
 def _countable(task: Task) -> Task:

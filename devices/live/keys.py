@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
 from shared.files import write_durably
-from shared.identity import client_index_of
 
 
 def device_of_key(file: Path) -> int:
@@ -35,7 +35,7 @@ def device_of_key(file: Path) -> int:
         raise DeviceError(f"{file}: not an OpenSSH private key without passphrase") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeviceError(f"{file}: not a key on an elliptic curve, which Flower asks for")
-    return client_index_of(
+    return client_index_of_key(
         key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 from client.protocol.resident_trainer import ResidentTrainer
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
-from shared.frames import GLOBAL_TRACK, SeedPolicy, TrainInstruction
+from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, TrainInstruction
 from shared.machine import peak_memory_bytes
 from shared.replay import digest, zero_state
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
-from shared.identity import client_index_of
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
 from shared.signing import normalized, of_answer, of_proof, verified
@@ -224,7 +224,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             raise _TurnedAwayError(grpc.StatusCode.UNAUTHENTICATED, "the proof is not of this key")
         if not self._admitted(public_key):
             raise _TurnedAwayError(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted")
-        times = self._attachments.setdefault(client_index_of(public_key), deque())
+        times = self._attachments.setdefault(client_index_of_key(public_key), deque())
         now = time.monotonic()
         while times and times[0] < now - 60:
             times.popleft()
@@ -234,7 +234,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         return public_key
 
     async def _served(self, public_key: bytes, context: Any) -> None:
-        device, phone = client_index_of(public_key), _Attached(public_key)
+        device, phone = client_index_of_key(public_key), _Attached(public_key)
         if before := self._phones.get(device):
             before.replaced.set()
         self._phones[device] = phone

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from client.app import unpacked
 from devices.phone.gateway import Gateway, Signed
 from shared.errors import ConfigError
-from shared.frames import TrainInstruction
+from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import Work
 from shared.wire import CLIENTS, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 

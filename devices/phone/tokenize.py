@@ -8,7 +8,7 @@ from devices.phone.manifest import Manifest
 from shared.config import RunConfig
 from shared.errors import DataError, DeviceError
 from shared.files import write_durably
-from shared.frames import Split
+from shared.frames.instructions import Split
 
 
 def write_rows(config: RunConfig, program: Path, client: int | None, out: Path) -> int:

@@ -16,9 +16,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_durably
-from shared.identity import client_index_of
 from shared.signing import normalized
 
 KEYS_FOLDER = "keys"
@@ -46,7 +46,7 @@ class DeviceKey:
     @property
     def client(self) -> int:
         """Index of the client that holds it."""
-        return client_index_of(self.public_key.encode())
+        return client_index_of_key(self.public_key.encode())
 
     @property
     def fingerprint(self) -> str:
@@ -109,7 +109,7 @@ class Keys:
         except DeviceError as error:
             raise SamaraError(f"{file}: {error}") from error
         for key in self.all():
-            if key.client == client_index_of(public):
+            if key.client == client_index_of_key(public):
                 raise SamaraError(f"{file}: {key.name} has this key, or one of the same index")
         added = DeviceKey(name, public.decode(), _now())
         make_folder(self._folder)
@@ -156,9 +156,9 @@ class Keys:
         """
         if reason := self.refusal(public_key):
             raise SamaraError(reason)
-        if client != client_index_of(public_key):
+        if client != client_index_of_key(public_key):
             raise SamaraError(
-                f"its key is that of client {client_index_of(public_key)}, not {client}"
+                f"its key is that of client {client_index_of_key(public_key)}, not {client}"
             )
 
     def _of(self, public_key: bytes) -> DeviceKey | None:
@@ -193,7 +193,7 @@ def _new_key(taken: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]
         public = private.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        if client_index_of(public) not in taken:
+        if client_index_of_key(public) not in taken:
             return private, public
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ReportError
-from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
+from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.replay import quantize
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.step_size import Observation

@@ -34,14 +34,14 @@ from shared.directions import round_root
 from shared.errors import LedgerError, SamaraError
 from shared.events import append_event
 from shared.files import write_durably
-from shared.frames import (
+from shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
-    Report,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
+from shared.frames.report import Report
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader

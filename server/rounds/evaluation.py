@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.frames import Evaluation
+from shared.frames.evaluation import Evaluation
 from shared.tasks.metrics import Confusion
 
 GLOBAL = "global"

@@ -6,7 +6,8 @@ from server.rounds.aggregation import check_report
 from server.rounds.recorded_cohorts import origins
 from server.transport.roster import frame_of
 from shared.errors import ReportError, SamaraError
-from shared.frames import Report, TrainInstruction, token_of
+from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.round_delta import RoundDelta
 from shared.wire import Kind, kind_of
 

@@ -31,17 +31,17 @@ from server.transport.roster import Member, Roster, awaited, frame_of, message_t
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
-from shared.frames import (
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import (
     GLOBAL_TRACK,
     EvaluateInstruction,
-    Evaluation,
-    Refusal,
-    Report,
     SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
 )
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, reverting
 from shared.step_record import STEP_SIZE_FILE, StepRecord

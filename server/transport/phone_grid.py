@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid
 
 from server.transport.delegating_grid import DelegatingGrid
+from shared.client_index import client_index_of_key
 from shared.errors import FrameError
-from shared.frames import Hello
-from shared.identity import client_index_of
+from shared.frames.hello import Hello
 from shared.signing import of_answer, verified
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
@@ -254,7 +254,7 @@ class PhoneGrid(DelegatingGrid):
             except FrameError as error:
                 log.warning("a phone's introduction is refused: %s", error)
                 continue
-            if client != client_index_of(public_key):
+            if client != client_index_of_key(public_key):
                 log.warning("a phone calls itself client %d, which is not its key's", client)
                 continue
             phone = _Phone(gateway, client, public_key, frame)

@@ -16,7 +16,8 @@ from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
-from shared.frames import Hello, Refusal
+from shared.frames.hello import Hello
+from shared.frames.refusal import Refusal
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.wire import RECORD, Kind, kind_of

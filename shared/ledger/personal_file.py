@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shared.directions import round_root
 from shared.errors import LedgerError
-from shared.frames import PERSONAL_TRACK
+from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
 from shared.replay import (

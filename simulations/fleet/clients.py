@@ -21,7 +21,9 @@ from client.training.local_steps import clients_within
 from client.training.trainer import Examples, Trainer, figures
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.frames import EvaluateInstruction, Evaluation, Refusal, TrainInstruction, token_of
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from simulations.fleet.device import Device
 

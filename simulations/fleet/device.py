@@ -15,7 +15,7 @@ from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, lo
 from devices.hardware.roofline import Mode, Workload
 from shared.config import DeviceGroup, RunConfig
 from shared.errors import ConfigError, SamaraError
-from shared.frames import Split
+from shared.frames.instructions import Split
 
 SHIFT_HOURS = 1.0
 """By which people's days are earlier or later than their group's, at most."""

@@ -9,7 +9,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client.protocol.session import Session
 from shared.errors import SamaraError
-from shared.frames import Refusal, Report, SeedPolicy, TrainInstruction, token_of
+from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.wire import PERSONAL_ACTION, RECORD
 from simulations.engine import FIRST_CLIENT_NODE, LocalGrid
 from simulations.fleet.clients import Clients

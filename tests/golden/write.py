@@ -25,18 +25,17 @@ from shared.directions import (
     query_seeds,
     round_root,
 )
-from shared.frames import (
+from shared.frames.evaluation import Evaluation, EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import (
     EvaluateInstruction,
-    Evaluation,
-    Figures,
-    Hello,
-    Refusal,
-    Report,
     SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
 )
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
@@ -223,8 +222,8 @@ def frames() -> dict[str, Any]:
             token,
             4,
             (
-                Figures("global", 0.625, np.array([[10, 2], [3, 2**32 - 1]])),
-                Figures("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
+                EvaluationColumn("global", 0.625, np.array([[10, 2], [3, 2**32 - 1]])),
+                EvaluationColumn("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
             ),
         ),
         "refusal": Refusal(token, 4, 2, "stands at round 2"),

@@ -22,7 +22,7 @@ from server.store import replayed
 from server.transport.deadline_grid import DeadlineGrid
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
-from shared.frames import Report
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.result import read_result
 from simulations.engine import InProcessGrid

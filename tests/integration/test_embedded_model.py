@@ -10,7 +10,7 @@ import torch
 
 from client.training.trainer import Trainer
 from shared.config import EMBEDDED_MODEL, RunConfig
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.model.loading import load_base_model
 from shared.replay import zero_state
 from shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text

@@ -20,15 +20,9 @@ from server.rounds.aggregation import aggregate
 from server.store import read_layout, replayed
 from shared.directions import Differences, batch_order, directions
 from shared.errors import DataError, SamaraError, TrainingError
-from shared.frames import (
-    Evaluation,
-    Figures,
-    Report,
-    SeedPolicy,
-    Split,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames.evaluation import Evaluation, EvaluationColumn
+from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
 from shared.model.lora_fa import Perturbations
@@ -200,7 +194,7 @@ def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
         if kind == MessageType.EVALUATE and node == 1000:
             record = reply.content.config_records["samara"]
             evaluation = Evaluation.decode(bytes(record["frame"]))  # type: ignore[arg-type]
-            columns = (Figures("global", 0.1, np.ones((5, 5), np.int64)),)
+            columns = (EvaluationColumn("global", 0.1, np.ones((5, 5), np.int64)),)
             record["frame"] = replace(evaluation, columns=columns).encode()
         return reply
 

@@ -17,7 +17,8 @@ from server.store import replayed
 from shared.config import RunConfig, load_scenario
 from shared.directions import round_root
 from shared.errors import ConfigError, TrainingError
-from shared.frames import Report, SeedPolicy, TrainInstruction
+from shared.frames.instructions import SeedPolicy, TrainInstruction
+from shared.frames.report import Report
 from shared.replay import zero_state
 from shared.result import RunResult
 from simulations.report.fleet_figures import fleet_figures

@@ -18,9 +18,10 @@ from devices.phone.gateway_process import Admitted
 from devices.phone.reference_client.attachment import answered, attach
 from devices.phone.reference_client.gateway_endpoint import Door
 from shared.certificates import Tls, own_certificates
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
-from shared.frames import Refusal, token_of
-from shared.identity import client_index_of
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, ToPhone, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, of_answer, of_proof, verified
@@ -112,13 +113,13 @@ def attached(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.E
 
 
 def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[PhoneKey]) -> None:
-    devices = [client_index_of(key.public) for key in keys[:2]]
+    devices = [client_index_of_key(key.public) for key in keys[:2]]
     phones = [Echo(device) for device in devices]
     with attached(served, keys[0], phones[0]), attached(served, keys[1], phones[1]):
         answers = served.ask(Work.TRAIN, b"do it", SECONDS, tail=b"tail")
         assert sorted(answers) == sorted(devices)
         for device, answer in answers.items():
-            assert client_index_of(answer.public_key) == device
+            assert client_index_of_key(answer.public_key) == device
             refusal = Refusal.decode(answer.frame)
             assert (refusal.client, refusal.reason) == (device, "tail")
             data = of_answer(b"do it", answer.frame)
@@ -132,7 +133,10 @@ def test_a_phone_that_does_not_answer_costs_its_own_report_only(
     served: Served, keys: list[PhoneKey]
 ) -> None:
     hold = threading.Event()
-    slow, quick = Echo(client_index_of(keys[0].public), hold), Echo(client_index_of(keys[1].public))
+    slow, quick = (
+        Echo(client_index_of_key(keys[0].public), hold),
+        Echo(client_index_of_key(keys[1].public)),
+    )
     with attached(served, keys[0], slow), attached(served, keys[1], quick):
         asked = served.start_asking(Work.TRAIN, b"one", 1.0)
         assert sorted(asked.result(SECONDS)) == [quick.device]
@@ -144,7 +148,7 @@ def test_a_phone_that_does_not_answer_costs_its_own_report_only(
 
 
 def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[PhoneKey]) -> None:
-    device = client_index_of(keys[0].public)
+    device = client_index_of_key(keys[0].public)
     asked = served.start_asking(Work.TRAIN, b"one", SECONDS, devices=[device])
     with grpc.insecure_channel(served.door.address) as channel:
         stream = _opened(channel, keys[0])
@@ -159,14 +163,14 @@ def test_a_phone_that_stays_away_is_not_waited_for(
     served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "ABSENT_SECONDS", 0.0)
-    away, there = (client_index_of(key.public) for key in keys[:2])
+    away, there = (client_index_of_key(key.public) for key in keys[:2])
     with attached(served, keys[1], Echo(there)):
         answers = served.ask(Work.TRAIN, b"one", 1000.0, devices=[away, there])
         assert sorted(answers) == [there]
 
 
 def test_a_second_attachment_replaces_the_first(served: Served, keys: list[PhoneKey]) -> None:
-    device = client_index_of(keys[0].public)
+    device = client_index_of_key(keys[0].public)
     with grpc.insecure_channel(served.door.address) as channel:
         first = _opened(channel, keys[0])
         served.until(lambda gateway: gateway.attached == [device])
@@ -238,7 +242,7 @@ def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
 def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
     served: Served, keys: list[PhoneKey]
 ) -> None:
-    device = client_index_of(keys[0].public)
+    device = client_index_of_key(keys[0].public)
     frame = Refusal(bytes(8), device, 0, "no").encode()
     with grpc.insecure_channel(served.door.address) as channel:
         with pytest.raises(grpc.RpcError, match="out of turn"):
@@ -377,7 +381,7 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
 ) -> None:
     tls, other = (own_certificates(tmp_path / name, []) for name in ("own", "other"))
     served = Served(lambda key: True, tls)
-    address, phone = served.door.address, Echo(client_index_of(keys[0].public))
+    address, phone = served.door.address, Echo(client_index_of_key(keys[0].public))
     try:
         with attached(served, keys[0], phone):
             assert sorted(served.ask(Work.HELLO, b"", SECONDS)) == [phone.device]
@@ -400,7 +404,7 @@ def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door(served.door.address, own_certificates(tmp_path / "tls", []).authority)
-    attach(Echo(client_index_of(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
+    attach(Echo(client_index_of_key(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
     assert "it does not speak TLS" in caplog.text
     assert served.gateway.attached == []
 
@@ -411,7 +415,7 @@ def test_a_port_that_is_taken_is_said(served: Served) -> None:
 
 
 def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:
-    phone = Echo(client_index_of(keys[0].public))
+    phone = Echo(client_index_of_key(keys[0].public))
     with grpc.insecure_channel(served.door.address) as channel:
         numbers = answered(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]
         asked = served.start_asking(Work.TRAIN, b"x", SECONDS, devices=[phone.device])

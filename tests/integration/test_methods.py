@@ -23,7 +23,8 @@ from server.rounds.strategy import ScalarStrategy
 from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError
-from shared.frames import PERSONAL_TRACK, Report, Split, TrainInstruction
+from shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, replay, to_float32
 from shared.result import RunResult, read_result

@@ -12,7 +12,7 @@ from test_command import Run, run
 
 from client.training.trainer import Trainer
 from shared.errors import DataError, LedgerError, SamaraError
-from shared.frames import Split
+from shared.frames.instructions import Split
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, diff, export_ledger
 from simulations.client_curves import write_curves

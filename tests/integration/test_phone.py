@@ -28,7 +28,9 @@ from devices.phone.tokenize import rows_text, write_rows
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError, DataError, DeviceError
-from shared.frames import EvaluateInstruction, Evaluation, Report, SeedPolicy, Split
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
+from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.model.dual_forwarding import DualForwarding

@@ -10,7 +10,8 @@ from client.personal.methods import NOTHING
 from client.training.trainer import Trainer
 from server.store import read_layout
 from shared.errors import ReplayError, TrainingError
-from shared.frames import PERSONAL_TRACK, Report, TrainInstruction
+from shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.replay import digest, zero_state
 from shared.result import RunResult

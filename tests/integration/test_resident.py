@@ -36,7 +36,8 @@ from server.app import serve
 from server.transport.roster import message_to
 from shared.config import RunConfig
 from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
-from shared.frames import Hello, Refusal
+from shared.frames.hello import Hello
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.result import read_result

@@ -17,7 +17,8 @@ from server.rounds.aggregation import observed
 from server.store import read_layout, replayed
 from shared.config import RunConfig
 from shared.errors import LedgerError
-from shared.frames import Refusal, TrainInstruction
+from shared.frames.instructions import TrainInstruction
+from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger

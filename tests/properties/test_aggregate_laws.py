@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from server.rounds.aggregation import aggregate
 from server.rounds.sampling import cohort
-from shared.frames import Report, SeedPolicy
+from shared.frames.instructions import SeedPolicy
+from shared.frames.report import Report
 from shared.replay import replay, zero_state
 
 EXAMPLES = st.integers(1, 2**32 - 1)

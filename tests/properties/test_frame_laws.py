@@ -7,20 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from shared.client_index import MAX_CLIENT
 from shared.errors import FrameError
-from shared.frames import (
-    MAX_CLIENT,
-    MAX_GRADIENT,
-    EvaluateInstruction,
-    Evaluation,
-    Figures,
-    Hello,
-    Refusal,
-    Report,
-    SeedPolicy,
-    Split,
-    TrainInstruction,
-)
+from shared.frames.evaluation import Evaluation, EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split, TrainInstruction
+from shared.frames.refusal import Refusal
+from shared.frames.report import MAX_GRADIENT, Report
 from shared.replay import CoefficientBlock, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
@@ -75,7 +68,7 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
     counts = hnp.arrays(np.int64, (labels, labels), elements=U32)
     loss = st.floats(allow_nan=False, allow_infinity=False)
     names = draw(st.sets(TEXT, min_size=1, max_size=3))
-    columns = tuple(Figures(name, draw(loss), draw(counts)) for name in sorted(names))
+    columns = tuple(EvaluationColumn(name, draw(loss), draw(counts)) for name in sorted(names))
     return Evaluation(draw(NAME), draw(CLIENT), columns)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.frames import PERSONAL_TRACK
+from shared.frames.instructions import PERSONAL_TRACK
 from shared.replay import CoefficientBlock, replay, zero_state
 from shared.round_delta import DerivedSeeds, Group, RoundDelta, reverting
 

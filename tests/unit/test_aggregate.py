@@ -13,7 +13,8 @@ from server.rounds.aggregation import aggregate, check_report
 from server.rounds.sampling import cohort
 from shared.directions import directions
 from shared.errors import ReplayError, ReportError, SamaraError
-from shared.frames import Report, SeedPolicy, TrainInstruction, token_of
+from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.replay import replay
 from shared.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
 

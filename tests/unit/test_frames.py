@@ -11,29 +11,25 @@ from helpers import delta_of, instruction_with, report_to
 
 from shared.directions import pool_seeds
 from shared.errors import FrameError
-from shared.frames import (
-    MAX_COLUMNS,
-    MAX_GRADIENT,
-    MAX_LABELS,
+from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import (
     EvaluateInstruction,
-    Evaluation,
-    Figures,
-    Hello,
-    Refusal,
-    Report,
     SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
 )
+from shared.frames.refusal import Refusal
+from shared.frames.report import MAX_GRADIENT, Report
 from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
 PREFIX_BYTES = 8
 
 
-def figures(name: str, loss: float) -> Figures:
-    return Figures(name, loss, np.array([[1, 2], [3, 4]]))
+def figures(name: str, loss: float) -> EvaluationColumn:
+    return EvaluationColumn(name, loss, np.array([[1, 2], [3, 4]]))
 
 
 ASKED = instruction_with()

@@ -16,9 +16,8 @@ from live import patience
 from devices.live.keys import device_of_key, make_key
 from devices.live.pinning import PINNED_PACKAGES, check_bundle
 from devices.live.processes import Child, alone, pause_before
+from shared.client_index import MAX_CLIENT, client_index_of_key
 from shared.errors import DeviceError
-from shared.frames import MAX_CLIENT
-from shared.identity import client_index_of
 
 ROOT = Path(__file__).parents[2]
 APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
@@ -70,8 +69,8 @@ def test_other_code_is_refused_unless_it_is_trusted(
 
 def test_missing_code_and_rubbish_are_refused() -> None:
     less = installed()
-    del less["shared/frames.py"]
-    with pytest.raises(DeviceError, match=r"shared/frames.py is missing"):
+    del less["shared/frames/report.py"]
+    with pytest.raises(DeviceError, match=r"shared/frames/report.py is missing"):
         check_bundle(bundle(less))
     with pytest.raises(DeviceError, match="cannot be read"):
         check_bundle(b"PK\x03\x04 rubbish")
@@ -102,13 +101,13 @@ def test_the_server_and_the_device_see_the_same_index(tmp_path: Path) -> None:
             serialization.NoEncryption(),
         )
     )
-    assert device_of_key(file) == client_index_of(public_key_to_bytes(public))
+    assert device_of_key(file) == client_index_of_key(public_key_to_bytes(public))
 
 
 def test_a_fixed_key_has_a_fixed_index() -> None:
     pem = b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
     first = hashlib.sha256(pem).digest()[:4]
-    assert client_index_of(pem) == int.from_bytes(first, "little") % (2**32 - 1)
+    assert client_index_of_key(pem) == int.from_bytes(first, "little") % (2**32 - 1)
 
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:

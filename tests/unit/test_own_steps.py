@@ -4,7 +4,7 @@ import numpy as np
 from helpers import instruction_with
 
 from client.training.local_step_plan import LocalStepPlan
-from shared.frames import CLUSTERING_TRACK, SeedPolicy
+from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy
 
 
 def test_labels_take_turns_and_what_is_held_of_them_counts() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.directions import round_root
 from shared.errors import LedgerError
-from shared.frames import PERSONAL_TRACK
+from shared.frames.instructions import PERSONAL_TRACK
 from shared.ledger.personal_file import PersonalFile
 from shared.ledger.records import LedgerHeader, Position, Record
 from shared.replay import CoefficientBlock, digest, replay, zero_state

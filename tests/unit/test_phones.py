@@ -14,8 +14,10 @@ from devices.live.keys import make_key
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster, message_to
-from shared.frames import Hello, Refusal, token_of
-from shared.identity import client_index_of
+from shared.client_index import client_index_of_key
+from shared.frames.hello import Hello
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import PhoneKey, of_answer
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
@@ -33,7 +35,7 @@ class Gateway:
     """A ClientApp: a laptop at the first node, a gateway with phones at the second."""
 
     def __init__(self, keys: list[PhoneKey]) -> None:
-        self.keys = {client_index_of(key.public): key for key in keys}
+        self.keys = {client_index_of_key(key.public): key for key in keys}
         self.calls: list[Any] = []
         self.silent: set[int] = set()
         self.forge = False
@@ -84,7 +86,7 @@ def test_every_phone_is_a_node_and_is_asked_through_its_gateway(gateway_and_grid
     nodes = post.nodes()
     assert LAPTOP in nodes
     assert GATEWAY not in nodes
-    assert {client_index_of(key) for key in nodes.values() if key} == app.keys.keys()
+    assert {client_index_of_key(key) for key in nodes.values() if key} == app.keys.keys()
     roster = Roster()
     roster.greet(post, 20.0)
     assert {member.client for member in roster.members.values()} == {5, *app.keys}
@@ -95,7 +97,7 @@ def test_every_phone_is_a_node_and_is_asked_through_its_gateway(gateway_and_grid
     assert sorted(call[CLIENTS]) == sorted(app.keys)
     for node, key in nodes.items():
         frame = replies[node].content.config_records[RECORD]["frame"]
-        assert Refusal.decode(frame).client == (client_index_of(key) if key else 5)
+        assert Refusal.decode(frame).client == (client_index_of_key(key) if key else 5)
 
 
 def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(gateway_and_grid: Any) -> None:
@@ -107,7 +109,7 @@ def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(gateway_and_
 
 def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
-    by_device = {client_index_of(key): node for node, key in post.nodes().items() if key}
+    by_device = {client_index_of_key(key): node for node, key in post.nodes().items() if key}
     first, second = by_device
     app.silent = {first}
     replies = train(post, by_device.values(), [b"", b""])
@@ -174,4 +176,4 @@ def test_a_phone_cannot_be_another_device(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
     (one, key), (other, _) = app.keys.items()
     app.keys = {one: key, other: key}  # it signs for both
-    assert {client_index_of(k) for k in post.nodes().values() if k} == {one}
+    assert {client_index_of_key(k) for k in post.nodes().values() if k} == {one}

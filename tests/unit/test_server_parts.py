@@ -22,10 +22,10 @@ from server.live.superlink import DOOR_PATH, Door, is_open_to
 from server.rounds.health import Health
 from server.transport import deadline_grid as post
 from shared.certificates import own_certificates
+from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.events import Tail
-from shared.identity import client_index_of
 from shared.signing import PhoneKey
 
 
@@ -37,8 +37,8 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     garage, kitchen = (key.public_key.encode() for key in keys.all())
     assert keys.refusal(kitchen) == ""
-    client = client_index_of(kitchen)
-    assert [key.client for key in keys.all()] == [client_index_of(garage), client]
+    client = client_index_of_key(kitchen)
+    assert [key.client for key in keys.all()] == [client_index_of_key(garage), client]
     keys.check(kitchen, client)
     with pytest.raises(SamaraError, match=f"its key is that of client {client}, not 8"):
         keys.check(kitchen, 8)
@@ -50,7 +50,7 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
         keys.check(kitchen, client)
-    keys.check(garage, client_index_of(garage))
+    keys.check(garage, client_index_of_key(garage))
     assert "is not registered here" in keys.refusal(b"another")
 
 
@@ -60,8 +60,8 @@ def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
     keys, file = Keys(tmp_path / "keys"), tmp_path / "phone.pem"
     file.write_bytes(public.replace(b"\n", b"\r\n"))
     added = keys.add("pocket", file)
-    assert (added.name, added.client) == ("pocket", client_index_of(public))
-    keys.check(public, client_index_of(public))
+    assert (added.name, added.client) == ("pocket", client_index_of_key(public))
+    keys.check(public, client_index_of_key(public))
     with pytest.raises(SamaraError, match="has this key, or one of the same index"):
         keys.add("pocket-again", file)
     with pytest.raises(SamaraError, match="choose another"):

@@ -4,7 +4,9 @@ from client.protocol.client_handler import Answering, Instruction, standing
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from shared.frames import EvaluateInstruction, Evaluation, Report, TrainInstruction, token_of
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 
 

@@ -14,9 +14,9 @@ from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.rows import read_rows
 from devices.phone.reference_client.runtime import Program
+from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
-from shared.identity import client_index_of
 from shared.signing import PhoneKey
 
 log = logging.getLogger("samara.phone")
@@ -48,7 +48,7 @@ def _up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: D
     program = Program(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     trainer = PhoneTrainer(program, read_rows(rows_file, program.manifest))
-    phone = Phone(trainer, client_index_of(key.public), SessionFolder(home))
+    phone = Phone(trainer, client_index_of_key(key.public), SessionFolder(home))
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -14,14 +14,10 @@ from client.training.local_step_plan import LocalStepPlan
 from devices.phone.reference_client.rows import Rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend
 from shared.errors import CatchUpError
-from shared.frames import (
-    Figures,
-    Hello,
-    Report,
-    Split,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.hello import Hello
+from shared.frames.instructions import Split, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.replay import check_fits, summed
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -85,7 +81,7 @@ class PhoneTrainer:
             pending = summed(added)
         return steps.report(token_of(instruction.encode()))
 
-    def figures(self, name: str, state: NDArray[np.int64], split: Split) -> Figures:
+    def figures(self, name: str, state: NDArray[np.int64], split: Split) -> EvaluationColumn:
         """Loss and confusion of a state on a split: ``forward`` with ε = 0."""
         rows, labels = self._rows[split], len(self._program.manifest.words)
         counts = np.zeros((labels, labels), np.int64)
@@ -96,7 +92,7 @@ class PhoneTrainer:
             losses.append(loss[0, 0])
             np.add.at(counts, (rows.labels[batch], scores[0, 0].argmax(1)), 1)
         mean = float(np.concatenate(losses).astype(np.float64).mean()) if losses else 0.0
-        return Figures(name, mean, counts)
+        return EvaluationColumn(name, mean, counts)
 
     def check_layout(self, layout_hash: bytes) -> None:
         """Refuse an instruction for another adapter.

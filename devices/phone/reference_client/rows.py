@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from devices.phone.manifest import Manifest
 from shared.errors import DataError
-from shared.frames import Split
+from shared.frames.instructions import Split
 
 MAX_TOKEN = 2**31
 

@@ -1,0 +1,80 @@
+"""The evaluation: the frame with a client's losses and confusion counts."""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import FrameError
+from shared.wire import Kind, Reader, pack, text_bytes, unpack
+
+MAX_LABELS = 1024
+MAX_COLUMNS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationColumn:
+    """How one set of weights does on a client's examples.
+
+    Attributes:
+        name: of the weights: global, zero-shot, personalized …
+        mean_loss: over the examples; 0 where there are none.
+        counts: confusion matrix, int64 [labels, labels], rows true, columns predicted.
+    """
+
+    name: str
+    mean_loss: float
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A client's answer to an evaluate instruction.
+
+    Attributes:
+        token: of the instruction it answers, 8 bytes.
+        client: client index.
+        columns: one per set of weights; names differ, labels agree.
+    """
+
+    token: bytes
+    client: int
+    columns: tuple[EvaluationColumn, ...]
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIHH")
+    _LOSS: ClassVar[struct.Struct] = struct.Struct("<d")
+
+    def encode(self) -> bytes:
+        """The evaluation as a frame."""
+        labels = len(self.columns[0].counts)
+        parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
+        for column in self.columns:
+            parts += [text_bytes(column.name), self._LOSS.pack(column.mean_loss)]
+            parts.append(column.counts.astype("<u4").tobytes())
+        return pack(Kind.EVALUATION, b"".join(parts))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an evaluation.
+
+        Raises:
+            FrameError: if the frame is not a sound evaluation.
+        """
+        reader = Reader(unpack(frame, Kind.EVALUATION))
+        token, client, labels, count = reader.fields(cls._FIELDS)
+        if not (1 <= labels <= MAX_LABELS and 1 <= count <= MAX_COLUMNS):
+            raise FrameError(f"the evaluation of client {client} is out of range")
+        columns = []
+        for _ in range(count):
+            name = reader.text()
+            (mean_loss,) = reader.fields(cls._LOSS)
+            counts = reader.array("<u4", labels * labels).astype(np.int64)
+            columns.append(EvaluationColumn(name, mean_loss, counts.reshape(labels, labels)))
+        reader.end()
+        if not all(np.isfinite(column.mean_loss) for column in columns):
+            raise FrameError(f"a loss in the evaluation of client {client} is not finite")
+        if len({column.name for column in columns}) < count:
+            raise FrameError(f"the evaluation of client {client} names a column twice")
+        return cls(token, client, tuple(columns))

@@ -1,0 +1,51 @@
+"""The hello: the frame with which a client introduces itself."""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from shared.client_index import check_client_index
+from shared.wire import Kind, Reader, pack, text_bytes, unpack
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a client introduces itself.
+
+    Attributes:
+        client: client index.
+        examples: training examples it holds.
+        round: the last round in its state.
+        model_id: 32 bytes.
+        layout: the layout's canonical JSON.
+        facts: JSON object: `clients`, among how many its data set is dealt, 0 if it is all its own;
+            the rest (versions, threads and the like) is for the record only.
+    """
+
+    client: int
+    examples: int
+    round: int
+    model_id: bytes
+    layout: str
+    facts: str
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<III32s")
+
+    def encode(self) -> bytes:
+        """The introduction as a frame."""
+        fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
+        return pack(Kind.HELLO, fields + text_bytes(self.layout) + text_bytes(self.facts))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read an introduction.
+
+        Raises:
+            FrameError: if the frame is not a sound hello.
+        """
+        reader = Reader(unpack(frame, Kind.HELLO))
+        client, examples, last_round, model_id = reader.fields(cls._FIELDS)
+        hello = cls(client, examples, last_round, model_id, reader.text(), reader.text())
+        reader.end()
+        check_client_index(client)
+        return hello

@@ -1,0 +1,114 @@
+"""The report: the frame in which a client uploads its projected gradients."""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.client_index import check_client_index
+from shared.errors import FrameError
+from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
+
+MAX_GRADIENT = 1e6
+"""A projected gradient or a mean loss beyond this is refused with its report."""
+MAX_CURVATURE = 1e12
+"""Likewise a curvature."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a client uploads after a round: 32 bytes and 4 per projected gradient.
+
+    Attributes:
+        token: of the instruction it answers, 8 bytes.
+        client: client index.
+        examples: training examples the client holds.
+        mean_loss: over the points of all local steps, but for those that began far from where the
+            round did (`shared.step_size.REACH`): they tell nothing of the global model.
+        gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
+            use (`TrainInstruction.sums`).
+        seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).
+        summed_steps: K where the gradients are sums; 0 otherwise.
+        curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that took L₀, a
+            float32; None if none did.
+    """
+
+    token: bytes
+    client: int
+    examples: int
+    mean_loss: float
+    gradients: NDArray[np.float32]
+    seeds: NDArray[np.uint64] | None = None
+    summed_steps: int = 0
+    curvature: float | None = None
+
+    _CURVATURE: ClassVar[struct.Struct] = struct.Struct("<f")
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHHf")
+    _SUMMED_FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHfI")
+
+    @property
+    def steps(self) -> int:
+        """Local steps that the client did."""
+        return self.summed_steps or len(self.gradients)
+
+    def encode(self) -> bytes:
+        """The report as a frame."""
+        bend = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
+        if self.summed_steps:
+            fields = self._SUMMED_FIELDS.pack(
+                *(self.token, self.client, self.examples),
+                *(self.summed_steps, self.mean_loss, len(self.gradients)),
+            )
+            sums = self.gradients.astype("<f4").tobytes()
+            return pack(Kind.REPORT_OF_SUMS, fields + sums + bend)
+        steps, queries = self.gradients.shape
+        fields = self._FIELDS.pack(
+            self.token, self.client, self.examples, steps, queries, self.mean_loss
+        )
+        gradients = self.gradients.astype("<f4").tobytes()
+        if self.seeds is None:
+            return pack(Kind.REPORT, fields + gradients + bend)
+        seeds = self.seeds.astype("<u8").tobytes()
+        return pack(Kind.REPORT_WITH_SEEDS, fields + seeds + gradients + bend)
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a report.
+
+        Raises:
+            FrameError: if the frame is not a sound report, or a number in it is not finite or
+                over `MAX_GRADIENT`.
+        """
+        body = unpack(frame, Kind.REPORT, Kind.REPORT_WITH_SEEDS, Kind.REPORT_OF_SUMS)
+        reader = Reader(body)
+        shape: tuple[int, ...]
+        seeds, summed_steps = None, 0
+        if frame[3] == Kind.REPORT_OF_SUMS:
+            token, client, examples, summed_steps, mean_loss, count = reader.fields(
+                cls._SUMMED_FIELDS
+            )
+            shape, sound = (count,), summed_steps >= 1 and 1 <= count <= MAX_SCALARS
+        else:
+            token, client, examples, steps, queries, mean_loss = reader.fields(cls._FIELDS)
+            shape, count = (steps, queries), steps * queries
+            sound = 1 <= count <= MAX_SCALARS
+        if not sound:
+            raise FrameError(f"a report of {count} scalars is out of range")
+        if frame[3] == Kind.REPORT_WITH_SEEDS:
+            seeds = reader.array("<u8", count).reshape(shape)
+        gradients = reader.array("<f4", count).reshape(shape)
+        (curvature,) = reader.fields(cls._CURVATURE) if reader.left else (None,)
+        reader.end()
+        check_client_index(client)
+        if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
+            raise FrameError(
+                f"a projected gradient or the loss of client {client} is not finite or "
+                f"over {MAX_GRADIENT:g}"
+            )
+        if curvature is not None and not abs(curvature) <= MAX_CURVATURE:
+            raise FrameError(
+                f"the curvature of client {client} is not finite or over {MAX_CURVATURE:g}"
+            )
+        return cls(token, client, examples, mean_loss, gradients, seeds, summed_steps, curvature)
