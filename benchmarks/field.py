@@ -34,7 +34,7 @@ from benchmarks.live_run import LiveRun, Place
 from benchmarks.network import SERVER_ADDRESS, Network, Traffic, network
 from devices.live.keys import make_key
 from server.live.keys import KEYS_FOLDER, Keys
-from server.transport.roster import message_to
+from server.transport.messages import make_message
 from shared.ledger.catch_up import CatchUp
 from shared.settings import Scalar
 from shared.wire import RECORD
@@ -136,7 +136,7 @@ def bytes_of(live: LiveRun, traffic: list[Traffic], rounds: int) -> dict[str, di
     down = statistics.mean(count["bytes_down"] for count in counts)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 2**63
     tail = CatchUp(b"", bytes(round(down) - 100))
-    asked = message_to(2**63, "train", "10", bytes(100), tail, 60.0)
+    asked = make_message(2**63, "train", "10", bytes(100), tail, 60.0)
     content = RecordDict({RECORD: ConfigRecord({"frame": bytes(round(up))})})
     answer = Message(content, reply_to=asked)
     of_all = rounds * len(traffic)

@@ -170,13 +170,13 @@ def _layout_of_the_clients(
     end = time.monotonic() + config.cohort.timeout
     told = 0.0
     while True:
-        there = len(post.nodes())
+        there = len(post.connected_nodes())
         if there >= wanted or (there and time.monotonic() > end):
-            roster.greet(post, config.cohort.timeout)
+            roster.request_hellos(post, config.cohort.timeout)
             if roster.layout is not None:
                 return roster.layout
-            if roster.reasons and not patient:
-                raise SamaraError("no client can take part: " + "; ".join(roster.reasons))
+            if roster.refusal_reasons and not patient:
+                raise SamaraError("no client can take part: " + "; ".join(roster.refusal_reasons))
         if time.monotonic() > told + _TELL_SECONDS:
             log.info("waiting for %d clients, %d are there", wanted, there)
             told = time.monotonic()
@@ -191,7 +191,7 @@ def _result(
     events: list[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
-    members = sorted(roster.members.values(), key=lambda member: member.client)
+    entries = sorted(roster.entries.values(), key=lambda entry: entry.client)
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
@@ -200,7 +200,7 @@ def _result(
         "model_id": roster.model_id.hex(),
         "layout_hash": layout.hash.hex(),
         "elements": layout.size,
-        "clients": {str(m.client): {**m.facts, "examples": m.examples} for m in members},
+        "clients": {str(m.client): {**m.facts, "examples": m.examples} for m in entries},
         "rounds": [event for event in events if event["event"] == "round"],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "refused": Counter(client for event in events for client in event["refused"]),

@@ -28,7 +28,8 @@ from server.rounds.clustering import grouped, nearest
 from server.rounds.evaluation import put_together
 from server.rounds.strategy import ScalarStrategy
 from server.store import METRICS_FILE, RunStore, keep_layout
-from server.transport.roster import Member, Roster, frame_of, message_to
+from server.transport.messages import make_message, read_frame
+from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, SamaraError
@@ -169,22 +170,22 @@ class _Part(Roster):
         self._whole, self._groups, self._cluster = whole, groups, cluster
 
     @property
-    def members(self) -> dict[int, Member]:  # type: ignore[override]
+    def entries(self) -> dict[int, RosterEntry]:  # type: ignore[override]
         """Of this cluster, by Flower node id."""
         clusters = self._groups.clusters
         return {
-            node: member
-            for node, member in self._whole.members.items()
-            if clusters.get(member.client) == self._cluster
+            node: entry
+            for node, entry in self._whole.entries.items()
+            if clusters.get(entry.client) == self._cluster
         }
 
-    def greet(self, grid: Grid, timeout: float) -> None:
+    def request_hellos(self, grid: Grid, timeout: float) -> None:
         """Ask every node that has not introduced itself to do so."""
-        self._whole.greet(grid, timeout)
+        self._whole.request_hellos(grid, timeout)
 
-    def refusal(self, member: Member) -> str:
-        """Why a member may no longer take part; empty if it may."""
-        return self._whole.refusal(member)
+    def refusal_reason(self, entry: RosterEntry) -> str:
+        """Why an entry may no longer take part; empty if it may."""
+        return self._whole.refusal_reason(entry)
 
 
 class Clusters(Strategy):
@@ -251,8 +252,8 @@ class Clusters(Strategy):
         The first who are there make the groups, those who never train apart; who comes later joins
         the one that agrees with it best.
         """
-        self._roster.greet(grid, self._config.cohort.timeout)
-        new = [m for m in self._roster.members.values() if m.client not in self.groups.clusters]
+        self._roster.request_hellos(grid, self._config.cohort.timeout)
+        new = [m for m in self._roster.entries.values() if m.client not in self.groups.clusters]
         if not new:
             return
         groups, found = self.groups, self._scalars(new, grid)
@@ -267,32 +268,34 @@ class Clusters(Strategy):
             clients = sorted(d for d, own in groups.clusters.items() if own == cluster)
             log.info("cluster %d: clients %s", cluster + 1, ", ".join(map(str, clients)))
 
-    def _scalars(self, members: Sequence[Member], grid: Grid) -> dict[int, NDArray[np.float64]]:
+    def _scalars(
+        self, entries: Sequence[RosterEntry], grid: Grid
+    ) -> dict[int, NDArray[np.float64]]:
         """What these clients answer, by client; who does not answer soundly stays without."""
         settings, layout = self._config, self._layout
         start = digest(layout.hash, zero_state(layout.size))
         instruction = finding(settings, self._run_id, layout.hash, start)
         frame, seconds = instruction.encode(), settings.cohort.timeout
         messages = [
-            message_to(member.node, MessageType.TRAIN, "groups", frame, CatchUp(), seconds)
-            for member in members
+            make_message(entry.node, MessageType.TRAIN, "groups", frame, CatchUp(), seconds)
+            for entry in entries
         ]
         self.groups.bytes_down += len(frame) * len(messages)
         found = {}
         for reply in grid.send_and_receive(messages, timeout=seconds):
-            member = self._roster.members.get(reply.metadata.src_node_id)
-            if member is None:
+            entry = self._roster.entries.get(reply.metadata.src_node_id)
+            if entry is None:
                 continue
             try:
-                answer = frame_of(reply)
+                answer = read_frame(reply)
                 self.groups.bytes_up += len(answer)
                 report = Report.decode(answer)
-                if report.client != member.client:
+                if report.client != entry.client:
                     raise SamaraError(f"it answers as client {report.client}")
                 check_report(report, instruction)
-                found[member.client] = instruction.clipped(report.gradients).astype(np.float64)
+                found[entry.client] = instruction.clipped(report.gradients).astype(np.float64)
             except SamaraError as error:
-                log.warning("client %d: %s", member.client, error)
+                log.warning("client %d: %s", entry.client, error)
         return found
 
     def summary(self) -> None:

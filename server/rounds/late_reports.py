@@ -4,7 +4,7 @@ from flwr.app import Message
 
 from server.rounds.aggregation import check_report
 from server.rounds.recorded_cohorts import origins
-from server.transport.roster import frame_of
+from server.transport.messages import read_frame
 from shared.errors import ReportError, SamaraError
 from shared.frames.instructions import TrainInstruction, token_of
 from shared.frames.report import Report
@@ -19,7 +19,7 @@ _TOKEN = slice(8, 16)
 def report_token(reply: Message) -> bytes | None:
     """The token of the instruction that a reply's report says it answers; None of no report."""
     try:
-        frame = frame_of(reply)
+        frame = read_frame(reply)
         return frame[_TOKEN] if kind_of(frame) in _REPORTS else None
     except SamaraError:
         return None

@@ -27,7 +27,8 @@ from server.rounds.recorded_cohorts import RepeatedCohorts
 from server.rounds.sampling import cohort
 from server.store import RunStore
 from server.transport.clock import Clock, SystemClock
-from server.transport.roster import Member, Roster, awaited, frame_of, message_to
+from server.transport.messages import make_message, read_frame
+from server.transport.roster import Roster, RosterEntry, await_clients
 from shared.config import RunConfig
 from shared.directions import round_root
 from shared.errors import LedgerError, ReplayError, ReportError, SamaraError, TrainingError
@@ -95,7 +96,7 @@ class ScalarStrategy(Strategy):
     @property
     def nodes(self) -> Collection[int]:
         """Flower's ids of its clients."""
-        return self._roster.members.keys()
+        return self._roster.entries.keys()
 
     def summary(self) -> None:
         """Log what the strategy will do."""
@@ -153,10 +154,10 @@ class ScalarStrategy(Strategy):
         token = token_of(self._train.encode())
         return 0 < self._wanted <= sum(report_token(reply) == token for reply in replies)
 
-    def _chosen(self, number: int, grid: Grid) -> tuple[dict[int, Member], list[int]]:
+    def _chosen(self, number: int, grid: Grid) -> tuple[dict[int, RosterEntry], list[int]]:
         """Who is there, and which of them are asked in a round, ascending."""
         settings, share = self._config.cohort, self._config.cohort.fraction
-        present = awaited(self._roster, grid, self._config)
+        present = await_clients(self._roster, grid, self._config)
         if self._cohorts:
             chosen = self._cohorts.asked(number)
             if missing := [client for client in chosen if client not in present]:
@@ -246,8 +247,8 @@ class ScalarStrategy(Strategy):
         return None, MetricRecord({"loss": loss or 0.0, "reports": len(delta.contributors)})
 
     def _by_client(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
-        members = self._roster.members
-        return [(members[reply.metadata.src_node_id].client, reply) for reply in replies]
+        entries = self._roster.entries
+        return [(entries[reply.metadata.src_node_id].client, reply) for reply in replies]
 
     def _late_reports(
         self,
@@ -260,22 +261,22 @@ class ScalarStrategy(Strategy):
         """The reports of earlier rounds that count in this one, by client; others are refused."""
         accepted: dict[int, tuple[TrainInstruction, Report]] = {}
         for reply in replies:
-            member = self._roster.members.get(reply.metadata.src_node_id)
-            if member is None:
+            entry = self._roster.entries.get(reply.metadata.src_node_id)
+            if entry is None:
                 log.warning("dropped a late reply of a node that is not known")
                 continue
             try:
-                frame = self._frame_of(reply, member)
-                received[member.client] = received.get(member.client, 0) + len(frame)
+                frame = self._frame_of(reply, entry)
+                received[entry.client] = received.get(entry.client, 0) + len(frame)
                 report = Report.decode(frame)
-                asked = self._late.accepted(report, member.client, number)
-                if member.client in reports or member.client in accepted:
-                    raise ReportError(f"it comes late and client {member.client} has a newer one")
-                accepted[member.client] = asked, report
+                asked = self._late.accepted(report, entry.client, number)
+                if entry.client in reports or entry.client in accepted:
+                    raise ReportError(f"it comes late and client {entry.client} has a newer one")
+                accepted[entry.client] = asked, report
             except SamaraError as error:
-                self._tell_refusal(member.client, str(error))
-                if member.client not in reports:
-                    refused[member.client] = str(error)
+                self._tell_refusal(entry.client, str(error))
+                if entry.client not in reports:
+                    refused[entry.client] = str(error)
         return [accepted[client] for client in sorted(accepted)]
 
     def _judge(
@@ -372,12 +373,12 @@ class ScalarStrategy(Strategy):
             self._store.layout.hash,
             self._store.ledger.digest,
         )
-        present = self._roster.present(grid.get_node_ids())
+        present = self._roster.entries_of(grid.get_node_ids())
         kind = f"{MessageType.EVALUATE}.{action}" if action else MessageType.EVALUATE
         return self._messages(self._evaluation.encode(), kind, present.values())
 
     def _messages(
-        self, frame: bytes, message_type: str, members: Iterable[Member]
+        self, frame: bytes, message_type: str, entries: Iterable[RosterEntry]
     ) -> list[Message]:
         """One message per client; what it costs is counted where it is made."""
         messages, last = [], self._store.ledger.position.round
@@ -385,11 +386,11 @@ class ScalarStrategy(Strategy):
         seconds = self._config.cohort.timeout * late_too
         self._sent = {}
         catch_up_from = cache(self._store.ledger.catch_up)
-        for member in members:
-            catch_up = catch_up_from(min(member.round, last))
-            self._sent[member.client] = len(frame) + len(catch_up)
+        for entry in entries:
+            catch_up = catch_up_from(min(entry.round, last))
+            self._sent[entry.client] = len(frame) + len(catch_up)
             messages.append(
-                message_to(member.node, message_type, str(last + 1), frame, catch_up, seconds)
+                make_message(entry.node, message_type, str(last + 1), frame, catch_up, seconds)
             )
         return messages
 
@@ -404,35 +405,35 @@ class ScalarStrategy(Strategy):
         refused: dict[int, str] = {}
         received: dict[int, int] = {}
         for reply in replies:
-            member = self._roster.members.get(reply.metadata.src_node_id)
-            if member is None:
+            entry = self._roster.entries.get(reply.metadata.src_node_id)
+            if entry is None:
                 log.warning("dropped a reply of a node that nobody asked")
                 continue
             try:
-                frame = self._frame_of(reply, member)
-                received[member.client] = received.get(member.client, 0) + len(frame)
+                frame = self._frame_of(reply, entry)
+                received[entry.client] = received.get(entry.client, 0) + len(frame)
                 if kind_of(frame) is Kind.REFUSAL:
                     refusal = Refusal.decode(frame)
-                    member.round = refusal.round
+                    entry.round = refusal.round
                     raise ReportError(_short(refusal.reason))
                 answer = kind.decode(frame)
-                if answer.client != member.client:
+                if answer.client != entry.client:
                     raise ReportError(f"it answers as client {answer.client}")
                 if answer.token != token_of(instruction):
                     raise ReportError("it answers another instruction than it was sent")
-                if member.client in answers:
+                if entry.client in answers:
                     raise ReportError("it answers twice")
-                answers[member.client], member.round = answer, position
+                answers[entry.client], entry.round = answer, position
             except SamaraError as error:
-                refused[member.client] = str(error)
-                self._tell_refusal(member.client, str(error))
+                refused[entry.client] = str(error)
+                self._tell_refusal(entry.client, str(error))
         return answers, refused, received
 
-    def _frame_of(self, reply: Message, member: Member) -> bytes:
-        """The frame in a member's reply, if it may still send any and it is no flood."""
-        if reason := self._roster.refusal(member):
+    def _frame_of(self, reply: Message, entry: RosterEntry) -> bytes:
+        """The frame in an entry's reply, if it may still send any and it is no flood."""
+        if reason := self._roster.refusal_reason(entry):
             raise ReportError(reason)
-        frame = frame_of(reply)
+        frame = read_frame(reply)
         most = most_answer_bytes(self._config)
         if len(frame) > most:
             raise ReportError(f"its answer of {len(frame)} bytes is longer than {most}")
@@ -518,7 +519,7 @@ class ScalarStrategy(Strategy):
     def _compact(self) -> None:
         """Drop what nobody needs; that it cannot be dropped is no reason to end the run."""
         try:
-            self._store.ledger.compact(self._roster.passed())
+            self._store.ledger.compact(self._roster.lowest_round())
         except LedgerError as error:
             log.warning("%s", error)
 

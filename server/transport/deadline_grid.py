@@ -53,10 +53,10 @@ class DeadlineGrid(DelegatingGrid):
         self._patience = patience
         self._awaited: list[set[str]] = []
 
-    def nodes(self) -> dict[int, bytes]:
+    def connected_nodes(self) -> dict[int, bytes]:
         """The nodes that are there, with their public keys (PEM), empty where they have none."""
         if isinstance(self._grid, PhoneGrid):
-            return self._grid.nodes()
+            return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
     def send_and_receive(

@@ -91,9 +91,9 @@ class PhoneGrid(DelegatingGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are there, phones among them; a node is seen once it said what it is."""
-        return list(self.nodes())
+        return list(self.connected_nodes())
 
-    def nodes(self) -> dict[int, bytes]:
+    def connected_nodes(self) -> dict[int, bytes]:
         """The nodes that are there, with their public keys (PEM), empty where they have none."""
         public_keys = self._known()
         there = public_keys.keys()

@@ -7,20 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from server.live.keys import Keys
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
+from server.transport.messages import make_message, read_frame
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
-from shared.wire import RECORD, Kind, kind_of
+from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -37,7 +38,7 @@ _LOST = (
 
 
 @dataclass
-class Member:
+class RosterEntry:
     """A client of the run.
 
     Attributes:
@@ -63,14 +64,14 @@ class Roster:
     A node that goes away is forgotten: it may come back under another Flower id, or restored.
 
     Attributes:
-        members: by Flower node id.
+        entries: by Flower node id.
         layout: that all of them have; None before the first introduction.
         model_id: of the base model that all of them have.
         client_count: among how many the data set is dealt; 0 if every client has data of its own.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
-        self.members: dict[int, Member] = {}
+        self.entries: dict[int, RosterEntry] = {}
         self.layout: Layout | None = None
         self.model_id = b""
         self.client_count = 0
@@ -79,11 +80,11 @@ class Roster:
         self._refused: dict[int, tuple[str, float]] = {}
 
     @property
-    def reasons(self) -> list[str]:
+    def refusal_reasons(self) -> list[str]:
         """Why nodes that are there do not take part."""
         return [reason for reason, _ in self._refused.values()]
 
-    def greet(self, grid: Grid, timeout: float) -> None:
+    def request_hellos(self, grid: Grid, timeout: float) -> None:
         """Ask every node that has not introduced itself to do so.
 
         The first introduction, in order of client, fixes layout, model and number of clients of
@@ -99,39 +100,39 @@ class Roster:
         for node in nodes:
             if reason := self._why_not(nodes[node]):
                 self._refuse(node, reason)
-        known = self.members.keys() | self._refused.keys() | set(self._asked.values())
+        known = self.entries.keys() | self._refused.keys() | set(self._asked.values())
         unknown = [node for node in nodes if node not in known]
         if unknown:
             seconds = max(timeout, _GREETING_SECONDS)  # nothing waits for it once somebody is known
             messages = [
-                message_to(node, MessageType.QUERY, "hello", b"", CatchUp(), seconds)
+                make_message(node, MessageType.QUERY, "hello", b"", CatchUp(), seconds)
                 for node in unknown
             ]
             self._asked |= zip(grid.push_messages(messages), unknown, strict=True)
-        end = time.monotonic() + (0 if self.members else min(timeout, _GREETING_SECONDS))
+        end = time.monotonic() + (0 if self.entries else min(timeout, _GREETING_SECONDS))
         while self._asked:
             self._take_in(grid.pull_messages(list(self._asked)), nodes)
             if not self._asked or time.monotonic() > end:
                 break
             time.sleep(_POLL_SECONDS)
 
-    def present(self, nodes: Iterable[int]) -> dict[int, Member]:
+    def entries_of(self, nodes: Iterable[int]) -> dict[int, RosterEntry]:
         """Members among these nodes, by client index."""
-        known = [self.members[node] for node in nodes if node in self.members]
-        return {member.client: member for member in sorted(known, key=lambda m: m.client)}
+        known = [self.entries[node] for node in nodes if node in self.entries]
+        return {entry.client: entry for entry in sorted(known, key=lambda m: m.client)}
 
-    def passed(self) -> int:
+    def lowest_round(self) -> int:
         """The round that every known client has reached."""
-        return min((member.round for member in self.members.values()), default=0)
+        return min((entry.round for entry in self.entries.values()), default=0)
 
-    def refusal(self, member: Member) -> str:
-        """Why a member may no longer take part; empty if it may."""
-        return self._why_not(member.public_key)
+    def refusal_reason(self, entry: RosterEntry) -> str:
+        """Why an entry may no longer take part; empty if it may."""
+        return self._why_not(entry.public_key)
 
     def _forget_all_but(self, nodes: Mapping[int, bytes]) -> None:
-        gone = self.members.keys() - nodes.keys()
+        gone = self.entries.keys() - nodes.keys()
         for node in gone:
-            del self.members[node]
+            del self.entries[node]
         self._asked = {i: node for i, node in self._asked.items() if node in nodes}
         now = time.monotonic()
         self._refused = {
@@ -179,11 +180,11 @@ class Roster:
                 f"this run's among {self.client_count}; "
                 "give all the same num-partitions"
             )
-        if any(member.client == hello.client for member in self.members.values()):
+        if any(entry.client == hello.client for entry in self.entries.values()):
             raise SamaraError("another node is already this client; give each its own index")
         if self._keys:
             self._keys.check(public_key, hello.client)
-        self.members[node] = Member(
+        self.entries[node] = RosterEntry(
             node, hello.client, hello.examples, hello.round, facts, public_key
         )
 
@@ -191,25 +192,25 @@ class Roster:
         return self._keys.refusal(public_key) if self._keys else ""
 
     def _refuse(self, node: int, reason: str) -> None:
-        self.members.pop(node, None)
+        self.entries.pop(node, None)
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
             log.warning("refused: %s", reason)
 
 
-def awaited(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, Member]:
+def await_clients(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, RosterEntry]:
     """Greet who is new, and wait for as many clients as a round needs, but not beyond its time.
 
     Returns:
-        The members that can be asked now, by client index.
+        The entries that can be asked now, by client index.
     """
     wanted = min(config.cohort.minimum, config.data.clients)
     clock = grid.clock if isinstance(grid, DeadlineGrid) else SystemClock()
     end = clock.now() + config.cohort.timeout
     while True:
-        roster.greet(grid, config.cohort.timeout)
-        present = roster.present(clock.reachable(_nodes(grid)))
+        roster.request_hellos(grid, config.cohort.timeout)
+        present = roster.entries_of(clock.reachable(_nodes(grid)))
         if len(present) >= wanted or clock.now() >= end:
             return present
         clock.wait(end - clock.now())
@@ -218,39 +219,12 @@ def awaited(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, Member]:
 def _nodes(grid: Grid) -> dict[int, bytes]:
     """The nodes that are there, with their public keys (PEM); without one where nobody has any."""
     if isinstance(grid, DeadlineGrid):
-        return grid.nodes()
+        return grid.connected_nodes()
     return dict.fromkeys(grid.get_node_ids(), b"")
 
 
-def message_to(
-    node: int, message_type: str, group: str, frame: bytes, catch_up: CatchUp, seconds: float
-) -> Message:
-    """A Flower message that carries a frame, and what the node needs to catch up.
-
-    It is not delivered, nor an answer to it, after so many seconds.
-    """
-    parts = ConfigRecord({"frame": frame, "snapshot": catch_up.snapshot, "tail": catch_up.tail})
-    return Message(RecordDict({RECORD: parts}), node, message_type, ttl=seconds, group_id=group)
-
-
-def frame_of(reply: Message) -> bytes:
-    """The frame in a reply.
-
-    Raises:
-        FrameError: if the client app failed or the message holds no frame.
-    """
-    if reply.has_error():
-        reason = (reply.error.reason or "").strip().splitlines()
-        raise FrameError(f"the client app failed: {reason[-1] if reason else 'no reason given'}")
-    record = reply.content.config_records.get(RECORD, ConfigRecord())
-    frame = record.get("frame")
-    if not isinstance(frame, bytes):
-        raise FrameError("the reply holds no frame")
-    return frame
-
-
 def _hello(reply: Message) -> Hello:
-    frame = frame_of(reply)
+    frame = read_frame(reply)
     if kind_of(frame) is Kind.REFUSAL:
         refusal = Refusal.decode(frame)
         raise SamaraError(f"client {refusal.client}: {refusal.reason}")

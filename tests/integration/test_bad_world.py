@@ -209,7 +209,9 @@ def test_a_revoked_devices_reports_are_refused(
     public[3] = b"of a stranger"
     monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
     monkeypatch.setattr(
-        DeadlineGrid, "nodes", lambda post: {n: public[n - 1000] for n in post.get_node_ids()}
+        DeadlineGrid,
+        "connected_nodes",
+        lambda post: {n: public[n - 1000] for n in post.get_node_ids()},
     )
 
     def revokes(reply: Message, client: int, number: int) -> Message:

@@ -33,7 +33,7 @@ from client.protocol.session_store import (
 from client.protocol.trainer_service import served
 from devices.live.settings import ClientSettings, own_settings
 from server.app import serve
-from server.transport.roster import message_to
+from server.transport.messages import make_message
 from shared.config import RunConfig
 from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
 from shared.frames.hello import Hello
@@ -280,7 +280,7 @@ def test_without_a_trainer_flower_gets_the_reason(
     monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
     grid = InProcessGrid(client_app, 1, server_config.flat())
     [node] = grid.get_node_ids()
-    [reply] = grid.send_and_receive([message_to(node, "query", "hello", b"", CatchUp(), 60.0)])
+    [reply] = grid.send_and_receive([make_message(node, "query", "hello", b"", CatchUp(), 60.0)])
     assert isinstance(reply.error, Error)
     assert "no trainer answers" in str(reply.error.reason)
 

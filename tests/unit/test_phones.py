@@ -12,8 +12,9 @@ from helpers import layout_of
 
 from devices.live.keys import make_key
 from server.transport.deadline_grid import DeadlineGrid
+from server.transport.messages import make_message
 from server.transport.phone_grid import PhoneGrid
-from server.transport.roster import Roster, message_to
+from server.transport.roster import Roster
 from shared.client_index import client_index_of_key
 from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
@@ -74,7 +75,7 @@ def gateway_and_grid(tmp_path: Path) -> tuple[Gateway, DeadlineGrid]:
 
 def train(post: DeadlineGrid, nodes: Iterable[int], tails: Iterable[bytes]) -> dict[int, Message]:
     messages = [
-        message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(tail=tail), 60.0)
+        make_message(node, MessageType.TRAIN, "1", b"do it", CatchUp(tail=tail), 60.0)
         for node, tail in zip(nodes, tails, strict=True)
     ]
     replies = post.send_and_receive(messages, timeout=20.0)
@@ -83,13 +84,13 @@ def train(post: DeadlineGrid, nodes: Iterable[int], tails: Iterable[bytes]) -> d
 
 def test_every_phone_is_a_node_and_is_asked_through_its_gateway(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
-    nodes = post.nodes()
+    nodes = post.connected_nodes()
     assert LAPTOP in nodes
     assert GATEWAY not in nodes
     assert {client_index_of_key(key) for key in nodes.values() if key} == app.keys.keys()
     roster = Roster()
-    roster.greet(post, 20.0)
-    assert {member.client for member in roster.members.values()} == {5, *app.keys}
+    roster.request_hellos(post, 20.0)
+    assert {entry.client for entry in roster.entries.values()} == {5, *app.keys}
     replies = train(post, nodes, [b"long tail", b"", b"tail"])
     assert replies.keys() == nodes.keys()
     assert all(not reply.has_error() for reply in replies.values())
@@ -102,14 +103,16 @@ def test_every_phone_is_a_node_and_is_asked_through_its_gateway(gateway_and_grid
 
 def test_the_phones_of_a_gateway_get_what_the_furthest_behind_needs(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
-    phones = [node for node, key in post.nodes().items() if key]
+    phones = [node for node, key in post.connected_nodes().items() if key]
     train(post, phones, [b"short", b"much longer"])
     assert app.calls[0]["tail"] == b"much longer"
 
 
 def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
-    by_device = {client_index_of_key(key): node for node, key in post.nodes().items() if key}
+    by_device = {
+        client_index_of_key(key): node for node, key in post.connected_nodes().items() if key
+    }
     first, second = by_device
     app.silent = {first}
     replies = train(post, by_device.values(), [b"", b""])
@@ -123,22 +126,22 @@ def test_a_phone_that_is_silent_or_not_signed_costs_its_own_answer(gateway_and_g
 def test_phones_come_and_go(gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
     app, post = gateway_and_grid
-    assert len(post.nodes()) == 3
+    assert len(post.connected_nodes()) == 3
     app.silent = set(app.keys)
-    post.nodes()
-    assert list(post.nodes()) == [LAPTOP]
+    post.connected_nodes()
+    assert list(post.connected_nodes()) == [LAPTOP]
     app.silent = set()
-    post.nodes()
-    assert len(post.nodes()) == 3
+    post.connected_nodes()
+    assert len(post.connected_nodes()) == 3
 
 
 def test_what_nobody_answers_in_its_time_is_forgotten(
     gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, post = gateway_and_grid
-    phones = [node for node, key in post.nodes().items() if key]
+    phones = [node for node, key in post.connected_nodes().items() if key]
     messages = [
-        message_to(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0) for node in phones
+        make_message(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0) for node in phones
     ]
     names = list(post.push_messages(messages))
     grid, clock = post._grid, time.monotonic()
@@ -147,7 +150,7 @@ def test_what_nobody_answers_in_its_time_is_forgotten(
     monkeypatch.setattr(
         "server.transport.phone_grid.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
     )
-    post.nodes()
+    post.connected_nodes()
     assert grid._relayed == grid._places == {}
 
 
@@ -155,9 +158,9 @@ def test_an_answer_that_nobody_fetches_is_forgotten(
     gateway_and_grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, post = gateway_and_grid
-    phones = [node for node, key in post.nodes().items() if key]
+    phones = [node for node, key in post.connected_nodes().items() if key]
     messages = [
-        message_to(node, kind, "1", b"do it", CatchUp(), 60.0)
+        make_message(node, kind, "1", b"do it", CatchUp(), 60.0)
         for kind in (MessageType.TRAIN, MessageType.QUERY)
         for node in phones
     ]
@@ -168,7 +171,7 @@ def test_an_answer_that_nobody_fetches_is_forgotten(
     monkeypatch.setattr(
         "server.transport.phone_grid.time.monotonic", lambda: clock + messages[0].metadata.ttl + 1
     )
-    post.nodes()
+    post.connected_nodes()
     assert grid._ready == {}
 
 
@@ -176,4 +179,4 @@ def test_a_phone_cannot_be_another_device(gateway_and_grid: Any) -> None:
     app, post = gateway_and_grid
     (one, key), (other, _) = app.keys.items()
     app.keys = {one: key, other: key}  # it signs for both
-    assert {client_index_of_key(k) for k in post.nodes().values() if k} == {one}
+    assert {client_index_of_key(k) for k in post.connected_nodes().values() if k} == {one}

@@ -1,0 +1,40 @@
+"""Flower messages that carry one frame of ours."""
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from shared.errors import FrameError
+from shared.ledger.catch_up import CatchUp
+from shared.wire import RECORD
+
+
+def make_message(
+    node: int, message_type: str, group: str, frame: bytes, catch_up: CatchUp, seconds: float
+) -> Message:
+    """Return a message to a node with a frame and the ledger records that the node lacks.
+
+    Args:
+        node: Flower's id of the node.
+        message_type: Flower's message type, `train`, `evaluate` or `query`.
+        group: Flower's group id; only shown in logs.
+        frame: the frame, empty where a hello is requested.
+        catch_up: the snapshot and the ledger records that the node lacks.
+        seconds: time to live, after which Flower delivers neither the message nor a reply to it.
+    """
+    parts = ConfigRecord({"frame": frame, "snapshot": catch_up.snapshot, "tail": catch_up.tail})
+    return Message(RecordDict({RECORD: parts}), node, message_type, ttl=seconds, group_id=group)
+
+
+def read_frame(reply: Message) -> bytes:
+    """Return the frame in a reply.
+
+    Raises:
+        FrameError: if the ClientApp failed or the reply holds no frame.
+    """
+    if reply.has_error():
+        reason = (reply.error.reason or "").strip().splitlines()
+        raise FrameError(f"the client app failed: {reason[-1] if reason else 'no reason given'}")
+    record = reply.content.config_records.get(RECORD, ConfigRecord())
+    frame = record.get("frame")
+    if not isinstance(frame, bytes):
+        raise FrameError("the reply holds no frame")
+    return frame
