@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.frozen_baseline import Frozen
 from benchmarks.words_baseline import divided
-from client.estimators.prge import Trial, carried_out
+from client.estimators.prge import LossRequest, run_estimator
 from client.personal.methods import composition, kept_share, pull
 from client.training.local_step_plan import LocalStepPlan
 from server.rounds.clustering import grouped
@@ -65,18 +65,18 @@ class Texts:
         """What a client reports of the base, float64 [steps, q]; losses to first order in ε."""
         base = np.zeros(self.gradients.shape[1])
 
-        def losses_of(trial: Trial) -> Floats:
-            batch = self.some(trial.batch)
+        def losses_of(request: LossRequest) -> Floats:
+            batch = self.some(request.batch)
             loss = batch.loss(base)
-            if not len(trial.seeds):
+            if not len(request.seeds):
                 return np.array([loss])
-            z = directions(trial.seeds, len(base), "gaussian") * 2.0**-DIRECTION_BITS
+            z = directions(request.seeds, len(base), "gaussian") * 2.0**-DIRECTION_BITS
             along = z @ batch.slope(base)
-            return np.concatenate([loss + sign * asked.epsilon * along for sign in trial.signs])
+            return np.concatenate([loss + sign * asked.epsilon * along for sign in request.signs])
 
         own = LocalStepPlan(asked, device, self.labels, classes=2)
         for _ in range(asked.steps):
-            own.taken(carried_out(own.estimator(), losses_of))
+            own.taken(run_estimator(own.estimator(), losses_of))
         return own.report(bytes(8)).gradients.astype(np.float64)
 
 

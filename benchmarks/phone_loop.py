@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Trial, carried_out
+from client.estimators.prge import GradientEstimate, LossRequest, run_estimator
 from client.forward.grouping import Schedule
 from client.training.local_step_plan import LocalStepPlan
 from client.training.trainer import Trainer
@@ -46,9 +46,9 @@ KINDS: tuple[tuple[Delegate, PhoneQuantization], ...] = (
 Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
 """Seeds, and their coefficients with unit 2⁻⁴⁰."""
 Engine = Callable[
-    [NDArray[np.int64], Pending, Trial], tuple[NDArray[np.float64], NDArray[np.int64]]
+    [NDArray[np.int64], Pending, LossRequest], tuple[NDArray[np.float64], NDArray[np.int64]]
 ]
-"""State, what to add to it first, and a trial to the trial's losses [2q], and the state after."""
+"""Maps a state, what is added to it first, and a request to losses [2q] and the state after."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Course:
         state: int64 [d], after the last step.
     """
 
-    estimates: list[Estimate]
+    estimates: list[GradientEstimate]
     losses: NDArray[np.float64]
     state: NDArray[np.int64]
 
@@ -97,7 +97,7 @@ def course(
     size: int,
     instruction: TrainInstruction,
     labels: NDArray[np.int64],
-    fed: Sequence[Estimate] | None = None,
+    fed: Sequence[GradientEstimate] | None = None,
 ) -> Course:
     """Take the steps of an instruction.
 
@@ -112,16 +112,16 @@ def course(
     pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     estimates, losses = [], []
 
-    def losses_of(trial: Trial) -> NDArray[np.float64]:
+    def losses_of(request: LossRequest) -> NDArray[np.float64]:
         nonlocal state
-        found, state = engine(state, pending, trial)
+        found, state = engine(state, pending, request)
         losses.append(found)
         return found
 
     for number in range(instruction.steps):
-        estimates.append(carried_out(steps.estimator(), losses_of))
+        estimates.append(run_estimator(steps.estimator(), losses_of))
         pending = summed(steps.taken(fed[number] if fed else estimates[-1]))
-    nothing = Trial(pending[0], 0.0, np.arange(1))
+    nothing = LossRequest(pending[0], 0.0, np.arange(1))
     return Course(estimates, np.stack(losses), engine(state, pending, nothing)[1])
 
 
@@ -130,15 +130,15 @@ def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
     data, layout = trainer.share(0, clients, Split.TRAIN), trainer.layout
 
     def run(
-        state: NDArray[np.int64], pending: Pending, trial: Trial
+        state: NDArray[np.int64], pending: Pending, request: LossRequest
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         state = state.copy()
         trainer.backend.fold(state, *pending, layout.distribution)
-        z = trainer.backend.directions(trial.seeds, layout.size, layout.distribution)
-        points = Perturbations.at(layout, to_float32(state), z, trial.epsilon)
-        prompts = [data.prompts[row] for row in trial.batch]
+        z = trainer.backend.directions(request.seeds, layout.size, layout.distribution)
+        points = Perturbations.at(layout, to_float32(state), z, request.epsilon)
+        prompts = [data.prompts[row] for row in request.batch]
         scores = trainer.forward.scores(points, prompts, Schedule("both"))
-        return cross_entropy(scores, data.labels[trial.batch]), state
+        return cross_entropy(scores, data.labels[request.batch]), state
 
     return run
 
@@ -147,11 +147,11 @@ def compiled(program: Program, rows: Rows) -> Engine:
     """A program of as many queries and rows as the steps have."""
 
     def run(
-        state: NDArray[np.int64], pending: Pending, trial: Trial
+        state: NDArray[np.int64], pending: Pending, request: LossRequest
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        batch = np.resize(trial.batch, program.manifest.batch)
+        batch = np.resize(request.batch, program.manifest.batch)
         inputs = rows.ids[batch], rows.positions[batch], rows.labels[batch]
-        _, losses, after = program.step(state, *inputs, pending, trial.seeds, trial.epsilon)
+        _, losses, after = program.step(state, *inputs, pending, request.seeds, request.epsilon)
         return losses.astype(np.float64).mean(2).reshape(-1), after
 
     return run

@@ -17,7 +17,7 @@ from shared.model.scorers import scorer_for
 from shared.replay import to_float32, zero_state
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from shared.tasks.rows import Example, rows_of
+from shared.tasks.rows import Example, read_rows
 from simulations.adapter import FinishedRun
 
 Probabilities = NDArray[np.float64]
@@ -91,4 +91,4 @@ def _example(task: Task, text: str) -> Example:
         if not isinstance(record, dict):
             raise DataError(wanted)
     record[task.label_names[0]] = task.labels[0][0]
-    return rows_of(record, task)[0].example
+    return read_rows(record, task)[0].example

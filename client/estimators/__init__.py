@@ -1,1 +1,1 @@
-"""Estimators: points and rows out, losses in, projected gradients at the end."""
+"""Gradient estimators: generators that request losses and return projected gradients."""

@@ -10,54 +10,57 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Estimator, Trial
+from client.estimators.prge import Estimator, GradientEstimate, LossRequest
 
 QuerySchedule = Literal["constant", "linear"]
 LearningRateSchedule = Literal["constant", "linear"]
 
 
-def estimate(
+def mezo_estimator(
     seeds: NDArray[np.uint64],
     batches: NDArray[np.int64],
     epsilon: float,
     curvature: bool = False,
 ) -> Estimator:
-    """One step's estimation as a generator: yields a trial per direction, is sent its losses.
+    """Estimate the gradient of one step, every direction on a batch of its own.
 
     For every j, g_j = (L(θ + ε·z_j; B_j) − L(θ − ε·z_j; B_j)) / 2ε.
 
     Args:
-        seeds: uint64 [n].
-        batches: int64 [n, B], the examples of every direction.
-        epsilon: ε > 0.
-        curvature: try the centre on every batch too.
+        seeds: uint64 [n], seeds of the directions.
+        batches: int64 [n, B], indices of the examples of every direction.
+        epsilon: size ε > 0 of the perturbations.
+        curvature: estimate the curvature too, which takes the unperturbed loss on every batch.
 
     Yields:
-        Trials of one direction; expects losses float64 [2], + first, then −. Each is followed by
-        that of the centre if curvature is wanted; expects float64 [1].
+        A request for every direction, answered by losses float64 [2], + first, then −. If the
+        curvature is requested, each is followed by a request for the unperturbed loss, answered by
+        float64 [1].
 
     Returns:
         The n projected gradients.
     """
     losses = np.empty((len(seeds), 2))
-    centres = np.empty(len(seeds))
+    unperturbed = np.empty(len(seeds))
     for j, batch in enumerate(batches):
-        losses[j] = yield Trial(seeds[j : j + 1], epsilon, batch)
+        losses[j] = yield LossRequest(seeds[j : j + 1], epsilon, batch)
         if curvature:
-            (centres[j],) = yield Trial(seeds[:0], epsilon, batch)
+            (unperturbed[j],) = yield LossRequest(seeds[:0], epsilon, batch)
     gradients = ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).astype(np.float32)
-    bend = float(np.mean(losses.sum(axis=1) - 2 * centres)) / epsilon**2 if curvature else None
-    return Estimate(gradients, float(losses.mean()), bend)
+    mean_curvature = None
+    if curvature:
+        mean_curvature = float(np.mean(losses.sum(axis=1) - 2 * unperturbed)) / epsilon**2
+    return GradientEstimate(gradients, float(losses.mean()), mean_curvature)
 
 
 def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int:
-    """n, the directions of a step.
+    """Return n, the number of directions in a step.
 
     The linear schedule of appendix A.2 rises from 1 or more to `most`: ⌈most·(t + 1)/T⌉.
 
     Args:
-        step: t, from 0.
-        steps: T.
+        step: index t of the step, from 0.
+        steps: number of steps T.
         most: n of the last step.
         schedule: constant or linear.
     """
@@ -65,13 +68,13 @@ def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int
 
 
 def learning_rate_at(step: int, steps: int, first: float, schedule: LearningRateSchedule) -> float:
-    """η of a step.
+    """Return η, the learning rate of a step.
 
-    The linear schedule falls to zero, which would be that of step T: η·(1 − t/T).
+    The linear schedule falls towards zero, the value for step T: η·(1 − t/T).
 
     Args:
-        step: t, from 0.
-        steps: T.
+        step: index t of the step, from 0.
+        steps: number of steps T.
         first: η of the first step.
         schedule: constant or linear.
     """

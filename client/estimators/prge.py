@@ -2,8 +2,8 @@
 
 For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε, or with forward differences
 (L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013): q + 1 losses in place of 2·q, for an error of ε/2
-times the curvature along z_i. The estimator only says which rows it wants scored; how they are
-grouped into passes is the engine's business.
+times the curvature along z_i. An estimator only requests losses; how the rows behind them are
+grouped into forward passes is decided by the forward engine.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -16,14 +16,16 @@ from shared.directions import BOTH_SIDES, Differences
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """What an estimator wants to know the losses of.
+class LossRequest:
+    """A request of an estimator for the losses of one batch under some perturbations.
 
     Attributes:
-        seeds: uint64 [q], of the directions; none asks for the one loss L₀ at the centre.
-        epsilon: ε.
-        batch: int64 [B], which examples.
-        signs: s; the points are s·ε of every seed, for one sign after the other.
+        seeds: uint64 [q], seeds of the directions; an empty array requests the one unperturbed
+            loss L₀.
+        epsilon: size ε of the perturbations.
+        batch: int64 [B], indices of the examples.
+        signs: signs s of the perturbations s·ε·z, in the order of the losses: all seeds with the
+            first sign, then all seeds with the next.
     """
 
     seeds: NDArray[np.uint64]
@@ -33,13 +35,13 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
-    """What an estimator ends with.
+class GradientEstimate:
+    """The projected gradients of one step, with the mean loss and the curvature.
 
     Attributes:
         gradients: float32 [q], the projected gradients.
-        mean_loss: over all points but the centre; at the centre if differences are forward.
-        curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions, if it was asked for.
+        mean_loss: mean loss over all perturbations; with forward differences the unperturbed loss.
+        curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions, or None if not requested.
     """
 
     gradients: NDArray[np.float32]
@@ -47,80 +49,79 @@ class Estimate:
     curvature: float | None = None
 
 
-Estimator = Generator[Trial, NDArray[np.float64], Estimate]
+Estimator = Generator[LossRequest, NDArray[np.float64], GradientEstimate]
+"""A generator that yields loss requests, is sent their losses, and returns an estimate."""
 
 
-def estimate(
+def prge_estimator(
     seeds: NDArray[np.uint64],
     batch: NDArray[np.int64],
     epsilon: float,
     curvature: bool = False,
     differences: Differences = "central",
 ) -> Estimator:
-    """One step's estimation as a generator: yields trials, is sent their losses.
+    """Estimate the gradient of one step on a batch that all directions share.
 
     Args:
-        seeds: uint64 [q].
-        batch: int64 [B].
-        epsilon: ε > 0.
-        curvature: try both sides and the centre.
-        differences: what the projected gradients are made of where curvature is not wanted.
+        seeds: uint64 [q], seeds of the directions.
+        batch: int64 [B], indices of the examples.
+        epsilon: size ε > 0 of the perturbations.
+        curvature: estimate the curvature too, which takes both signs and the unperturbed loss.
+        differences: kind of the differences where the curvature is not requested.
 
     Yields:
-        The trial of all directions; expects losses float64 [2q], + first, then −, or [q], + alone.
-        Then that of the centre if it is wanted; expects float64 [1].
+        A request for all directions, answered by losses float64 [2q], + first, then −, or [q] if
+        only + is requested. Then a request for the unperturbed loss where it is needed, answered
+        by float64 [1].
 
     Returns:
         The q projected gradients.
     """
     if differences == "forward" and not curvature:
-        plus = yield Trial(seeds, epsilon, batch, signs=(1,))
-        (centre,) = yield Trial(seeds[:0], epsilon, batch)
-        return Estimate(((plus - centre) / epsilon).astype(np.float32), float(centre))
-    losses = yield Trial(seeds, epsilon, batch)
+        plus = yield LossRequest(seeds, epsilon, batch, signs=(1,))
+        (unperturbed,) = yield LossRequest(seeds[:0], epsilon, batch)
+        gradients = ((plus - unperturbed) / epsilon).astype(np.float32)
+        return GradientEstimate(gradients, float(unperturbed))
+    losses = yield LossRequest(seeds, epsilon, batch)
     plus, minus = np.split(losses, 2)
     gradients = ((plus - minus) / (2 * epsilon)).astype(np.float32)
-    bend = None
+    mean_curvature = None
     if curvature:
-        centre = yield Trial(seeds[:0], epsilon, batch)
-        bend = float(np.mean(plus + minus - 2 * centre)) / epsilon**2
-    return Estimate(gradients, float(losses.mean()), bend)
+        unperturbed = yield LossRequest(seeds[:0], epsilon, batch)
+        mean_curvature = float(np.mean(plus + minus - 2 * unperturbed)) / epsilon**2
+    return GradientEstimate(gradients, float(losses.mean()), mean_curvature)
 
 
-def carried_out(
-    estimator: Estimator, losses_of: Callable[[Trial], NDArray[np.float64]]
-) -> Estimate:
-    """Answer every trial of an estimator.
+def run_estimator(
+    estimator: Estimator, losses_of: Callable[[LossRequest], NDArray[np.float64]]
+) -> GradientEstimate:
+    """Run an estimator to its end and return its estimate.
 
     Args:
-        estimator: not yet begun.
-        losses_of: float64 [signs · q] of a trial of q directions, sign by sign; [1] of the centre.
-
-    Returns:
-        What it ends with.
+        estimator: a generator that has not been started.
+        losses_of: function that returns the losses of a request, float64 [signs · q] in the order
+            of the request's signs, or [1] for the unperturbed loss.
     """
-    return carried_out_together([estimator], lambda trials: [losses_of(trials[0])])[0]
+    return run_estimators([estimator], lambda requests: [losses_of(requests[0])])[0]
 
 
-def carried_out_together(
+def run_estimators(
     estimators: Sequence[Estimator],
-    losses_of: Callable[[Sequence[Trial]], Sequence[NDArray[np.float64]]],
-) -> list[Estimate]:
-    """Answer the trials of several estimators of one kind, those of all at a time.
+    losses_of: Callable[[Sequence[LossRequest]], Sequence[NDArray[np.float64]]],
+) -> list[GradientEstimate]:
+    """Run several estimators of one kind in step, and return the estimate of each.
 
     Args:
-        estimators: not yet begun; they yield as many trials as each other.
-        losses_of: of one trial of each, the losses of each.
-
-    Returns:
-        What each ends with.
+        estimators: generators that have not been started and yield equally many requests.
+        losses_of: function that is given one request of each estimator and returns the losses of
+            each.
     """
-    trials = [next(estimator) for estimator in estimators]
-    results: list[Estimate] = []
+    requests = [next(estimator) for estimator in estimators]
+    results: list[GradientEstimate] = []
     while len(results) < len(estimators):
-        for index, losses in enumerate(losses_of(trials)):
+        for index, losses in enumerate(losses_of(requests)):
             try:
-                trials[index] = estimators[index].send(losses)
+                requests[index] = estimators[index].send(losses)
             except StopIteration as finished:
                 results.append(finished.value)
     return results

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Estimate, Estimator, estimate
+from client.estimators.prge import Estimator, GradientEstimate, prge_estimator
 from shared.directions import batch_order
 from shared.errors import TrainingError
 from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
@@ -34,7 +34,7 @@ class LocalStepPlan:
         self._asked, self._device = instruction, client
         self._labels, self._classes = labels, classes
         self._seeds = instruction.seeds(client)
-        self._estimates: list[Estimate] = []
+        self._estimates: list[GradientEstimate] = []
         self._losses: list[float] = []
         self._energy = 0.0
 
@@ -44,7 +44,7 @@ class LocalStepPlan:
         order = batch_order(asked.root, self._device, step, len(self._labels))
         if self._of_one_label:
             order = order[self._labels[order] == step % self._classes]
-        return estimate(
+        return prge_estimator(
             self._seeds[step],
             order[: asked.batch] if len(order) else np.zeros(1, np.int64),
             asked.epsilon,
@@ -52,7 +52,7 @@ class LocalStepPlan:
             asked.differences,
         )
 
-    def taken(self, found: Estimate) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
+    def taken(self, found: GradientEstimate) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
         """What the next step adds to the state, −η·Σ clip(g)·z / q, in the ledger's arithmetic.
 
         The loss counts in the report as long as the client is near where the round began

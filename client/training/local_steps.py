@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Trial, carried_out_together
+from client.estimators.prge import LossRequest, run_estimators
 from client.forward.grouping import Schedule, perturbations_per_pass
 from client.forward.resident import have_equal_row_counts
 from client.training.local_step_plan import LocalStepPlan
@@ -101,9 +101,9 @@ def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule)
 
 def _step(trainer: "Trainer", clients: Sequence[_Client], tried: _Tried) -> None:
     """One step of every client."""
-    found = carried_out_together(
+    found = run_estimators(
         [client.steps.estimator() for client in clients],
-        lambda trials: _losses(trainer, clients, trials, tried),
+        lambda requests: _losses(trainer, clients, requests, tried),
     )
     distribution, backend = trainer.layout.distribution, trainer.backend
     for client, result in zip(clients, found, strict=True):
@@ -115,35 +115,35 @@ def _step(trainer: "Trainer", clients: Sequence[_Client], tried: _Tried) -> None
 
 
 def _losses(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
+    trainer: "Trainer", clients: Sequence[_Client], requests: Sequence[LossRequest], tried: _Tried
 ) -> list[NDArray[np.float64]]:
-    """The losses that each client's trial asks for; clients with as many rows share passes."""
+    """The losses that each client's request asks for; clients with as many rows share passes."""
     losses: dict[int, NDArray[np.float64]] = {}
     by_size: dict[int, list[int]] = {}
-    for index, trial in enumerate(trials):
-        by_size.setdefault(len(trial.batch), []).append(index)
+    for index, request in enumerate(requests):
+        by_size.setdefault(len(request.batch), []).append(index)
     for alike in by_size.values():
-        prompts = [clients[i].data.prompts[row] for i in alike for row in trials[i].batch]
+        prompts = [clients[i].data.prompts[row] for i in alike for row in requests[i].batch]
         together = (
             [alike] if have_equal_row_counts(prompts, len(alike)) else [[index] for index in alike]
         )
         for some in together:
             own = [clients[index] for index in some]
             losses |= zip(
-                some, _scored(trainer, own, [trials[i] for i in some], tried), strict=True
+                some, _scored(trainer, own, [requests[i] for i in some], tried), strict=True
             )
-    return [losses[index] for index in range(len(trials))]
+    return [losses[index] for index in range(len(requests))]
 
 
 def _scored(
-    trainer: "Trainer", clients: Sequence[_Client], trials: Sequence[Trial], tried: _Tried
+    trainer: "Trainer", clients: Sequence[_Client], requests: Sequence[LossRequest], tried: _Tried
 ) -> list[NDArray[np.float64]]:
     """The losses of clients in shared passes, float64 [P] each."""
-    layout, first = trainer.layout, trials[0]
+    layout, first = trainer.layout, requests[0]
     center = np.stack([to_float32(tried.center(client.state)) for client in clients])
     z = None
     if len(first.seeds):
-        seeds = np.concatenate([trial.seeds for trial in trials])
+        seeds = np.concatenate([request.seeds for request in requests])
         z = trainer.backend.directions(seeds, layout.size, layout.distribution)
         z = tried.along(z).reshape(len(clients), len(first.seeds), layout.size)
     points = ClientPerturbations.at(
@@ -151,12 +151,12 @@ def _scored(
     )
     prompts = [
         client.data.prompts[row]
-        for client, trial in zip(clients, trials, strict=True)
-        for row in trial.batch
+        for client, request in zip(clients, requests, strict=True)
+        for row in request.batch
     ]
     scores = trainer.forward.scores(points, prompts, trainer.schedule_of(len(first.batch)))
     by_client = scores.reshape(len(scores), len(clients), -1, scores.shape[2])
     return [
-        cross_entropy(by_client[:, index], client.data.labels[trial.batch])
-        for index, (client, trial) in enumerate(zip(clients, trials, strict=True))
+        cross_entropy(by_client[:, index], client.data.labels[request.batch])
+        for index, (client, request) in enumerate(zip(clients, requests, strict=True))
     ]

@@ -42,7 +42,7 @@ from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.partition import partition
-from shared.tasks.rows import Example, fingerprint
+from shared.tasks.rows import Example, data_fingerprint
 
 EVALUATION_MICRO_BATCH = 16
 
@@ -177,7 +177,7 @@ class Trainer:
         examples = sum(example.split == "train" for example in held)
         if clients:  # a hash of a person's own few examples could be recognised: it stays here
             facts["fingerprints"] = {
-                name: fingerprint(e for e in held if e.split == name)
+                name: data_fingerprint(e for e in held if e.split == name)
                 for name in ("train", "validation", "test")
             }
         layout = self.layout.to_json()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from client.estimators import mezo, prge
 from client.estimators.mezo import learning_rate_at, queries_at
-from client.estimators.prge import Estimator, Trial, carried_out
+from client.estimators.prge import Estimator, LossRequest, run_estimator
 from client.forward.body import trunk_cache
 from client.forward.grouping import Schedule, grouped
 from client.forward.streamed import forward_over
@@ -115,11 +115,11 @@ class ZerothOrder:
         estimator: Estimator
         if settings.method == "prge":
             batch, differences = bench.batch(step), settings.differences
-            estimator = prge.estimate(seeds, batch, settings.epsilon, curvature, differences)
+            estimator = prge.prge_estimator(seeds, batch, settings.epsilon, curvature, differences)
         else:
             batches = np.stack([bench.batch(step, query) for query in range(queries)])
-            estimator = mezo.estimate(seeds, batches, settings.epsilon, curvature)
-        estimate = carried_out(estimator, self._losses_of)
+            estimator = mezo.mezo_estimator(seeds, batches, settings.epsilon, curvature)
+        estimate = run_estimator(estimator, self._losses_of)
         gradients = size.clipped(estimate.gradients)
         rate = learning_rate_at(
             step, settings.steps, size.learning_rate, settings.learning_rate_schedule
@@ -195,23 +195,23 @@ class ZerothOrder:
             self._space, self._update, self._bench.base.model_id, hold_moments
         )
 
-    def _losses_of(self, trial: Trial) -> NDArray[np.float64]:
+    def _losses_of(self, request: LossRequest) -> NDArray[np.float64]:
         if self._bench.decodes:
-            return self._losses_of_answers(trial)
+            return self._losses_of_answers(request)
         train = self._bench.splits["train"]
-        prompts = [train.prompts[index] for index in trial.batch]
+        prompts = [train.prompts[index] for index in request.batch]
 
         def run(points: Adapters) -> NDArray[np.float32]:
             return self._forward.scores(points, prompts, self._schedule)
 
-        scores = self._space.evaluate(run, trial.seeds, trial.epsilon, trial.signs)
-        return self._bench.objective(scores, train.labels[trial.batch])
+        scores = self._space.evaluate(run, request.seeds, request.epsilon, request.signs)
+        return self._bench.objective(scores, train.labels[request.batch])
 
-    def _losses_of_answers(self, trial: Trial) -> NDArray[np.float64]:
+    def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
         task, train = self._bench.task, self._bench.splits["train"]
         assert isinstance(task, GenerationTask)
-        prompts = [train.open_prompts[index] for index in trial.batch]
-        accepted = [train.examples[index].answers for index in trial.batch]
+        prompts = [train.open_prompts[index] for index in request.batch]
+        accepted = [train.examples[index].answers for index in request.batch]
 
         def run(points: Adapters) -> NDArray[np.float32]:
             losses = np.empty(points.count, np.float32)
@@ -220,7 +220,7 @@ class ZerothOrder:
                 losses[place] = minus_answer_metric(task, [answers], accepted)
             return losses
 
-        found = self._space.evaluate(run, trial.seeds, trial.epsilon, trial.signs)
+        found = self._space.evaluate(run, request.seeds, request.epsilon, request.signs)
         return found.astype(np.float64)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.tasks.kinds import Task
-from shared.tasks.rows import Example, Row, is_unlabelled, lack, needed, rows_of
+from shared.tasks.rows import Example, Row, is_unlabelled, lack, needed, read_rows
 
 SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
@@ -144,7 +144,7 @@ def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> 
     rows = []
     for line, record in read(_decode(path, complain), task, complain):
         try:
-            found = rows_of(record, task)
+            found = read_rows(record, task)
         except DataError as error:
             complain(line, str(error))
             continue
@@ -259,7 +259,7 @@ def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[R
         if is_unlabelled(record, task):
             continue
         try:
-            rows += rows_of(record, task)
+            rows += read_rows(record, task)
         except DataError as error:
             problems.append(f"{place} row {number}: {error}")
     return rows

@@ -35,7 +35,7 @@ class Example:
     cut: Span | None = None
 
 
-def fingerprint(examples: Iterable[Example]) -> str:
+def data_fingerprint(examples: Iterable[Example]) -> str:
     """Four hex digits that change with any example or their order.
 
     Two bytes: over all clients of a run they tell one data set from another, and they are too few
@@ -94,7 +94,7 @@ def is_unlabelled(record: Mapping[str, object], task: Task) -> bool:
     return value is None or (value in (-1, "") and not any(str(value) in v for v in task.labels))
 
 
-def rows_of(record: Mapping[str, object], task: Task) -> list[Row]:
+def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
     """Read the examples that a row makes: one, or one for each object in the field `each`.
 
     Raises:

@@ -12,8 +12,8 @@ from conftest import save_tokenizer
 from numpy.typing import NDArray
 from test_architectures import ARCHITECTURES
 
-from client.estimators.mezo import estimate
-from client.estimators.prge import Trial, carried_out
+from client.estimators.mezo import mezo_estimator
+from client.estimators.prge import LossRequest, run_estimator
 from client.forward.body import Body
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
@@ -89,12 +89,12 @@ class Rig:
         for first, count in self.space.chunks():
             self.space.add(first, torch.from_numpy(change[first : first + count]))
 
-    def losses_of(self, trial: Trial) -> NDArray[np.float64]:
+    def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
         def run(points: Adapters) -> NDArray[np.float32]:
-            return self.forward.scores(points, [self.prompts[i] for i in trial.batch])
+            return self.forward.scores(points, [self.prompts[i] for i in request.batch])
 
-        scores = self.space.evaluate(run, trial.seeds, trial.epsilon)
-        return cross_entropy(scores, LABELS[trial.batch])
+        scores = self.space.evaluate(run, request.seeds, request.epsilon)
+        return cross_entropy(scores, LABELS[request.batch])
 
 
 @pytest.mark.parametrize("kind", BUILD)
@@ -176,8 +176,8 @@ def test_base_and_trajectory_are_the_trained_model(
         for step in range(4):
             queries = 1 + step % 2
             batches = np.arange(2 * queries).reshape(queries, 2)
-            estimator = estimate(trajectory.seeds(queries), batches, 0.01)
-            found = carried_out(estimator, rig.losses_of)
+            estimator = mezo_estimator(trajectory.seeds(queries), batches, 0.01)
+            found = run_estimator(estimator, rig.losses_of)
             descent.step(trajectory.append(found.gradients, 0.01))
     assert np.abs(rig.theta() - begin).max() > 1e-3
     rebuilt = Rig(folder, kind, dtype=dtype)
@@ -201,8 +201,8 @@ def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
     )
     for step in range(20):
         seeds = header.seeds(step, 4)
-        estimator = estimate(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
-        found = carried_out(estimator, rig.losses_of)
+        estimator = mezo_estimator(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
+        found = run_estimator(estimator, rig.losses_of)
         descent.step(Step(seeds, found.gradients, 0.01, 0.01))
     assert cross_entropy(rig.space.evaluate(rig.run), LABELS)[0] < before - 0.05
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streams import SHAPES, TASK, TEXTS, Shape
 
 from client.estimators import mezo
-from client.estimators.prge import Trial, carried_out
+from client.estimators.prge import LossRequest, run_estimator
 from client.forward.body import Body
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
@@ -98,13 +98,13 @@ class Rig:
     def run(self, points: Adapters) -> NDArray[np.float32]:
         return self.forward.scores(points, self.prompts, Schedule(micro_batch=3))
 
-    def losses_of(self, trial: Trial) -> NDArray[np.float64]:
+    def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
         def run(points: Adapters) -> NDArray[np.float32]:
-            prompts = [self.prompts[i] for i in trial.batch]
+            prompts = [self.prompts[i] for i in request.batch]
             return self.forward.scores(points, prompts, Schedule(micro_batch=2))
 
-        scores = self.space.evaluate(run, trial.seeds, trial.epsilon)
-        return cross_entropy(scores, LABELS[trial.batch])
+        scores = self.space.evaluate(run, request.seeds, request.epsilon)
+        return cross_entropy(scores, LABELS[request.batch])
 
     def train(
         self,
@@ -122,7 +122,9 @@ class Rig:
             batches = np.random.default_rng(step).permuted(
                 np.tile(np.arange(4), (queries, 1)), axis=1
             )
-            found = carried_out(mezo.estimate(seeds, batches[:, :3], EPSILON), self.losses_of)
+            found = run_estimator(
+                mezo.mezo_estimator(seeds, batches[:, :3], EPSILON), self.losses_of
+            )
             measured += [*found.gradients.tolist(), found.mean_loss]
             descent.step(Step(seeds, found.gradients, RATE, EPSILON))
             after_step()

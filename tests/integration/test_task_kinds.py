@@ -28,7 +28,7 @@ from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 from shared.tasks.objectives import cross_entropy, negative_log_likelihood
-from shared.tasks.rows import Example, rows_of
+from shared.tasks.rows import Example, read_rows
 from simulations.simulate import simulate
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -68,7 +68,7 @@ class Rig(NamedTuple):
 
 
 def examples_of(rows: Sequence[dict[str, Any]], task: Task) -> list[Example]:
-    return [row.example for record in rows for row in rows_of(record, task)]
+    return [row.example for record in rows for row in read_rows(record, task)]
 
 
 def rig_of(folder: Path, task: Task, max_length: int = 64) -> Rig:
@@ -288,11 +288,11 @@ def test_a_long_row_loses_the_field_that_may_be_cut(model_folder: ModelFolder) -
         cut="a",
     )
     rig = rig_of(model_folder("causal"), task, 16)
-    ((example, _),) = rows_of({"a": "film " * 40, "b": "day meal", "label": 0}, task)
+    ((example, _),) = read_rows({"a": "film " * 40, "b": "day meal", "label": 0}, task)
     ids = rig.prompt(example).sequences[0]
     assert len(ids) == 15
     assert decoded(rig.base, ids).split() == ["film"] * 9 + ["a", "day", "meal", "it", "was"]
-    ((longer, _),) = rows_of({"a": "film " * 40, "b": "day " * 40, "label": 0}, task)
+    ((longer, _),) = read_rows({"a": "film " * 40, "b": "day " * 40, "label": 0}, task)
     kept = decoded(rig.base, rig.prompt(longer).sequences[0]).split()
     assert kept == ["a"] + ["day"] * 12 + ["was"]
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import samara
 from client.estimators import prge
-from client.estimators.prge import Trial, carried_out
+from client.estimators.prge import LossRequest, run_estimator
 from client.forward.grouping import GROUPINGS, grouped, perturbations_per_pass
 from devices.hardware.estimate import estimate
 from devices.hardware.footprint import footprint
@@ -124,17 +124,17 @@ def test_grouping_reads_the_weights_less_often() -> None:
 def test_passes_are_those_of_the_client(
     mode: Mode, differences: Differences, curvature: bool
 ) -> None:
-    """The trials of its estimator, grouped as its engine groups them."""
+    """The requests of its estimator, grouped as its engine groups them."""
     found: Counter[int] = Counter()
 
-    def losses_of(trial: Trial) -> Any:
-        z = torch.zeros(len(trial.seeds), 1) if len(trial.seeds) else None
-        points = Perturbations(LAYOUT, torch.zeros(1), z, trial.epsilon, trial.signs)
-        found.update(len(places) * len(trial.batch) for places, _ in grouped(points, mode))
+    def losses_of(request: LossRequest) -> Any:
+        z = torch.zeros(len(request.seeds), 1) if len(request.seeds) else None
+        points = Perturbations(LAYOUT, torch.zeros(1), z, request.epsilon, request.signs)
+        found.update(len(places) * len(request.batch) for places, _ in grouped(points, mode))
         return np.zeros(points.count)
 
     seeds, batch = np.arange(3, dtype=np.uint64), np.arange(4)
-    carried_out(prge.estimate(seeds, batch, 0.01, curvature, differences), losses_of)
+    run_estimator(prge.prge_estimator(seeds, batch, 0.01, curvature, differences), losses_of)
     work = Workload(batch=4, queries=3, mode=mode, differences=differences, curvature=curvature)
     expected: Counter[int] = Counter()
     for rows, passes in work.passes:

@@ -8,33 +8,33 @@ from numpy.typing import NDArray
 
 from client.estimators import prge
 from client.estimators.mezo import (
-    estimate,
     learning_rate_at,
+    mezo_estimator,
     queries_at,
 )
-from client.estimators.prge import Trial, carried_out
+from client.estimators.prge import LossRequest, run_estimator
 
 SEEDS = np.array([5, 2**63, 7], np.uint64)
 
 
-def losses_of(trial: Trial) -> NDArray[np.float64]:
+def losses_of(request: LossRequest) -> NDArray[np.float64]:
     """Any function of seed, sign and batch."""
-    own = np.sin(trial.seeds.astype(np.float64)) + trial.batch.sum()
-    return np.concatenate([own + trial.epsilon, own * 2])
+    own = np.sin(request.seeds.astype(np.float64)) + request.batch.sum()
+    return np.concatenate([own + request.epsilon, own * 2])
 
 
 def test_every_direction_has_a_batch_of_its_own() -> None:
     batches = np.array([[1, 2], [3, 4], [0, 9]])
-    trials = []
+    requests = []
 
-    def noted(trial: Trial) -> NDArray[np.float64]:
-        trials.append(trial)
-        return losses_of(trial)
+    def noted(request: LossRequest) -> NDArray[np.float64]:
+        requests.append(request)
+        return losses_of(request)
 
-    found = carried_out(estimate(SEEDS, batches, 0.5), noted)
-    assert [trial.seeds.tolist() for trial in trials] == [[seed] for seed in SEEDS.tolist()]
-    np.testing.assert_array_equal([trial.batch for trial in trials], batches)
-    losses = np.array([losses_of(trial) for trial in trials])
+    found = run_estimator(mezo_estimator(SEEDS, batches, 0.5), noted)
+    assert [request.seeds.tolist() for request in requests] == [[seed] for seed in SEEDS.tolist()]
+    np.testing.assert_array_equal([request.batch for request in requests], batches)
+    losses = np.array([losses_of(request) for request in requests])
     np.testing.assert_array_equal(found.gradients, (losses[:, 0] - losses[:, 1]).astype(np.float32))
     assert found.gradients.dtype == np.float32
     assert found.mean_loss == losses.mean()
@@ -42,8 +42,8 @@ def test_every_direction_has_a_batch_of_its_own() -> None:
 
 def test_with_one_batch_it_is_the_estimate_of_p_rge() -> None:
     batch = np.array([4, 1])
-    one = carried_out(estimate(SEEDS, np.tile(batch, (3, 1)), 0.01), losses_of)
-    other = carried_out(prge.estimate(SEEDS, batch, 0.01), losses_of)
+    one = run_estimator(mezo_estimator(SEEDS, np.tile(batch, (3, 1)), 0.01), losses_of)
+    other = run_estimator(prge.prge_estimator(SEEDS, batch, 0.01), losses_of)
     np.testing.assert_array_equal(one.gradients, other.gradients)
     assert one.mean_loss == pytest.approx(other.mean_loss)
 

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import DataError
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
-from shared.tasks.rows import Row, is_unlabelled, rows_of
+from shared.tasks.rows import Row, is_unlabelled, read_rows
 
 QA = GenerationTask(kind="generation", name="qa", text="{q.text|q} {answer}.", label="a.text|a")
 LISTED = ChoiceTask(
@@ -31,7 +31,7 @@ SEVERAL = ClassificationTask(
 
 def mistakes(row: dict[str, Any], task: Any) -> str:
     with pytest.raises(DataError) as caught:
-        rows_of(row, task)
+        read_rows(row, task)
     return str(caught.value)
 
 
@@ -52,7 +52,7 @@ def only(rows: list[Row]) -> tuple[str, int, tuple[str, ...]]:
 def test_an_answer_is_a_text_or_several_wherever_they_lie(
     row: dict[str, Any], answers: tuple[str, ...]
 ) -> None:
-    assert only(rows_of(row, QA)) == ("Why? ", 0, answers)
+    assert only(read_rows(row, QA)) == ("Why? ", 0, answers)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_a_row_without_question_or_answer(row: dict[str, Any], message: str) -> 
 
 def test_candidates_come_with_the_text_behind_them() -> None:
     row = {"s": "I saw", "a": "Ann", "b": "Bo", "label": 1}
-    assert only(rows_of(row, FIXED)) == ("I saw ", 1, ("Ann! end", "Bo! end"))
+    assert only(read_rows(row, FIXED)) == ("I saw ", 1, ("Ann! end", "Bo! end"))
 
 
 def test_of_several_right_candidates_the_first_is_kept() -> None:
     row = {"s": "I saw _ today", "names": ["Bo", "Ann", "Cy", "Ann", "Di"], "right": ["Di", "Ann"]}
     answers = ("Bo today", "Ann today", "Cy today")
-    assert only(rows_of(row, LISTED)) == ("I saw ", 1, answers)
+    assert only(read_rows(row, LISTED)) == ("I saw ", 1, answers)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_row_whose_choice_makes_no_sense(row: dict[str, Any], task: Any, messa
 
 def test_a_part_that_may_be_cut_ends_where_the_candidate_begins() -> None:
     task = LISTED.model_copy(update={"cut": "s"})
-    ((example, _),) = rows_of({"s": "I saw _ today", "names": ["A", "B"], "right": "A"}, task)
+    ((example, _),) = read_rows({"s": "I saw _ today", "names": ["A", "B"], "right": "A"}, task)
     assert example.cut == (0, len("I saw "))
 
 
@@ -127,7 +127,7 @@ def test_examples_of_a_row_stay_in_one_split_and_a_flat_row_is_one_example(tmp_p
         split_of.setdefault(example.text.split(":")[0], set()).add(example.split)
     divided = [row for row, splits in split_of.items() if len(splits) > 1]
     assert len(divided) <= 2
-    assert only(rows_of({"p": "x", "item": "y", "label": 1}, SEVERAL)) == ("x: y", 1, ())
+    assert only(read_rows({"p": "x", "item": "y", "label": 1}, SEVERAL)) == ("x: y", 1, ())
 
 
 @pytest.mark.parametrize(

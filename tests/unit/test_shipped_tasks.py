@@ -11,7 +11,7 @@ from shared.errors import DataError
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ClassificationTask
-from shared.tasks.rows import rows_of
+from shared.tasks.rows import read_rows
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -186,7 +186,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
 def test_a_row_of_the_benchmark_is_read(case: Case) -> None:
     task = load_task(case.task)
-    ((example, _),) = rows_of(case.row, task)
+    ((example, _),) = read_rows(case.row, task)
     if isinstance(task, ClassificationTask):
         assert example.text + task.question_before_word == case.read
         assert task.words[example.label] == case.right
@@ -219,7 +219,7 @@ def test_the_page_about_tasks_lists_every_shipped_one_with_its_metric() -> None:
 def test_a_row_of_multirc_may_hold_all_answers_to_its_question() -> None:
     answers = [{"answer": "Ann", "label": 1}, {"answer": "Bo", "label": 0}]
     row = {"paragraph": "P.", "question": "Who?", "answers": answers}
-    first, second = rows_of(row, load_task("multirc"))
+    first, second = read_rows(row, load_task("multirc"))
     assert ('answer "Ann"' in first.example.text, first.example.label) == (True, 1)
     assert ('answer "Bo"' in second.example.text, second.example.label) == (True, 0)
     assert first.content == second.content == ("P.", "Who?")

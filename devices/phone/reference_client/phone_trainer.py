@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from client.estimators.prge import Trial, carried_out
+from client.estimators.prge import LossRequest, run_estimator
 from client.training.local_step_plan import LocalStepPlan
 from devices.phone.reference_client.rows import Rows
 from devices.phone.reference_client.runtime import Program, ProgramBackend
@@ -75,7 +75,7 @@ class PhoneTrainer:
         steps = LocalStepPlan(instruction, device, rows.labels, len(self._program.manifest.words))
         for _ in range(instruction.steps):
             work = _Calls(self._program, rows, state, pending)
-            added = steps.taken(carried_out(steps.estimator(), work.losses_of))
+            added = steps.taken(run_estimator(steps.estimator(), work.losses_of))
             state = work.state
             check_fits(state, [one_pass for _, one_pass in added])
             pending = summed(added)
@@ -124,16 +124,16 @@ class _Calls:
         self.state = program.replay(state, seeds[:more], coefficients[:more])
         self._pending = seeds[more:], coefficients[more:]
 
-    def losses_of(self, trial: Trial) -> NDArray[np.float64]:
-        """Losses of a trial, float64 [signs · q]; [1] of the centre."""
-        if not len(trial.seeds):
-            return np.array([self._mean_losses(trial.batch, _NO_SEEDS, 0.0)[0, 0]])
+    def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
+        """Losses of a request, float64 [signs · q]; [1] of the centre."""
+        if not len(request.seeds):
+            return np.array([self._mean_losses(request.batch, _NO_SEEDS, 0.0)[0, 0]])
         parts = [
-            self._mean_losses(trial.batch, some, trial.epsilon)
-            for some in _batches(trial.seeds, self._program.manifest.queries)
+            self._mean_losses(request.batch, some, request.epsilon)
+            for some in _batches(request.seeds, self._program.manifest.queries)
         ]
         both = np.concatenate(parts, axis=1)
-        return np.concatenate([both[0 if sign > 0 else 1] for sign in trial.signs])
+        return np.concatenate([both[0 if sign > 0 else 1] for sign in request.signs])
 
     def run(
         self, batch: NDArray[np.int64], seeds: NDArray[np.uint64], epsilon: float
