@@ -4,7 +4,6 @@ import sys
 
 import typer
 
-import benchmarks.commands
 import devices.commands
 import devices.live.commands
 import devices.phone.commands
@@ -28,16 +27,20 @@ app.add_typer(devices.live.commands.app, name="client")
 app.add_typer(devices.phone.commands.gateway, name="gateway")
 app.add_typer(devices.phone.commands.app, name="phone")
 app.add_typer(devices.commands.app, name="device")
-app.add_typer(benchmarks.commands.app, name="bench")
 
 
-def main() -> None:
-    """Run the command line; a Samara error becomes a message and exit status 1."""
+def run(commands: typer.Typer) -> None:
+    """Run a command line; a Samara error becomes a message and exit status 1."""
     try:
-        app()
+        commands()
     except SamaraError as error:
         print(f"samara: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def main() -> None:
+    """Run ``samara``."""
+    run(app)
 
 
 if __name__ == "__main__":

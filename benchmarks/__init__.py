@@ -1,1 +1,1 @@
-"""What was measured, as programs; ``samara bench`` runs those that need no data."""
+"""Measurements as programs, in folders by question; they run from a checkout."""

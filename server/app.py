@@ -22,6 +22,7 @@ from server.store import RunStore, finish
 from server.transport.clock import Clock
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.roster import Roster
+from shared import DISTRIBUTION
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames.instructions import GLOBAL_TRACK, Split
@@ -39,7 +40,7 @@ LIVE_VARIABLE = "SAMARA_LIVE"
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 600.0
-_PACKAGES = ("samara", "flwr", "numpy", "torch", "transformers", "pydantic")
+_PACKAGES = (DISTRIBUTION, "flwr", "numpy", "torch", "transformers", "pydantic")
 
 
 @app.main()

@@ -24,7 +24,7 @@ def write_curves(run: Path, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise SamaraError(
-            "curves need TensorBoard; install it with: pip install 'samara[tensorboard]'"
+            "curves need TensorBoard; install it with: pip install 'samara-fl[tensorboard]'"
         ) from error
     writer = EventFileWriter(str(folder))
     try:

@@ -72,7 +72,7 @@ class ModelSettings(Section):
         "float32", description="compute type, and the type of weights that are not quantized"
     )
     quantization: Literal["none", "nf4", "int8"] = Field(
-        "none", description="of the weights in the blocks (extra: samara[quantized])"
+        "none", description="of the weights in the blocks (extra: samara-fl[quantized])"
     )
     max_length: int = Field(128, ge=8, description="tokens of a sequence; longer texts are cut")
     stream: Literal["off", "auto", "host", "disk"] = Field(

@@ -46,7 +46,7 @@ def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
         import ray  # noqa: F401
     except ImportError as error:
         raise SamaraError(
-            "--engine flower needs Ray; install it with: pip install 'samara[ray]'"
+            "--engine flower needs Ray; install it with: pip install 'samara-fl[ray]'"
         ) from error
     outcome: list[Path | SamaraError] = []
     server_app = ServerApp()

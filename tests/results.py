@@ -118,7 +118,7 @@ def result_of(
     return {
         "schema_version": SCHEMA_VERSION,
         "config": RunConfig.of(config | dotted, "test").flat(),
-        "versions": {"samara": "0.1.0", "python": "3.11.7"},
+        "versions": {"samara-fl": "0.1.0", "python": "3.11.7"},
         "run_id": "0011223344556677",
         "model_id": TAIL,
         "layout_hash": TAIL,

@@ -32,6 +32,7 @@ from client.tuning.settings import TuneSettings
 from client.tuning.tuning_curves import Curves, curves_in
 from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
+from shared import DISTRIBUTION
 from shared.errors import ConfigError
 from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
@@ -295,7 +296,7 @@ def _circumstances(bench: TuningSetup, seconds: float) -> dict[str, Any]:
             torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory_bytes()
         ),
         "versions": {
-            "samara": version("samara"),
+            DISTRIBUTION: version(DISTRIBUTION),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": version("transformers"),

@@ -48,7 +48,7 @@ def curves_in(folder: Path, steps: int) -> Curves:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        log.info("no curves for TensorBoard: pip install 'samara[tensorboard]' to get them")
+        log.info("no curves for TensorBoard: pip install 'samara-fl[tensorboard]' to get them")
         return _NoCurves()
     writer = SummaryWriter(folder / CURVES_FOLDER, purge_step=steps + 1)
     return _TensorBoard(writer)

@@ -8,7 +8,7 @@
 set -euo pipefail
 
 home="$HOME/.samara"
-source_of_samara="samara"
+source_of_samara="samara-fl"
 torch_index=""
 bitsandbytes="0.50.2"
 

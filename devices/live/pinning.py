@@ -53,7 +53,7 @@ def installed_hashes() -> dict[str, str]:
     for package in PINNED_PACKAGES:
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise DeviceError(f"the package {package} is not installed; install samara again")
+            raise DeviceError(f"the package {package} is not installed; install samara-fl again")
         folder = Path(spec.submodule_search_locations[0])
         for path in folder.rglob("*.py"):
             hashes[f"{package}/{path.relative_to(folder).as_posix()}"] = _hash(path.read_bytes())

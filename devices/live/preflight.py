@@ -94,7 +94,7 @@ def python_version() -> Check:
     try:
         return Check(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
     except PackageNotFoundError:
-        return Check(Outcome.FAIL, "python", "flwr is not installed", "pip install samara")
+        return Check(Outcome.FAIL, "python", "flwr is not installed", "pip install samara-fl")
 
 
 def torch_works(device: str) -> Check:

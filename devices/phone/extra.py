@@ -6,7 +6,7 @@ from shared.errors import DeviceError
 
 MISSING = (
     "a program for phones needs ExecuTorch, which cannot be used here ({error}); install it with "
-    "pip install 'samara[phone]'"
+    "pip install 'samara-fl[phone]'"
 )
 
 

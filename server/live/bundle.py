@@ -5,6 +5,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from shared import DISTRIBUTION
 from shared.config import RunConfig
 from shared.errors import SamaraError
 
@@ -24,7 +25,7 @@ def bundle() -> bytes:
     for package in PACKAGES:
         found = find_spec(package)
         if found is None or not found.submodule_search_locations:
-            raise SamaraError(f"the package {package} is not installed; install samara again")
+            raise SamaraError(f"the package {package} is not installed; install samara-fl again")
         folder = Path(found.submodule_search_locations[0])
         for path in sorted(folder.rglob("*")):
             if path.suffix in _SUFFIXES and path.is_file():
@@ -42,8 +43,8 @@ def _pyproject() -> str:
     return "\n".join(
         [
             "[project]",
-            'name = "samara"',
-            f"version = {json.dumps(version('samara'))}",
+            f"name = {json.dumps(DISTRIBUTION)}",
+            f"version = {json.dumps(version(DISTRIBUTION))}",
             'description = "Federated personalization by replay of scalars"',
             "dependencies = []",
             "[tool.flwr.app]",

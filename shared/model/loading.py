@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import torch
 from torch import nn
 
+from shared import DISTRIBUTION
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
 from shared.model.checkpoint import (
@@ -287,7 +288,7 @@ def embedded_folder() -> Path:
     Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the
     bundle holds no weights.
     """
-    for installed in distributions(name="samara"):
+    for installed in distributions(name=DISTRIBUTION):
         places = [Path(str(installed.locate_file("")))]
         if origin := installed.read_text("direct_url.json"):
             places.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))

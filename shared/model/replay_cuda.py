@@ -1,6 +1,6 @@
 """Replay on a GPU as a Triton kernel: a program holds a block of the state in registers.
 
-Needs the extra ``samara[cuda]``. Triton's own Philox is the one of the format.
+Needs the extra ``samara-fl[cuda]``. Triton's own Philox is the one of the format.
 """
 
 import numpy as np

@@ -220,7 +220,7 @@ def backend_for(device: torch.device, threads: int = 0) -> Backend:
             if forced:
                 raise ReplayError(
                     f"{BACKEND_VARIABLE}=cuda: triton cannot be loaded: {error}; "
-                    "pip install 'samara[cuda]'"
+                    "pip install 'samara-fl[cuda]'"
                 ) from error
             return TorchBackend(device)
     return default_backend(threads)

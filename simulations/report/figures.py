@@ -22,7 +22,7 @@ try:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 except ImportError as missing:
-    raise SamaraError("a report needs matplotlib: pip install 'samara[report]'") from missing
+    raise SamaraError("a report needs matplotlib: pip install 'samara-fl[report]'") from missing
 
 DRAWN_CLIENTS = 300
 """Of more clients, so many are drawn, have_equal_row_counts by how they rank."""

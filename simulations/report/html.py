@@ -19,7 +19,7 @@ from simulations.report.fleet_figures import fleet_figures
 try:
     from jinja2 import Environment, StrictUndefined
 except ImportError as missing:
-    raise SamaraError("a report needs jinja2: pip install 'samara[report]'") from missing
+    raise SamaraError("a report needs jinja2: pip install 'samara-fl[report]'") from missing
 
 _KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
 _NO_SETTINGS = {"out", "threads"}

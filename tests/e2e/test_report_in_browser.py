@@ -13,7 +13,7 @@ from results import result_of, write_result
 
 from simulations.comparison.comparison import comparison_of
 
-pytest.importorskip("matplotlib", reason="needs the extra samara[report]")
+pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
 
 from simulations.report.html import page_of
 

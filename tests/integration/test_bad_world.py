@@ -12,7 +12,7 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 from helpers import no_room
 
-from benchmarks.toy_device import app
+from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
 from server.live.keys import KEYS_VARIABLE, Keys

@@ -235,27 +235,3 @@ def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
     status, _, errors = run("tune", *wrong, "--out", out)
     assert "tune: 2 mistakes in the settings\n  space: icl trains nothing" in errors
     assert not out.exists()
-
-
-def test_bench_replay_prints_ratios_and_writes_its_rows(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "replay.json"
-    arguments = ("--adapter", "minilm-top2", "--seeds", 2, "--threads", 1, "--repetitions", 1)
-    status, printed, errors = run("bench", "replay", *arguments, "--json", file)
-    assert (status, errors) == (0, "")
-    assert "× peers" in printed
-    assert "2 seeds on 1 thread;" in printed
-    rows = json.loads(file.read_text())
-    keys = {"backend", "distribution", "d", "seeds", "threads"}
-    keys |= {"work", "elements_per_second", "ratio_over_peer_loop"}
-    assert all(set(row) == keys for row in rows)
-    assert {(row["d"], row["seeds"], row["threads"]) for row in rows} == {(6144, 2, 1)}
-    assert {"numpy", "numba", "torch"} <= {r["backend"] for r in rows if r["work"] == "replay"}
-    (peer,) = (row for row in rows if row["work"] == "peer loop")
-    assert peer["ratio_over_peer_loop"] == 1
-    assert all(row["elements_per_second"] > 0 < row["ratio_over_peer_loop"] for row in rows)
-
-
-def test_bench_of_an_unknown_adapter_is_refused(run: Run) -> None:
-    status, _, errors = run("bench", "replay", "--adapter", "bert")
-    assert status == 1
-    assert "--adapter bert: there is no such adapter; use one of minilm-top2" in errors

@@ -10,8 +10,8 @@ from federations import config_of, ledger_of
 from helpers import files_of
 from safetensors.torch import load_file, save_file
 
-from benchmarks.step import StepBench
-from benchmarks.step import run as run_bench
+from benchmarks.speed.step import StepBench
+from benchmarks.speed.step import run as run_bench
 from client.forward.grouping import GROUPINGS
 from server.store import replayed
 from shared.errors import ConfigError, SamaraError, TrainingError
@@ -90,7 +90,7 @@ def test_the_thread_count_is_no_part_of_a_runs_name(settings: Settings, tmp_path
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_a_federation_on_quantized_weights(quantization: str, settings: Settings) -> None:
-    pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+    pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
     folder = simulate(config_of(settings, model__quantization=quantization))
     assert len(list(replayed(folder))) == 4
     client = read_result(folder)["clients"]["0"]
@@ -138,7 +138,7 @@ def test_weights_that_are_not_finite_stop_the_run(settings: Settings, tmp_path: 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_the_step_benchmark_measures_every_way(quantization: Any, tmp_path: Path) -> None:
     if quantization != "none":
-        pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+        pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
     settings = StepBench(
         shape="llama-tiny",
         quantization=quantization,

@@ -422,7 +422,7 @@ def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> Non
 
 
 def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
     from simulations.report.html import page_of
 
     methods = ["local", "ditto", "global", "cluster"]

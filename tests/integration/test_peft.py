@@ -90,7 +90,7 @@ def test_peft_gives_the_same_logits(name: str, tmp_path: Path, model_folder: Mod
 def test_peft_on_a_quantized_base_gives_the_same_logits(
     tmp_path: Path, model_folder: ModelFolder
 ) -> None:
-    pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+    pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
     from transformers import BitsAndBytesConfig
 
     folder, settings = model_folder("causal"), AdapterSettings(layers="all")

@@ -147,7 +147,7 @@ def test_mistakes_are_one_message(
 
 
 def test_every_client_has_its_curves(folder: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra samara[tensorboard]")
+    pytest.importorskip("tensorboard", reason="needs the extra samara-fl[tensorboard]")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # written anew, not twice

@@ -11,7 +11,7 @@ from helpers import delta_of, history_of, instruction_with
 from phones import exported
 from typer.testing import CliRunner
 
-from benchmarks.phone_loop import compiled, course, eager
+from benchmarks.devices.phone_loop import compiled, course, eager
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.training.trainer import Trainer, figures
@@ -60,7 +60,7 @@ class _Directions(torch.nn.Module):
 def test_a_program_draws_the_directions_of_the_golden_file(
     distribution: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to make programs")
+    pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to make programs")
     cases = [c for c in json.loads(GOLDEN.read_text()) if c["distribution"] == distribution]
     seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
     example = torch.from_numpy(seeds.view(np.int64).copy())
@@ -101,7 +101,7 @@ def test_without_the_extra_every_command_says_what_to_install(
     words = [str(tmp_path / "phone.key") if word == "K" else word for word in command]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, DeviceError)
-    assert "pip install 'samara[phone]'" in str(result.exception)
+    assert "pip install 'samara-fl[phone]'" in str(result.exception)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def made(
     model_folder: Callable[[str], Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
     """Settings of a run, and programs of its model, made once each."""
-    pytest.importorskip("executorch", reason="pip install 'samara[phone]' to run programs")
+    pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("programs")
     settings = {
         "model.path": str(model_folder("causal")),

@@ -22,7 +22,7 @@ from shared.model.loading import load_base_model, structure_of
 from shared.model.lora_fa import inject
 from shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantized_linear
 
-pytest.importorskip("bitsandbytes", reason="needs the extra samara[quantized]")
+pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 
 ModelFolder = Callable[[str], Path]
 

@@ -37,7 +37,7 @@ each_case = pytest.mark.parametrize(("how", "size"), CASES)
 
 def cuda() -> Backend:
     """The kernel on a GPU, or else in Triton's interpreter."""
-    pytest.importorskip("triton", reason="the extra samara[cuda] is not installed")
+    pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
     from shared.model.replay_cuda import CudaBackend
 
     return CudaBackend(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -289,7 +289,7 @@ def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
 
 
 def test_quantized_weights_are_not_trained(model_folder: ModelFolder) -> None:
-    pytest.importorskip("bitsandbytes", reason="the extra samara[quantized] is not installed")
+    pytest.importorskip("bitsandbytes", reason="the extra samara-fl[quantized] is not installed")
     folder = model_folder("causal")
     base = load_base_model(str(folder), quantization="int8")
     with pytest.raises(ModelError, match="quantized weights cannot be trained"):

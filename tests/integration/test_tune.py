@@ -434,11 +434,11 @@ def test_without_tensorboard_it_says_so_and_runs(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with caplog.at_level(logging.INFO, logger="samara.tune"):
         folder = tune(tuning_of(settings))
-    assert "pip install 'samara[tensorboard]'" in caplog.text
+    assert "pip install 'samara-fl[tensorboard]'" in caplog.text
     assert lasting(folder)["curve"]
 
 
 def test_curves_go_to_tensorboard(settings: Settings) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra samara[tensorboard]")
+    pytest.importorskip("tensorboard", reason="needs the extra samara-fl[tensorboard]")
     folder = tune(tuning_of(settings))
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))

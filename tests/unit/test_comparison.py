@@ -282,7 +282,7 @@ def test_csv_tells_what_a_client_spent(compared: Compared) -> None:
 
 
 def test_a_page_shows_methods(compared: Compared) -> None:
-    pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+    pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
     from simulations.report.html import page_of
 
     page = page_of(compared(*_of_methods(cohort__newcomers=3)))

@@ -163,7 +163,7 @@ def test_a_device_that_torch_lacks_fails_with_a_remedy() -> None:
 
 
 def test_a_quantization_kernel_is_launched() -> None:
-    pytest.importorskip("bitsandbytes", reason="the extra samara[quantized] is not installed")
+    pytest.importorskip("bitsandbytes", reason="the extra samara-fl[quantized] is not installed")
     assert quantization_works("cpu").outcome is Outcome.PASS
 
 

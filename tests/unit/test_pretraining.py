@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.pretraining import IGNORED, NOBODY, Corpus, tokenizer_of, who_loves_what
+from benchmarks.accuracy.pretraining import IGNORED, NOBODY, Corpus, tokenizer_of, who_loves_what
 
 TEXTS = [
     "the tea was warm, more rain. fogu loved it. i hated it.",

@@ -12,8 +12,8 @@ from results import result_of, write_result
 from shared.config import load_scenario
 from simulations.comparison.comparison import comparison_of
 
-pytest.importorskip("matplotlib", reason="needs the extra samara[report]")
-pytest.importorskip("jinja2", reason="needs the extra samara[report]")
+pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
+pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
 
 from simulations.report.html import page_of, scenario
 

@@ -1,0 +1,110 @@
+"""``python -m benchmarks``: the measurements that need no data, run from a checkout."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samara import run
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@app.command()
+def replay(
+    adapters: Annotated[
+        list[str] | None, typer.Option("--adapter", help="Which adapter's tensors. Repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds folded at once.")] = 32,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is one per core.")] = 0,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of everything, in turn.")] = 5,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+) -> None:
+    """Replay and directions per backend, against the loop that peers use.
+
+    Example: python -m benchmarks replay --adapter tinyllama --json replay.json
+    """
+    from rich.console import Console
+
+    from benchmarks.speed.replay import measured, table
+    from shared.files import write_durably
+
+    rows = measured(adapters or ["minilm-top2", "tinyllama"], seeds, threads, repetitions)
+    Console().print(table(rows))
+    if json:
+        from json import dumps
+
+        write_durably(json, (dumps(rows, indent=1) + "\n").encode())
+        print(f"rows in {json}")
+
+
+class Shape(StrEnum):
+    """Models of known shapes with random weights."""
+
+    LLAMA_34M = "llama-34m"
+    TINYLLAMA = "tinyllama-1.1b"
+    LLAMA2_7B = "llama2-7b"
+
+
+class Quantization(StrEnum):
+    """Of the weights in the blocks."""
+
+    NONE = "none"
+    NF4 = "nf4"
+    INT8 = "int8"
+
+
+@app.command()
+def step(
+    json: Annotated[Path, typer.Option(help="File for the rows; written whole at the end.")],
+    shape: Annotated[Shape, typer.Option(help="Model shape.")] = Shape.LLAMA_34M,
+    quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
+    queries: Annotated[int, typer.Option(help="q, directions of a step.")] = 4,
+    batches: Annotated[str, typer.Option(help="B, comma-separated.")] = "1,4,8",
+    lengths: Annotated[str, typer.Option(help="Tokens of a sequence.")] = "32,64,128",
+    layers: Annotated[str, typer.Option(help="Adapted blocks: all, top:2, …")] = "all",
+    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    repetitions: Annotated[int, typer.Option(help="Of each step, interleaved.")] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is one per core.")] = 0,
+) -> None:
+    """Time P-RGE steps in every grouping against MeZO-LoRA on the same rows.
+
+    Example: python -m benchmarks step --json step.json --batches 4 --lengths 64
+    """
+    from benchmarks.speed.step import StepBench, run
+
+    run(
+        StepBench(
+            shape=shape.value,
+            quantization=quantization.value,
+            dtype=dtype,
+            device=device,
+            queries=queries,
+            batches=_numbers(batches, "--batches"),
+            lengths=_numbers(lengths, "--lengths"),
+            layers=layers,
+            rank=rank,
+            repetitions=repetitions,
+            threads=threads,
+        ),
+        json,
+    )
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text}: write it as 1,4,8") from error
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"{option} {text}: numbers must be positive")
+    return numbers
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,1 @@
+"""How accurate the models become, and what decides it."""

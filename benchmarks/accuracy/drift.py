@@ -1,0 +1,48 @@
+"""What perturbing and restoring parameters in place leaves behind in them (docs/mezo.md).
+
+    python -m benchmarks.accuracy.drift [--model FOLDER] [--steps 1000] [--epsilon 0.001]
+
+Nothing is scored and no step is taken: only θ + ε·z, θ − ε·z and back, with another z each time.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+
+from client.spaces.full import FullSpace
+from shared.config import EMBEDDED_MODEL
+from shared.model.loading import Dtype, load_base_model
+from shared.model.replay_torch import backend_for
+
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
+
+
+def drift(model: str, dtype: Dtype, steps: int, epsilon: float) -> tuple[float, float]:
+    """Root mean square of what is left behind, and of the parameters around their mean."""
+    base = load_base_model(model, dtype=dtype)
+    space = FullSpace(base, backend_for(torch.device("cpu")), keep_copy=False)
+    seeds = np.arange(steps, dtype=np.uint64)
+    left, spread = 0.0, 0.0
+    for first, count in space.chunks():
+        before = space.values(first, count).double()
+        space.retrace(seeds, epsilon, first, count)
+        left += float((space.values(first, count).double() - before).square().sum())
+        spread += float((before - before.mean()).square().sum())
+    return (left / space.size) ** 0.5, (spread / space.size) ** 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--epsilon", type=float, default=0.001)
+    options = parser.parse_args()
+    print(f"{'type':9} {'left behind':>12} {'spread':>9} {'ratio':>9}")
+    for dtype in DTYPES:
+        left, spread = drift(options.model, dtype, options.steps, options.epsilon)
+        print(f"{dtype:9} {left:12.2e} {spread:9.2e} {left / spread:9.2e}")
+
+
+if __name__ == "__main__":
+    main()

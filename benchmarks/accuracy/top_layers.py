@@ -1,0 +1,113 @@
+"""Adapters on the top layers only: what sharing the layers below gains in time, and what it costs.
+
+    python -m benchmarks.accuracy.top_layers --data DATA --model MODEL --out FOLDER
+
+One client with all of SST-2 takes the same number of steps with adapters on the top 1, 2, 4 and all
+layers. The learning rate is in inverse proportion to d, the number of trained elements, which is
+what the noise of a step grows with. A step is timed apart, with the outputs of the layers below
+computed anew, found in memory, and found on disk in half precision.
+"""
+
+import argparse
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.accuracy.seed_policies import SCENARIO
+from benchmarks.speed.shapes import timed
+from client.forward.grouping import Schedule
+from client.training.trainer import Trainer
+from shared.config import RunConfig, load_scenario
+from shared.directions import directions
+from shared.frames.instructions import Split
+from shared.model.lora_fa import Perturbations
+from shared.result import read_result
+from simulations.simulate import simulate
+
+LAYERS = ("top:1", "top:2", "top:4", "all")
+RATE_TIMES_SIZE = 0.2 * 6_144
+BATCHES = 5
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one choice of layers; seconds are of a step."""
+
+    elements: int
+    before: float
+    after: float
+    anew: float
+    in_memory: float
+    on_disk: float
+
+
+def measured(settings: dict[str, object], out: Path) -> Figures:
+    """Train, and time steps."""
+
+    def config_with(**changes: object) -> RunConfig:
+        pairs = settings | {key.replace("_", "-"): value for key, value in changes.items()}
+        return load_scenario(SCENARIO, [f"{key}={value}" for key, value in pairs.items()])
+
+    elements = Trainer(config_with()).layout.size
+    rate = RATE_TIMES_SIZE / elements
+    result = read_result(simulate(config_with(out=out, learning_rate=rate)))
+    tests = [e["columns"]["global"] for e in result["evaluations"] if e["split"] == "test"]
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = [
+            seconds_per_step(config_with(**changes))
+            for changes in ({"trunk_cache": 0}, {}, {"trunk_cache_folder": folder})
+        ]
+    return Figures(elements, tests[0]["accuracy"], tests[-1]["accuracy"], *seconds)
+
+
+def seconds_per_step(config: RunConfig) -> float:
+    """Median over batches that were seen once before."""
+    trainer = Trainer(config)
+    data = trainer.share(0, 1, Split.TRAIN)
+    z = directions(np.arange(config.queries, dtype=np.uint64), trainer.layout.size, "gaussian")
+    center = np.zeros(trainer.layout.size, np.float32)
+    points = Perturbations.at(trainer.layout, center, z, config.epsilon)
+    schedule = Schedule("both", config.micro_batch)
+    times = []
+    for repetition in range(2 * BATCHES):
+        start = config.batch * (repetition % BATCHES)
+        prompts = data.prompts[start : start + config.batch]
+        step = lambda: trainer.forward.scores(points, prompts, schedule)  # noqa: B023, E731
+        times.append(timed(step, torch.device(config.model.torch_device)))
+    return median(times[BATCHES:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--rounds", type=int, default=50)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    print("layers       d  zero-shot  accuracy  ms anew  in memory  on disk")
+    for layers in LAYERS:
+        settings = {
+            "rounds": arguments.rounds,
+            "data.clients": 1,
+            "data.partition": "iid",
+            "data.path": arguments.data,
+            "model.path": arguments.model,
+            "adapter.layers": layers,
+            "evaluate.every": 0,
+        }
+        found = measured(settings, arguments.out / layers.replace(":", "-"))
+        print(
+            f"{layers:6} {found.elements:7,} {found.before:9.2%} {found.after:9.2%} "
+            f"{1e3 * found.anew:8.1f} {1e3 * found.in_memory:10.1f} {1e3 * found.on_disk:8.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

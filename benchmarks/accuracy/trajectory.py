@@ -1,0 +1,43 @@
+"""How small a trained model is as a list of scalars, and how long it takes to come back.
+
+    samara tune --method mezo --steps 2000 --validate-every 500 --out RUN
+    python -m benchmarks.accuracy.trajectory RUN
+
+Rebuilds the best state of a finished zeroth-order run from the base model and the run's trajectory,
+and compares its digest with the one that the run noted.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from client.tuning.run import read_result
+from client.tuning.settings import TuneSettings
+from client.tuning.trajectory import read_trajectory
+from client.tuning.tuning_setup import TuningSetup
+from client.tuning.zeroth_order import TRAJECTORY_FILE, UPDATES, space_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, help="folder of a finished zeroth-order run")
+    run = parser.parse_args().run
+    result = read_result(run)
+    bench = TuningSetup(TuneSettings.of(result["config"], str(run)))
+    space, update = space_of(bench), UPDATES[bench.settings.method]
+    file = run / TRAJECTORY_FILE
+    recorded = read_trajectory(file)
+    size, steps = file.stat().st_size, len(recorded.records)
+    print(f"{steps} steps: {size:,} bytes, {size / steps:.1f} a step; d = {space.size:,}")
+    best = replace(recorded, records=recorded.records[: result["best_step"]])
+    begun = time.perf_counter()
+    best.rebuild(space, update, bench.base.model_id, hold_moments=True)
+    seconds = time.perf_counter() - begun
+    equal = space.digest().hex() == result["digest"]
+    print(f"rebuilt after step {result['best_step']} in {seconds:.1f} s", end=", ")
+    print(f"{result['seconds']:.1f} s in training; the same bits: {'yes' if equal else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How well the time and memory models of devices agree with measurements."""

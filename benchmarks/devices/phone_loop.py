@@ -1,0 +1,203 @@
+"""A phone's program against the eager engine, step by step, on one writer's messages.
+
+    python -m benchmarks.devices.phone_loop [--steps 200]
+
+Both take P-RGE steps with the embedded model from the zero state, on the same batches and along the
+same directions. First each by its own projected gradients, then the program by those of the eager
+engine, which must bring it to the same state. The program applies what a step came to in its next
+call; the eager client is weight-only INT8 beside int8, and float32 beside 8da4w.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.estimators.prge import GradientEstimate, LossRequest, run_estimator
+from client.forward.grouping import Schedule
+from client.training.local_step_plan import LocalStepPlan
+from client.training.trainer import Trainer
+from devices.phone.export import Shapes, export, prepared
+from devices.phone.manifest import Delegate, PhoneQuantization
+from devices.phone.reference_client.rows import Rows, read_rows
+from devices.phone.reference_client.runtime import Program
+from devices.phone.tokenize import rows_text
+from shared.config import RunConfig
+from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
+from shared.model.lora_fa import Perturbations
+from shared.replay import digest, summed, to_float32, zero_state
+from shared.tasks.objectives import cross_entropy
+
+CLIENTS, QUERIES, BATCH, LENGTH = 8, 4, 8, 32
+EPSILON, LEARNING_RATE = 0.01, 0.1
+KINDS: tuple[tuple[Delegate, PhoneQuantization], ...] = (
+    ("portable", "none"),
+    ("xnnpack", "none"),
+    ("portable", "int8"),
+    ("xnnpack", "int8"),
+    ("xnnpack", "8da4w"),
+)
+
+Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
+"""Seeds, and their coefficients with unit 2⁻⁴⁰."""
+Engine = Callable[
+    [NDArray[np.int64], Pending, LossRequest], tuple[NDArray[np.float64], NDArray[np.int64]]
+]
+"""Maps a state, what is added to it first, and a request to losses [2q] and the state after."""
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What an engine went through.
+
+    Attributes:
+        estimates: of every step.
+        losses: float64 [K, 2q], nats.
+        state: int64 [d], after the last step.
+    """
+
+    estimates: list[GradientEstimate]
+    losses: NDArray[np.float64]
+    state: NDArray[np.int64]
+
+    @property
+    def gradients(self) -> NDArray[np.float64]:
+        """Projected gradients [K, q]."""
+        return np.stack([found.gradients for found in self.estimates]).astype(np.float64)
+
+
+def asked(layout_hash: bytes, steps: int, **changes: Any) -> TrainInstruction:
+    """What both engines do."""
+    fields: dict[str, Any] = {
+        "run_id": bytes(8),
+        "round": 1,
+        "track": 0,
+        "steps": steps,
+        "queries": QUERIES,
+        "batch": BATCH,
+        "seed_policy": SeedPolicy.INDEPENDENT,
+        "root": 0,
+        "epsilon": EPSILON,
+        "learning_rate": LEARNING_RATE,
+        "clip": 0.0,
+        "deadline": 0.0,
+        "layout_hash": layout_hash,
+        "start_digest": bytes(32),
+    }
+    return TrainInstruction(**(fields | changes))
+
+
+def course(
+    engine: Engine,
+    size: int,
+    instruction: TrainInstruction,
+    labels: NDArray[np.int64],
+    fed: Sequence[GradientEstimate] | None = None,
+) -> Course:
+    """Take the steps of an instruction.
+
+    Args:
+        engine: that scores and applies.
+        size: d.
+        instruction: what to do.
+        labels: int64 [n], of the training examples.
+        fed: whose projected gradients are applied; by default the engine's own.
+    """
+    steps, state = LocalStepPlan(instruction, 0, labels, classes=0), zero_state(size)
+    pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    estimates, losses = [], []
+
+    def losses_of(request: LossRequest) -> NDArray[np.float64]:
+        nonlocal state
+        found, state = engine(state, pending, request)
+        losses.append(found)
+        return found
+
+    for number in range(instruction.steps):
+        estimates.append(run_estimator(steps.estimator(), losses_of))
+        pending = summed(steps.taken(fed[number] if fed else estimates[-1]))
+    nothing = LossRequest(pending[0], 0.0, np.arange(1))
+    return Course(estimates, np.stack(losses), engine(state, pending, nothing)[1])
+
+
+def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
+    """The resident engine on the first client's examples, all rows in one pass."""
+    data, layout = trainer.share(0, clients, Split.TRAIN), trainer.layout
+
+    def run(
+        state: NDArray[np.int64], pending: Pending, request: LossRequest
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        state = state.copy()
+        trainer.backend.fold(state, *pending, layout.distribution)
+        z = trainer.backend.directions(request.seeds, layout.size, layout.distribution)
+        points = Perturbations.at(layout, to_float32(state), z, request.epsilon)
+        prompts = [data.prompts[row] for row in request.batch]
+        scores = trainer.forward.scores(points, prompts, Schedule("both"))
+        return cross_entropy(scores, data.labels[request.batch]), state
+
+    return run
+
+
+def compiled(program: Program, rows: Rows) -> Engine:
+    """A program of as many queries and rows as the steps have."""
+
+    def run(
+        state: NDArray[np.int64], pending: Pending, request: LossRequest
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        batch = np.resize(request.batch, program.manifest.batch)
+        inputs = rows.ids[batch], rows.positions[batch], rows.labels[batch]
+        _, losses, after = program.step(state, *inputs, pending, request.seeds, request.epsilon)
+        return losses.astype(np.float64).mean(2).reshape(-1), after
+
+    return run
+
+
+def compared(found: Course, expected: Course) -> str:
+    """Differences of the losses, of the projected gradients, and of the states."""
+    loss = np.abs(found.losses - expected.losses)
+    gradient = np.abs(found.gradients - expected.gradients)
+    apart = np.linalg.norm(to_float32(found.state) - to_float32(expected.state))
+    return (
+        f"loss: largest {loss.max():.2g}, mean {loss.mean():.2g}; "
+        f"g: largest {gradient.max():.2g}, mean {gradient.mean():.2g}; "
+        f"states: {apart / np.linalg.norm(to_float32(expected.state)):.2g} apart"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pte"
+        for delegate, quantization in KINDS:
+            kind = "int8" if quantization == "int8" else "none"
+            settings = {"model.max-length": LENGTH, "model.quantization": kind, "threads": 1}
+            config = RunConfig.of(settings, "bench")
+            trainer = Trainer(config)
+            ready = prepared(config.model.path, config.task, config.adapter, quantization)
+            export(ready, Shapes(QUERIES, BATCH, LENGTH), quantization, delegate, file)
+            program, rows = Program(file), file.with_suffix(".jsonl")
+            rows.write_text(rows_text(trainer, 0, CLIENTS))
+            train = read_rows(rows, program.manifest)[Split.TRAIN]
+            layout, phone = trainer.layout, compiled(program, train)
+            instruction = asked(layout.hash, steps)
+            expected = course(eager(trainer), layout.size, instruction, train.labels)
+            own = course(phone, layout.size, instruction, train.labels)
+            fed = course(phone, layout.size, instruction, train.labels, expected.estimates)
+            same = digest(layout.hash, fed.state) == digest(layout.hash, expected.state)
+            first, last = (part.mean() for part in (expected.losses[:10], expected.losses[-10:]))
+            size = np.sqrt(np.mean(expected.gradients**2))
+            print(f"{delegate}, {quantization}: d = {layout.size}, {steps} steps")
+            print(f"  eager: loss of ten steps {first:.4f} → {last:.4f}, g about {size:.2g}")
+            print(f"  each by its own g: {compared(own, expected)}")
+            print(f"  the same g's: {compared(fed, expected)}; same digest: {same}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Predicted against measured P-RGE steps on this machine's CPU: six shapes, three batch sizes.
+
+    python -m benchmarks.devices.roofline_check [--json FILE]
+
+The prediction knows pieces only (`devices.hardware.calibrate`: products, copies, small
+operations, an empty pass), the measurement is of whole steps of models with random weights.
+Pieces and steps are timed in turn in one process, one thread, by the processor's own clock, and
+the best of each counts. Nothing is fitted to a step."""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+
+from benchmarks.speed.shapes import config_of
+from benchmarks.speed.step import Bench, StepBench
+from client.forward.grouping import Schedule
+from devices.hardware.calibrate import Piece, Stopwatch, Works, pieces, profile_of
+from devices.hardware.model_shape import shape_of_config
+from devices.hardware.roofline import Mode, Workload, step_time
+
+CHECKED = (
+    "llama-tiny",
+    "llama-small",
+    "llama-deep",
+    "llama-34m",
+    "llama-shared-keys",
+    "llama-wide",
+)
+BATCHES = (1, 2, 4)
+MODES: tuple[Mode, ...] = ("sequential", "both")
+SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 5
+
+
+def steps() -> Works:
+    """A step of every shape, batch size and grouping."""
+    works: Works = {}
+    for number, shape in enumerate(CHECKED):
+        bench = Bench(
+            StepBench(
+                shape, "none", "float32", "cpu", QUERIES, BATCHES, (SEQUENCE,), "all", RANK, 1, 1
+            )
+        )
+        for batch in BATCHES:
+            for index, mode in enumerate(MODES):
+                prompts = bench.prompts(batch, SEQUENCE)
+                works[Piece("step", (number, batch, index))] = bench.p_rge(prompts, Schedule(mode))
+    return works
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    stopwatch, works = Stopwatch(1), pieces() | steps()
+    for _ in range(SWEEPS):
+        stopwatch.sweep(works)
+    device = profile_of("this-machine", stopwatch.best, 0.0, 1, 1)
+    print(f"{device.memory.bandwidth / 1e9:.1f} GB/s, {device.compute.fp32 / 1e9:.0f} Gop/s")
+    print(device.timing)
+    known = {shape: shape_of_config(config_of(shape), Path(shape), "causal") for shape in CHECKED}
+    errors: dict[str, list[float]] = {mode: [] for mode in MODES}
+    found = []
+    for piece, measured in stopwatch.best.items():
+        if piece.what != "step":
+            continue
+        number, batch, index = piece.sizes
+        shape, mode = CHECKED[number], MODES[index]
+        work = Workload(
+            sequence=SEQUENCE,
+            batch=batch,
+            queries=QUERIES,
+            mode=mode,
+            quantization="fp32",
+            rank=RANK,
+            supervised=1,
+        )
+        predicted = step_time(known[shape], device, work).total
+        error = predicted / measured - 1
+        errors[mode].append(abs(error))
+        found.append({"shape": shape, "B": batch, "mode": mode})
+        found[-1] |= {"predicted": predicted, "measured": measured}
+        print(
+            f"{shape:18} B={batch} {mode:10} predicted {predicted * 1e3:7.1f} ms, "
+            f"measured {measured * 1e3:7.1f} ms, {error:+.1%}"
+        )
+    for grouping, values in errors.items():
+        print(f"{grouping}: mean error {fmean(values):.1%}, median {median(values):.1%}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What kills, cut links and hostile clients do to a run."""

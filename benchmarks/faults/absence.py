@@ -1,0 +1,109 @@
+"""A client that was away for many rounds catches up in a live run.
+
+    python -m benchmarks.faults.absence [--rounds 1000] [--snapshot-every 0]
+
+The in-process engine builds the ledger, with one client that a live one stands for. Then `samara
+server up` goes on with it, and another client, which has seen none of its rounds, comes for the
+first time. Prints the bytes of what it is sent and the seconds in which it stands where the server
+stands and has trained; its digest must be the server's.
+"""
+
+import argparse
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+from flwr.app.user_config import UserConfig
+
+from benchmarks.faults.live_run import LiveRun
+from client.app import app as client_app
+from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from devices.live.settings import own_settings
+from server.app import serve
+from shared.config import RunConfig
+from shared.settings import Scalar
+from simulations.engine import InProcessGrid
+
+LIVE_ROUNDS = 3
+SETTINGS: dict[str, Scalar] = {
+    "steps": 2,
+    "queries": 16,
+    "batch": 4,
+    "learning-rate": 0.01,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "cohort.available": 1,
+    "cohort.timeout": 120.0,
+}
+
+
+class _EnoughError(Exception):
+    """The ledger is long enough."""
+
+
+def build(config: RunConfig, device: int, rounds: int) -> None:
+    """Serve so many rounds of a run in process, by one client that stands for a live device."""
+    asked: list[str] = []
+
+    def count(kind: str, partition: int) -> None:
+        asked.extend([kind] if kind == "train" else [])
+        if len(asked) > rounds:
+            raise _EnoughError
+
+    own = own_settings("embedded", "messages", "messages", "cpu", ["threads=1"])
+    node: UserConfig = {CLIENT_INDEX: device, DEVICE_SETTINGS_KEY: json.dumps(own)}
+    try:
+        serve(config, InProcessGrid(client_app, 1, config.flat(), count, None, [node]))
+    except _EnoughError:
+        return
+
+
+def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
+    """Build a ledger of so many rounds and have a client catch up; returns what that took.
+
+    Raises:
+        AssertionError: if it does not stand where the server stands.
+    """
+    settings = SETTINGS | {"rounds": rounds + LIVE_ROUNDS, "ledger.snapshot-every": snapshot_every}
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    with LiveRun(folder, settings, ["there", "away"], address) as live:
+        config = RunConfig.of(settings | {"out": str(live.run)}, "absence")
+        begun = time.monotonic()
+        build(config, live.devices["there"], rounds)
+        built = time.monotonic() - begun
+        assert live.last() == rounds, "the ledger was not built"
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == 2, "the server")
+        live.start_client("away", None, "--set", "threads=1")
+        live.wait_for_round(rounds + 2)
+        first, second = (live.rounds[rounds + n]["clients"] for n in (1, 2))
+        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        live.check()
+        reached, _ = live.positions()["away"]
+        assert reached == rounds + LIVE_ROUNDS, f"it stands at round {reached}"
+        took = re.findall(r"answered: train, round \d+, ([0-9.]+) s", live.said("away"))
+        device = str(live.devices["away"])
+    sent, usual = (answered[device]["bytes_down"] for answered in (first, second))
+    return (
+        f"{rounds} rounds of 32 scalars (built in {built:.0f} s), snapshot every {snapshot_every}: "
+        f"the client was sent {sent:,} bytes and stood there and had trained after {took[0]} s; "
+        f"in the next round {usual:,} bytes and {took[1]} s. All digests agree"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--snapshot-every", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="w") as name:
+        print(catch_up(Path(name), arguments.rounds, arguments.snapshot_every))
+
+
+if __name__ == "__main__":
+    main()

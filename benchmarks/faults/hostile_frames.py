@@ -1,0 +1,242 @@
+"""Sends the server frames that no honest device would, and looks what becomes of them.
+
+    python -m benchmarks.faults.hostile_frames [--frames 100000] [--seed 0]
+
+Sound answers are damaged, mixed up, replayed or made up; most get a right checksum again, so that
+they come as far as they can. Half go to the decoders alone, half as reports of 49 devices to a real
+run. None may raise anything but a message, none may be folded, and memory must not grow.
+"""
+
+import argparse
+import gc
+import logging
+import struct
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import psutil
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from benchmarks.faults.toy_client import EXAMPLES, LAYOUT, app
+from server.app import serve
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.frames.evaluation import Evaluation
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
+from shared.ledger.reading import read_ledger
+from shared.round_delta import RoundDelta
+from shared.wire import RECORD, kind_of
+from simulations.engine import InProcessGrid
+
+CLIENTS = 50
+DECODERS: tuple[Callable[[bytes], object], ...] = (
+    *(Report.decode, Evaluation.decode, Hello.decode, Refusal.decode),
+    *(TrainInstruction.decode, EvaluateInstruction.decode, RoundDelta.decode),
+)
+
+
+def resealed(frame: bytes) -> bytes:
+    """The frame with a right checksum."""
+    if len(frame) < 8:
+        return frame
+    checksum = zlib.crc32(frame[8:], zlib.crc32(frame[:4]))
+    return frame[:4] + struct.pack("<I", checksum) + frame[8:]
+
+
+def flipped(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    data = bytearray(frame)
+    for _ in range(rng.integers(1, 4)):
+        data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+    return bytes(data)
+
+
+def cut(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    return resealed(frame[: rng.integers(len(frame))])
+
+
+def extended(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    return resealed(frame + rng.bytes(int(rng.integers(1, 5000))))
+
+
+def noise(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    return rng.bytes(int(rng.integers(300)))
+
+
+def sealed_noise(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    kind = int(rng.integers(1, 12))
+    return resealed(b"SM\x01" + bytes([kind]) + bytes(4) + rng.bytes(int(rng.integers(300))))
+
+
+def of_another(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    """Another kind of frame, another round's, or another device's: sound, and out of place."""
+    return others[rng.integers(len(others))]
+
+
+def count_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    """Steps and queries that do not go with the number of scalars, or are not those asked."""
+    return resealed(frame[:24] + rng.bytes(4) + frame[28:])
+
+
+def not_finite(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    bad = (np.nan, np.inf, -np.inf, 1e30, -2e6)[rng.integers(5)]
+    at = 28 + 4 * int(rng.integers(max(1, (len(frame) - 28) // 4)))
+    return resealed(frame[:at] + struct.pack("<f", bad) + frame[at + 4 :])
+
+
+def token_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    return resealed(frame[:8] + rng.bytes(8) + frame[16:])
+
+
+def device_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    device = struct.unpack_from("<I", frame, 16)[0] + int(rng.integers(1, 2**31))
+    return resealed(frame[:16] + struct.pack("<I", device % 2**32) + frame[20:])
+
+
+def without_examples(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    return resealed(frame[:20] + bytes(4) + frame[24:])
+
+
+WAYS = (
+    *(flipped, cut, extended, noise, sealed_noise, of_another, count_changed, not_finite),
+    *(token_changed, device_changed, without_examples),
+)
+
+
+class Hostile(InProcessGrid):
+    """Every device but the first is hostile, in every round."""
+
+    def __init__(self, config: RunConfig, rng: np.random.Generator, frames: int) -> None:
+        super().__init__(app, CLIENTS, config.flat())
+        self._rng, self.left = rng, frames
+        self._sound: list[bytes] = []
+        self.ways: Counter[str] = Counter()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out replies, most of them forged."""
+        replies = sorted(
+            super().pull_messages(message_ids), key=lambda reply: reply.metadata.src_node_id
+        )
+        if not replies or replies[0].metadata.message_type != "train":
+            return replies
+        frames = [bytes(r.content.config_records[RECORD]["frame"]) for r in replies]  # type: ignore[arg-type]
+        # of other devices of this round, and everything of the round before
+        others = self._sound + frames[:1]
+        for reply, frame in zip(replies[1:], frames[1:], strict=True):
+            way = WAYS[self._rng.integers(len(WAYS))]
+            forged = way(frame, others, self._rng)
+            if forged == frame:
+                forged = b""
+            self.ways[way.__name__] += 1
+            self.left -= 1
+            self._put(reply, forged)
+        self._sound = frames[1:]
+        return replies
+
+    def _put(self, reply: Message, frame: bytes) -> None:
+        """In a record as it should be, or in one that is not."""
+        chance = self._rng.random()
+        if chance < 0.02:
+            reply.content = RecordDict()
+        elif chance < 0.04:
+            reply.content = RecordDict({RECORD: ConfigRecord({"frame": "text"})})
+        elif chance < 0.05:
+            reply.__dict__["_error"] = Error(1, "a lie\n" * 1000)
+        else:
+            reply.content.config_records[RECORD]["frame"] = frame
+
+
+def attack_decoders(frames: int, seed: int) -> Counter[str]:
+    """Give so many frames to every decoder; returns how many were refused or decoded.
+
+    A frame that decodes is one whose damage left it sound, such as another loss or device.
+
+    Raises:
+        Exception: anything but a `SamaraError` that a decoder raises.
+    """
+    rng = np.random.default_rng(seed)
+    gradients = rng.normal(size=(1, 4)).astype(np.float32)
+    sound = [
+        Report(rng.bytes(8), 3, 10, 0.5, gradients).encode(),
+        Report(rng.bytes(8), 3, 10, 0.5, gradients[0], None, 1).encode(),
+        Refusal(rng.bytes(8), 3, 2, "no").encode(),
+        Hello(1, EXAMPLES, 0, bytes(32), LAYOUT.to_json(), "{}").encode(),
+    ]
+    outcomes: Counter[str] = Counter()
+    for _ in range(frames):
+        frame = sound[rng.integers(len(sound))]
+        forged = WAYS[rng.integers(len(WAYS))](frame, sound, rng)
+        decode = DECODERS[rng.integers(len(DECODERS))]
+        try:
+            kind_of(forged)
+            decode(forged)
+            outcomes["sound after all"] += 1
+        except SamaraError:
+            outcomes["refused"] += 1
+    return outcomes
+
+
+def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str], int, list[int]]:
+    """Serve a run with one honest device among hostile ones.
+
+    Returns:
+        Frames by how they were forged, rounds, and resident bytes after each tenth of the rounds.
+
+    Raises:
+        AssertionError: if a forged report was folded.
+    """
+    rng = np.random.default_rng(seed)
+    rounds = -(-frames // (CLIENTS - 1))
+    settings = {"out": str(folder / "run"), "rounds": rounds, "steps": 1, "queries": 4}
+    settings |= {"learning-rate": 1e-6, "data.clients": CLIENTS, "personal.rounds": 0}
+    settings |= {"evaluate.every": 0, "cohort.patience": 10**9, "cohort.late-rounds": 0}
+    config = RunConfig.of(settings, "hostile")
+    grid = Hostile(config, rng, frames)
+    resident: list[int] = []
+
+    class Memory(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            event = getattr(record, "event", {})
+            if event.get("event") == "round" and event["round"] % max(1, rounds // 10) == 0:
+                gc.collect()
+                resident.append(psutil.Process().memory_info().rss)
+
+    logger, handler = logging.getLogger("samara.server"), Memory(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        run = serve(config, grid)
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+    for record in read_ledger(run / "ledger"):
+        contributors = [c.client for c in record.delta.contributors]
+        assert contributors == [0], f"round {record.delta.round} folded {contributors}"
+    return grid.ways, rounds, resident
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--frames", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    half = arguments.frames // 2
+    outcomes = attack_decoders(half, arguments.seed)
+    print(f"{half:,} frames to decoders: {dict(outcomes)}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        ways, rounds, resident = attack_strategy(half, arguments.seed, Path(name))
+    print(f"{sum(ways.values()):,} frames to the strategy in {rounds:,} rounds: {dict(ways)}")
+    megabytes = [round(size / 2**20) for size in resident]
+    print(f"none folded, nothing raised; resident MiB by tenths of the rounds: {megabytes}")
+
+
+if __name__ == "__main__":
+    main()

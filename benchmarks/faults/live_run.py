@@ -1,0 +1,237 @@
+"""A live run in real processes, for the scripts that disturb one: `samara server up`, `client up`.
+
+Every process may be put behind a command, for example into a network namespace, and is ended with
+the run. What a process says goes to a file of its name that ends in ".said".
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from client.protocol.session_store import decode_session
+from server.live.keys import KEYS_FOLDER, Keys
+from server.store import METRICS_FILE, read_layout, replayed
+from shared.events import Tail
+from shared.replay import digest
+from shared.settings import Scalar
+
+ROOT = Path(__file__).parents[2]
+_POLL_SECONDS = 0.1
+_END_SECONDS = 60.0
+
+
+@dataclass
+class Place:
+    """Where a process runs: behind a command, with an environment of its own."""
+
+    behind: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class LiveRun:
+    """A server, its clients, and what they have done so far; a context manager.
+
+    Args:
+        folder: of everything; short, as sockets lie in it.
+        settings: of the run, dotted keys.
+        names: of the clients; each gets a key.
+        address: that clients reach the server by, host:port.
+        server: where it runs.
+        run: folder of the run; by default in `folder`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Scalar],
+        names: Sequence[str],
+        address: str,
+        server: Place | None = None,
+        run: Path | None = None,
+    ) -> None:
+        self.folder, self.names = folder, list(names)
+        self.run = run or folder / "run"
+        self.settings, self.address = dict(settings), address
+        self._place = server or Place()
+        self._metrics, self.rounds = Tail(self.run / METRICS_FILE), dict[int, dict[str, Any]]()
+        self.server: subprocess.Popen[bytes] | None = None
+        self.clients: dict[str, subprocess.Popen[bytes]] = {}
+        self.devices: dict[str, int] = {}
+        keys = Keys(self.run / KEYS_FOLDER)
+        known = {key.name for key in keys.all()}
+        for name in self.names:
+            if name not in known:
+                keys.create(name)
+        self.devices = {key.name: key.client for key in keys.all()}
+
+    def __enter__(self) -> Self:
+        """The run, not started yet."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every process; when something went wrong, first show what each said last."""
+        if error:
+            for file in sorted(self.folder.glob("*.said")):
+                print(f"--- {file.stem}\n{file.read_text(errors='replace')[-1500:]}")
+        for process in [*self.clients.values(), *filter(None, [self.server])]:
+            if process.poll() is None:
+                process.terminate()
+        for process in [*self.clients.values(), *filter(None, [self.server])]:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def start_server(self) -> None:
+        """Start `samara server up`, or start it again."""
+        host, port = self.address.rsplit(":", 1)
+        command = ["server", "up", "--run", str(self.run), "--host", "0.0.0.0", "--port", port]
+        command += ["--name", host]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={json.dumps(value)}"]
+        self.server = self._launched(command, self._place, "server")
+
+    def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
+        """Start `samara client up`, or start it again; its folder is `home`.
+
+        It gets the key of its name unless the options say otherwise.
+        """
+        command = ["client", "up", "--name", name, "--home", str(self.home(name))]
+        command += ["--superlink", self.address, *options]
+        if not {"--key", "--insecure"} & set(options):
+            command += ["--key", str(self.key(name))]
+        if "--insecure" not in options:
+            command += ["--certs", str(self.run / "certificates" / "ca.pem")]
+        self.start(name, command, place)
+
+    def start(self, name: str, command: Sequence[str], place: Place | None = None) -> None:
+        """Start another command of samara that stays, under a name."""
+        self.clients[name] = self._launched(command, place or Place(), name)
+
+    def home(self, name: str) -> Path:
+        """The folder of a client."""
+        return self.folder / name
+
+    def key(self, name: str) -> Path:
+        """The private key of a client."""
+        return self.run / KEYS_FOLDER / f"{name}.key"
+
+    def said(self, who: str = "server") -> str:
+        """What a process said so far."""
+        return (self.folder / f"{who}.said").read_text(errors="replace")
+
+    def process(self, of: "subprocess.Popen[bytes]", part: str) -> psutil.Process | None:
+        """A process that another started, by a part of its command line."""
+        try:
+            family = psutil.Process(of.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return None
+        for process in family:
+            try:
+                if part in " ".join(process.cmdline()):
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    def last(self) -> int:
+        """The last round that was acknowledged."""
+        for event in self._metrics.new():
+            if event["event"] == "round":
+                self.rounds[event["round"]] = event
+        return max(self.rounds, default=0)
+
+    def reporters(self, number: int) -> set[str]:
+        """Whose reports are in a round, by name."""
+        names = {str(device): name for name, device in self.devices.items()}
+        return {names[device] for device in self.rounds[number]["clients"]}
+
+    def wait(self, ready: Callable[[], object], what: str, seconds: float = 600) -> float:
+        """Wait until something is so; returns for how many seconds.
+
+        Raises:
+            AssertionError: if it takes too long.
+        """
+        begun = time.monotonic()
+        while not ready():
+            waited = time.monotonic() - begun
+            assert waited < seconds, f"{what} took over {seconds:.0f} s:\n{self.said()[-3000:]}"
+            time.sleep(_POLL_SECONDS)
+        return time.monotonic() - begun
+
+    def wait_for_round(self, number: int, seconds: float = 600) -> float:
+        """Wait for the end of a round."""
+        return self.wait(lambda: self.last() >= number, f"round {number}", seconds)
+
+    def wait_for_report(self, name: str, seconds: float = 600) -> float:
+        """Wait until a client's report is in a round that ends from now on."""
+        after = self.last()
+
+        def reported() -> bool:
+            news = range(after + 1, self.last() + 1)
+            return any(n in self.rounds and name in self.reporters(n) for n in news)
+
+        return self.wait(reported, f"a report of {name}", seconds)
+
+    def digests(self) -> dict[int, str]:
+        """The digest after every round of the ledger, each proven by replay."""
+        layout = read_layout(self.run)
+        return {s.round: digest(layout.hash, s.state).hex() for s in replayed(self.run)}
+
+    def positions(self) -> dict[str, tuple[int, str]]:
+        """Round and digest of every client's session on disk."""
+        found = {}
+        for name in self.names:
+            for file in self.home(name).glob("runs/*/session"):
+                session = decode_session(file.read_bytes())
+                found[name] = session.position.round, session.digest.hex()
+        return found
+
+    def check(self) -> int:
+        """See that the ledger has every acknowledged round, and every client a state of it.
+
+        Of rounds before the ledger's oldest snapshot, nothing is left to see.
+
+        Returns:
+            How many rounds the ledger has.
+
+        Raises:
+            AssertionError: if not.
+        """
+        self.last()
+        digests = self.digests()
+        first = min(digests)  # the rounds before it may have been compacted away
+        for number, event in self.rounds.items():
+            kept = number < first or digests.get(number) == event["digest"]
+            assert kept, f"round {number} is lost or another"
+        for name, (number, reached) in self.positions().items():
+            assert digests[number] == reached, f"{name} stands elsewhere after round {number}"
+        return max(digests)
+
+    def _launched(
+        self, command: Sequence[str], place: Place, who: str
+    ) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{who}.said").open("ab") as said:
+            return subprocess.Popen(
+                [*place.behind, sys.executable, str(ROOT / "samara.py"), *command],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **place.environment},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )

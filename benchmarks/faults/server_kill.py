@@ -1,0 +1,268 @@
+"""Kills the server side of a run, again and again, and looks whether a round is lost.
+
+    python -m benchmarks.faults.server_kill [--kills 100] [--live 15] [--seed 0]
+
+First at strategy and store level: a process serves toy devices in process, some of which are absent
+in some rounds, and gets `kill -9` at a random moment. Then with real processes: `samara server up`
+over TLS with device keys, toy devices that connect to it, and `kill -9` of the command, of Flower's
+SuperLink, of its SuperExec or of the ServerApp, whichever the seed says.
+
+Every round that was acknowledged must be in the ledger with its digest, and the end must be that of
+an undisturbed run with the same cohort history.
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import psutil
+from flwr.app import Message
+from flwr.app.user_config import UserConfig
+
+from benchmarks.faults.toy_client import app
+from client.protocol.device_settings import CLIENT_INDEX
+from server.app import serve
+from server.live.keys import KEYS_FOLDER, Keys
+from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
+from server.store import METRICS_FILE, replayed
+from shared.config import RunConfig
+from shared.events import Tail
+from shared.result import RESULT_FILE, read_result
+from shared.settings import Scalar
+from simulations.engine import InProcessGrid
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = 4
+TARGETS = ("server up", "server.live.superlink", "flower-superexec", "flwr-serverapp")
+
+
+def settings_of(out: Path, rounds: int, timeout: float) -> dict[str, Scalar]:
+    return {
+        "out": str(out),
+        "rounds": rounds,
+        "steps": 1,
+        "queries": 2,
+        "learning-rate": 0.001,
+        "data.clients": CLIENTS,
+        "personal.rounds": 0,
+        "evaluate.every": 0,
+        "cohort.fraction": 0.75,
+        "cohort.available": CLIENTS,
+        "cohort.timeout": timeout,
+        "cohort.patience": 100,
+        "ledger.snapshot-every": 0,
+    }
+
+
+class Absences(InProcessGrid):
+    """Loses one reply in eight."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Hand out the replies that are not lost; which ones is chance."""
+        replies = super().pull_messages(message_ids)
+        return [r for r in replies if r.metadata.message_type != "train" or os.urandom(1)[0] >= 32]
+
+
+class _Acknowledging(logging.Handler):
+    """Tells of every round once it is in the ledger."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(logging.INFO)
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", {})
+        if event.get("event") == "round":
+            self._pipe.send((event["round"], event["digest"]))
+
+
+def serve_and_tell(settings: dict[str, Scalar], pipe: Connection) -> None:
+    """Serve toy devices in this process."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logger = logging.getLogger("samara.server")
+    logger.addHandler(_Acknowledging(pipe))
+    logger.setLevel(logging.INFO)
+    config = RunConfig.of(settings, "kill")
+    serve(config, Absences(app, CLIENTS, config.flat()))
+
+
+def kill_in_process(kills: int, seed: int, folder: Path) -> str:
+    """Kill so many servers of one run; returns what happened.
+
+    Raises:
+        AssertionError: if an acknowledged round is lost or another.
+    """
+    rng = np.random.default_rng(seed)
+    settings = settings_of(folder / "run", 3 * kills + 5, 0.02)
+    acknowledged: dict[int, str] = {}
+    context = multiprocessing.get_context("fork")
+    done = 0
+    while not (folder / "run" / RESULT_FILE).exists():
+        ours, theirs = context.Pipe()
+        server = context.Process(target=serve_and_tell, args=(settings, theirs))
+        server.start()
+        theirs.close()
+        wanted = int(rng.integers(1, 5)) if done < kills else sys.maxsize
+        _collect(ours, acknowledged, wanted)
+        if done < kills and server.is_alive():
+            for _ in range(int(rng.integers(200_000))):
+                pass  # anywhere within the next round
+            server.kill()
+            done += 1
+        server.join()
+        _collect(ours, acknowledged, sys.maxsize)
+    return check(folder, acknowledged, f"{done} kills in process, seed {seed}")
+
+
+def _collect(pipe: Connection, acknowledged: dict[int, str], wanted: int) -> None:
+    try:
+        for _ in range(wanted):
+            number, digest = pipe.recv()
+            acknowledged[number] = digest
+    except (EOFError, ConnectionError):
+        return
+
+
+def kill_live(kills: int, seed: int, folder: Path) -> str:
+    """Kill so many processes of a real server; returns what happened.
+
+    Raises:
+        AssertionError: if an acknowledged round is lost or another, or the run does not go on.
+    """
+    rng = np.random.default_rng(seed)
+    run, port = folder / "run", 20_000 + os.getpid() % 20_000
+    settings = settings_of(run, 2 * kills + 3, 20.0)
+    for number in range(CLIENTS):
+        Keys(run / KEYS_FOLDER).create(f"device-{number}")
+    acknowledged: dict[int, str] = {}
+    killed: Counter[str] = Counter()
+    metrics = Tail(run / METRICS_FILE)
+    command = _server_command(run, port, settings)
+    with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
+        server = subprocess.Popen(command, stdout=said, stderr=said)
+        _wait(lambda: (folder / "said").read_bytes().count(b"may join") == CLIENTS, folder)
+        fleet = subprocess.Popen(_fleet_command(run, port), stdout=of_fleet, stderr=of_fleet)
+        try:
+            while sum(killed.values()) < kills:
+                known = max(acknowledged, default=0)
+                _wait(lambda known=known: _new(metrics, acknowledged) > known, folder)  # type: ignore[misc]
+                assert server.poll() is None, (folder / "said").read_text()[-2000:]
+                time.sleep(float(rng.uniform(0, 3)))
+                target = TARGETS[rng.integers(len(TARGETS))]
+                victim = _process(server, target)
+                if victim is None:
+                    continue
+                victim.kill()
+                killed[target] += 1
+                if target == TARGETS[0]:
+                    server.wait()
+                    server = subprocess.Popen(command, stdout=said, stderr=said)
+            server.wait(1200)
+            assert server.returncode == 0, (folder / "said").read_text()[-2000:]
+        finally:
+            fleet.kill()
+            server.terminate()
+            server.wait()
+            fleet.wait()
+    _new(metrics, acknowledged)
+    of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
+    nodes: list[UserConfig] = [{CLIENT_INDEX: key.client} for key in Keys(run / KEYS_FOLDER).all()]
+    what = f"{kills} kills of real processes ({of_what}), seed {seed}"
+    return check(folder, acknowledged, what, nodes)
+
+
+def check(
+    folder: Path, acknowledged: dict[int, str], what: str, nodes: Sequence[UserConfig] = ()
+) -> str:
+    """Prove the ledger, compare it with what was acknowledged and with an undisturbed run."""
+    run, rounds = folder / "run", {}
+    layout_hash = bytes.fromhex(read_result(run)["layout_hash"])
+    from shared.replay import digest
+
+    for step in replayed(run):
+        rounds[step.round] = digest(layout_hash, step.state).hex()
+    for number, said in acknowledged.items():
+        assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
+    result = read_result(run)
+    config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
+    grid = InProcessGrid(app, CLIENTS, config.flat(), nodes=nodes)
+    again = serve(config, grid, RepeatedCohorts(read_cohorts(run)))
+    assert read_result(again)["final_digest"] == result["final_digest"], "another end"
+    return (
+        f"{what}: {len(acknowledged)} rounds acknowledged, none lost; {len(rounds) - 1} rounds end "
+        f"in {result['final_digest'][:16]}, as the undisturbed run with the same cohorts does"
+    )
+
+
+def _server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[str]:
+    command = [sys.executable, str(ROOT / "samara.py"), "server", "up", "--run", str(run)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={json.dumps(value)}"]
+    return command
+
+
+def _fleet_command(run: Path, port: int) -> list[str]:
+    fleet = [sys.executable, "-m", "benchmarks.faults.toy_clients"]
+    fleet += ["--superlink", f"127.0.0.1:{port}", "--devices", str(CLIENTS)]
+    return [*fleet, "--ca", str(run / "certificates" / "ca.pem"), "--keys", str(run / KEYS_FOLDER)]
+
+
+def _new(metrics: Tail, acknowledged: dict[int, str]) -> int:
+    """Take in what the run wrote; returns the last round."""
+    events = [event for event in metrics.new() if event["event"] == "round"]
+    acknowledged |= {event["round"]: event["digest"] for event in events}
+    return max(acknowledged, default=0)
+
+
+def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process | None:
+    """A process of the server by a part of its command line."""
+    if target == TARGETS[0]:
+        return psutil.Process(server.pid)
+    for process in psutil.Process(server.pid).children(recursive=True):
+        try:
+            if target in " ".join(process.cmdline()):
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def _wait(ready: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        log = folder / "run" / "flower" / "superlink.log"
+        assert time.monotonic() < end, "\n".join(
+            file.read_text(errors="replace")[-3000:] for file in (folder / "said", log)
+        )
+        time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--live", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    for how, kills in ((kill_in_process, arguments.kills), (kill_live, arguments.live)):
+        if kills:
+            with tempfile.TemporaryDirectory() as name:
+                begun = time.monotonic()
+                print(how(kills, arguments.seed, Path(name)), flush=True)
+                print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

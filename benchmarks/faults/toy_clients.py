@@ -1,0 +1,143 @@
+"""Toy devices that speak Flower's own protocol to a real SuperLink, all in one process.
+
+    python -m benchmarks.faults.toy_clients --superlink 127.0.0.1:8000 --devices 4 \\
+        [--ca CA --keys FOLDER]
+
+What a SuperNode and its ClientApp processes do, without the processes: every device is a thread
+that fetches messages, has `toy_device.app` answer, and sends the answer. Device i has the key
+FOLDER/device-i.key. It goes on when the SuperLink dies and comes back, until it is killed.
+"""
+
+import argparse
+import logging
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from benchmarks.faults.toy_client import app
+from client.protocol.device_settings import CLIENT_INDEX
+from devices.live.keys import device_of_key
+
+_POLL_SECONDS = 0.3
+
+
+class Device(threading.Thread):
+    """One device; ends with the process, or when it is told to."""
+
+    def __init__(
+        self, number: int, devices: int, superlink: str, ca: Path | None, key: Path | None
+    ) -> None:
+        super().__init__(daemon=True)
+        self._number, self._devices, self._superlink = number, devices, superlink
+        self._ca = ca.read_bytes() if ca else None
+        self._keys = _keys(key) if key else None
+        self._device = device_of_key(key) if key else number
+        self._state = RecordDict()
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Leave after the message under way."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Answer messages; when the SuperLink dies, keep the connection and try again."""
+        host, port = self._superlink.rsplit(":", 1)
+        while not _listens(host, int(port)):
+            if self._ended.wait(_POLL_SECONDS):
+                return
+        stack = ExitStack()
+        connection = stack.enter_context(
+            http_request_response(
+                self._superlink, self._ca is None, self._ca, self._keys, max_retries=0
+            )
+        )
+        node, receive, *_ = connection
+        while not self._ended.is_set():
+            try:
+                if received := receive():
+                    self._answer(node, *received, connection)
+                    continue
+            except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
+                # the SuperLink is gone for now, or the run of the message is over
+                logging.warning("device %d: %r", self._number, error)
+            self._ended.wait(_POLL_SECONDS)
+        with suppress(httpx.HTTPError):  # it may be gone for good
+            stack.close()
+
+    def reply(self, message: Message, context: Context) -> Message:
+        """What it answers."""
+        return app(message, context)
+
+    def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]
+        _, _, send, _, _, pull_object, push_object, confirm = connection
+        run, asked = message.metadata.run_id, message.metadata.message_id
+        contents = pull_objects(
+            [part.object_id for part in iterate_object_tree(tree)],
+            pull_object_fn=lambda object_id: pull_object(run, object_id),
+        )
+        confirm(run, asked)
+        whole = inflate_object_from_contents(asked, contents)
+        assert isinstance(whole, Message), "a SuperLink delivers messages"
+        whole.metadata.__dict__["_message_id"] = asked
+        where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
+        where |= {CLIENT_INDEX: self._device}
+        reply = self.reply(whole, Context(run, node, where, self._state, {}))
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session = send(reply, get_object_tree(reply), 0.0)
+            for object_id, part in get_all_nested_objects(reply).items():
+                if object_id in wanted:
+                    push_object(run, session, object_id, part.deflate())
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+def _keys(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+    private = load_ssh_private_key(file.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey), "device keys are of elliptic curves"
+    return private, private.public_key()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--superlink", required=True)
+    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--ca", type=Path)
+    parser.add_argument("--keys", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    for number in range(arguments.devices):
+        key = arguments.keys / f"device-{number}.key" if arguments.keys else None
+        Device(number, arguments.devices, arguments.superlink, arguments.ca, key).start()
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""A gateway among many phones, a fifth of which vanish, and streams that mean no good.
+
+    python -m benchmarks.scale.fake_phones --phones 200 --rounds 20
+
+PhoneGrid are streams of this process with keys of their own, over TLS; they answer at once. The
+gateway is a process of its own, whose memory is looked at after every tenth of the rounds, of the
+streams that break rules, and while strangers hold connections open
+(`benchmarks.faults.slow_connections`).
+Everything is drawn from --seed.
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import psutil
+import typer
+
+from benchmarks.faults.slow_connections import all_held
+from devices.live.keys import make_key
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
+from shared.certificates import CERTIFICATES_FOLDER, own_certificates
+from shared.client_index import client_index_of_key
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
+from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
+from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import PhoneKey, of_answer, of_proof
+
+ROUND_SECONDS = 5.0
+LET_IN_SECONDS = 15.0
+"""A stream that lasts so long is not turned away."""
+DEVICE_SETTINGS_KEY = (("grpc.use_local_subchannel_pool", 1),)
+"""A connection of its own for every phone."""
+PORT_LINE = "port "
+
+
+async def hosted() -> None:
+    """The gateway's process: asks on every line of its input and prints what came back."""
+    folder = Path(sys.argv[2])
+    admitted = {file.read_bytes() for file in folder.glob("*.pem")}
+    gateway = Gateway(admitted.__contains__)
+    tls = own_certificates(folder / CERTIFICATES_FOLDER, [])
+    proof = tls.certificate.read_bytes(), tls.key.read_bytes()
+    _, port = await started(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
+    print(f"{PORT_LINE}{port}", flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        instruction = line.strip().encode()
+        asked = len(gateway.attached)
+        seconds = ROUND_SECONDS if instruction else 0.0
+        answers = await gateway.ask(Work.TRAIN, instruction, seconds) if instruction else {}
+        told = {"attached": asked, "answers": sorted(answers), "refused": gateway.refused}
+        print(json.dumps(told), flush=True)
+
+
+class Host:
+    """The gateway's process from outside."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.scale.fake_phones",
+            "--host",
+            str(folder),
+            str(port),
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline().removeprefix(PORT_LINE))
+        self.authority = folder / CERTIFICATES_FOLDER / "ca.pem"
+
+    def ask(self, instruction: str) -> Any:
+        """One line in, one line out."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(instruction + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def channel(self) -> Any:
+        """A connection of its own."""
+        credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, DEVICE_SETTINGS_KEY)
+
+    @property
+    def memory(self) -> float:
+        """ResidentTrainer, MiB."""
+        rss: int = psutil.Process(self._process.pid).memory_info().rss
+        return round(rss / 2**20, 1)
+
+    def kill(self) -> None:
+        """As ``kill -9`` does."""
+        with self._process:  # which closes its pipes, and waits
+            self._process.kill()
+
+
+async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float) -> None:
+    """A phone that answers, or vanishes and comes back, until it is cancelled."""
+    device = client_index_of_key(key.public)
+    while True:
+        try:
+            async with host.channel() as channel:
+                stream = GatewayStub(channel).Attach()
+                nonce = (await stream.read()).challenge.nonce
+                proof = Proof(public_key=key.public, signature=key.sign(of_proof(nonce)))
+                await stream.write(FromPhone(proof=proof))
+                while (said := await stream.read()) is not grpc.aio.EOF:
+                    if dice.random() < vanishing:
+                        break
+                    task = said.task
+                    frame = Refusal(token_of(task.instruction), device, 0, "fake").encode()
+                    signature = key.sign(of_answer(task.instruction, frame))
+                    done = Done(number=task.number, frame=frame, signature=signature)
+                    await stream.write(FromPhone(done=done))
+                stream.cancel()
+        except grpc.RpcError:
+            pass
+        # longer than a round, so that who vanishes is missed
+        await asyncio.sleep(ROUND_SECONDS * dice.uniform(1.1, 2))
+
+
+async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: int) -> str:
+    """One stream that breaks a rule; returns what the gateway said."""
+    borrowed = keys[turn % len(keys)]
+    forged = Proof(public_key=borrowed.public, signature=stranger.sign(of_proof(bytes(32))))
+    says: list[FromPhone] = [
+        FromPhone(done=Done(frame=bytes(MAX_ANSWER_BYTES + 1))),
+        FromPhone(done=Done(number=1)),
+        FromPhone(proof=forged),
+        FromPhone(proof=Proof(public_key=b"\xff" * 1000)),
+    ]
+    async with host.channel() as channel:
+        stream = GatewayStub(channel).Attach()
+        try:
+            nonce = (await stream.read()).challenge.nonce
+            said = says[turn % 5] if turn % 5 < 4 else None
+            if said is None:
+                own = Proof(public_key=stranger.public, signature=stranger.sign(of_proof(nonce)))
+                said = FromPhone(proof=own)
+            writing = asyncio.ensure_future(stream.write(said))
+            async with asyncio.timeout(LET_IN_SECONDS):
+                code = await stream.code()
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except TimeoutError:
+            return "LET IN"
+        await asyncio.wait({writing}, timeout=1.0)
+        writing.cancel()
+        return f"{code.name}: {await stream.details()}"
+
+
+async def tried(
+    phones: int, rounds: int, streams: int, strangers: int, vanishing: float, seed: int
+) -> dict[str, Any]:
+    """Rounds among vanishing phones, hostile streams, slow strangers, and a gateway killed."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        keys = []
+        for number in range(phones + 1):
+            make_key(folder / f"{number}.key")
+            keys.append(PhoneKey(folder / f"{number}.key"))
+        *keys, stranger = keys
+        for number, key in enumerate(keys):
+            (folder / f"{number}.pem").write_bytes(key.public)
+        host = Host(folder)
+        loop = asyncio.get_running_loop()
+
+        async def ask(instruction: str) -> Any:
+            return await loop.run_in_executor(None, host.ask, instruction)
+
+        async def all_attached() -> None:
+            while (await ask(""))["attached"] < phones:
+                await asyncio.sleep(0.1)
+
+        def attach(share: float) -> list[asyncio.Task[None]]:
+            return [
+                asyncio.create_task(fake(key, host, random.Random(dice.random()), share))
+                for key in keys
+            ]
+
+        crowd = attach(vanishing)
+        told: dict[str, Any] = {"phones": phones}
+        try:
+            await all_attached()
+            memory = {"before": host.memory}
+            told["answers"] = []
+            for number in range(rounds):
+                told["answers"].append(len((await ask(f"round {number}"))["answers"]))
+                memory |= tenth("rounds", number + 1, rounds, host)
+            said = Counter[str]()
+            for number in range(streams):
+                said[await hostile(keys, stranger, host, number)] += 1
+                memory |= tenth("hostile streams", number + 1, streams, host)
+            told["hostile"] = dict(said)
+            holding = asyncio.create_task(all_held(host.port, strangers, host.authority))
+            told["answers among slow strangers"] = []
+            while not (await asyncio.wait({holding}, timeout=ROUND_SECONDS))[0]:
+                answers = (await ask("among strangers"))["answers"]
+                told["answers among slow strangers"].append(len(answers))
+                memory["most among slow strangers"] = max(
+                    host.memory, memory.get("most among slow strangers", 0.0)
+                )
+            told["seconds until slow strangers were sent away"] = {
+                kind: None if None in seconds else round(max(filter(None, seconds)), 1)
+                for kind, seconds in (await holding).items()
+            }
+            told["memory, MiB"] = memory | {"after": host.memory}
+            host.kill()
+            for phone in crowd:
+                phone.cancel()
+            host = Host(folder, host.port)
+            crowd = attach(0.0)
+            await all_attached()
+            told["answers_after_kill"] = len((await ask("after the kill"))["answers"])
+        finally:
+            for phone in crowd:
+                phone.cancel()
+            host.kill()
+        return told
+
+
+def tenth(of: str, number: int, count: int, host: Host) -> dict[str, float]:
+    """The memory, if another tenth is done."""
+    done = 10 * number // count
+    return {f"{of}, {done}/10": host.memory} if done > 10 * (number - 1) // count else {}
+
+
+def main(
+    phones: Annotated[int, typer.Option(min=1)] = 200,
+    rounds: Annotated[int, typer.Option(min=1)] = 20,
+    streams: Annotated[int, typer.Option(min=5)] = 500,
+    strangers: Annotated[int, typer.Option(min=5)] = 200,
+    vanishing: Annotated[float, typer.Option(min=0, max=1)] = 0.2,
+    seed: int = 0,
+) -> None:
+    """Print as JSON who answered, what hostile streams were told, and the gateway's memory."""
+    told = asyncio.run(tried(phones, rounds, streams, strangers, vanishing, seed))
+    print(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--host"]:
+        asyncio.run(hosted())
+    else:
+        typer.run(main)

@@ -1,0 +1,279 @@
+"""One run of boards, a laptop and phones: real processes over TLS with device keys, on loopback.
+
+    python -m benchmarks.scale.mixed_run [--rounds 30] [--kill-gateway]
+
+Two resident trainers as a Jetson runs them, one of them with an NF4 base model, a laptop's client,
+and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. The model is the
+embedded one, and each has the messages of a writer of its own. Prints as JSON the accuracy of each
+on its own test messages before the first round and after the last, as the server was told, and
+where everybody stands: session on the disk, ledger, and `samara server verify`. With --kill-gateway
+the gateway's process is killed (-9) in the middle and started again. At last every kind of model
+evaluates base and final state on everybody's test messages.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import typer
+
+from benchmarks.faults.live_run import ROOT, LiveRun
+from benchmarks.speed.live import round_seconds
+from client.protocol.session_store import decode_session
+from client.training.trainer import Trainer
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.rows import read_rows
+from devices.phone.reference_client.runtime import Program
+from server.live.keys import KEYS_FOLDER, Keys
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+from shared.model.loading import embedded_folder
+from shared.settings import Scalar
+from shared.tasks.embedded import MESSAGES_PER_WRITER
+from shared.tasks.messages import messages, writers
+from shared.tasks.metrics import Confusion
+
+SETTINGS: dict[str, Scalar] = {
+    "steps": 2,
+    "queries": 16,
+    "batch": 32,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "cohort.timeout": 120.0,
+    "ledger.snapshot-every": 0,
+}
+BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
+"""Quantization of the base model of each client."""
+PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
+"""That of each phone's program."""
+GATEWAY, EVERYBODY = "gateway", "everybody"
+OPEN = "phones attach at port"
+"""What a gateway says when they can."""
+MODEL = str(embedded_folder())
+"""By its path, like the task: by their names, both go with messages that a run deals itself."""
+TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
+SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
+
+
+def samara(folder: Path, *command: str) -> str:
+    """Run a command to its end; returns what it printed.
+
+    Raises:
+        subprocess.CalledProcessError: if it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "samara.py"), *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return done.stdout
+
+
+def write_messages(folder: Path, seed: int) -> dict[str, Path]:
+    """A folder of training, validation and test messages for each participant, and of all."""
+    names = [*BOARDS, *PHONES]
+    folders = {name: folder / f"data-{name}" for name in [*names, EVERYBODY]}
+    for place in folders.values():
+        place.mkdir()
+    for name, writer in zip(names, writers(len(names), seed), strict=True):
+        for split, count in MESSAGES_PER_WRITER.items():
+            text = "".join(json.dumps(m) + "\n" for m in messages(writer, count, split, seed))
+            for place in (folders[name], folders[EVERYBODY]):
+                with (place / f"{split}.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(text)
+    return folders
+
+
+def prepare_phones(folder: Path, data: Mapping[str, Path], run: Path) -> None:
+    """Programs, rows and keys, by the commands that an operator gives."""
+    (folder / "phones").mkdir()
+    for name, quantization in PHONES.items():
+        program, public = f"{name}.pte", folder / "phones" / f"{name}.pem"
+        kind = ("--model", MODEL, "--task", TASK, "--quantization", quantization)
+        samara(folder, "phone", "export", *SHAPE, *kind, "--out", program)
+        rows = ("--data", str(data[name]), "--program", program, "--out", f"{name}.jsonl")
+        samara(folder, "phone", "rows", "--model", MODEL, "--task", TASK, *rows)
+        public.write_text(samara(folder, "phone", "key", f"{name}.key"))
+        samara(folder, "server", "keys", "add", name, str(public), "--run", str(run))
+
+
+def start_gateway(live: LiveRun, address: str, door: str) -> None:
+    """Start `samara gateway up`, or start it again."""
+    of_server = ("--superlink", address, "--certs", str(live.run / "certificates" / "ca.pem"))
+    of_phones = ("--listen", door, "--phones", str(live.folder / "phones"))
+    own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
+    live.start(GATEWAY, ["gateway", "up", *of_server, *of_phones, *own])
+
+
+def start_phone(live: LiveRun, name: str, door: str) -> None:
+    """Start `samara phone up`."""
+    authority = live.home(GATEWAY) / "certificates" / "ca.pem"
+    of_gateway = ("--gateway", door, "--certs", str(authority))
+    own = ("--program", f"{name}.pte", "--rows", f"{name}.jsonl", "--key", f"{name}.key")
+    live.start(name, ["phone", "up", *of_gateway, *own, "--home", str(live.home(name))])
+
+
+def killed(live: LiveRun, address: str, door: str) -> dict[str, Any]:
+    """Kill the gateway in the middle of the run, and wait until every phone has reported again."""
+    before = live.last()
+    live.clients[GATEWAY].kill()
+    live.clients[GATEWAY].wait()
+    begun, starts = time.monotonic(), live.said(GATEWAY).count(OPEN)
+    start_gateway(live, address, door)
+
+    def all_there() -> bool:
+        *earlier, since = live.said(GATEWAY).split(OPEN)
+        return len(earlier) > starts and f"{len(PHONES)} phones attached" in since
+
+    live.wait(all_there, "the phones")
+    attached = time.monotonic() - begun
+    for name in PHONES:
+        live.wait_for_report(name)
+    return {
+        "after round": before,
+        "seconds until all phones were attached again": round(attached, 1),
+        "rounds without all phones": [
+            number for number in live.rounds if not set(PHONES) <= live.reporters(number)
+        ],
+    }
+
+
+def served(live: LiveRun, data: Mapping[str, Path], kill: bool) -> dict[str, Any]:
+    """Serve all rounds; returns the figures."""
+    address = live.address
+    host, port = address.rsplit(":", 1)
+    door, figures = f"{host}:{int(port) + 1}", dict[str, Any]()
+    live.start_server()
+    live.wait(lambda: live.said().count("may join") == len(live.names), "the server")
+    start_gateway(live, address, door)
+    live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
+    for name in PHONES:
+        start_phone(live, name, door)
+    for name, quantization in BOARDS.items():
+        own = ("--set", "threads=1", "--set", f"model.quantization={quantization}")
+        what = ("--model", MODEL, "--data", str(data[name]), "--task", TASK)
+        live.start_client(name, None, *what, *own)
+    live.wait_for_round(1, 900)
+    if kill:
+        live.wait_for_round(int(live.settings["rounds"]) // 3, 1200)
+        figures["gateway killed"] = killed(live, address, door)
+    assert live.server is not None, "it was started above"
+    live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run", 3600)
+    assert live.server.returncode == 0, live.said()[-2000:]
+    return figures
+
+
+def ended(live: LiveRun) -> dict[str, int]:
+    """Ask everybody to end; exit statuses.
+
+    Raises:
+        AssertionError: if a process is left.
+    """
+    for process in live.clients.values():
+        process.terminate()
+    statuses = {name: process.wait(60) for name, process in live.clients.items()}
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if _is_of(p, live.folder)]
+    assert not left, f"processes are left: {left}"
+    return statuses
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    return str(folder) in " ".join(process.info["cmdline"] or [])
+
+
+def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
+    """Of each participant on its own test messages, before and after, in percent."""
+    result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
+    tests = [
+        each["columns"]["global"]["clients"]
+        for each in result["evaluations"]
+        if each["split"] == "test" and list(each["columns"]) == ["global"]
+    ]
+    reports = [live.reporters(number) for number in live.rounds]
+    return {
+        name: {
+            "accuracy before": round(100 * tests[0][str(live.devices[name])]["accuracy"], 1),
+            "accuracy after": round(100 * tests[-1][str(live.devices[name])]["accuracy"], 1),
+            "loss before": round(tests[0][str(live.devices[name])]["loss"], 3),
+            "loss after": round(tests[-1][str(live.devices[name])]["loss"], 3),
+            "reports": sum(name in reporters for reporters in reports),
+        }
+        for name in [*BOARDS, *PHONES]
+    }
+
+
+def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
+    """Accuracy of the base and of the final model by each kind, all on everybody's messages."""
+    [session] = live.home(next(iter(PHONES))).glob("runs/*/session")
+    final = decode_session(session.read_bytes()).state
+    rows = live.folder / "everybody.jsonl"
+    found: dict[str, Any] = {}
+    for name in PHONES:
+        program = live.folder / f"{name}.pte"
+        of = ("--program", str(program), "--model", MODEL, "--task", TASK)
+        samara(live.folder, "phone", "rows", *of, "--data", str(data), "--out", str(rows))
+        loaded = Program(program)
+        phone = PhoneTrainer(loaded, read_rows(rows, loaded.manifest))
+        found[name] = [
+            Confusion(phone.figures("", state, Split.TEST).counts).accuracy
+            for state in (np.zeros_like(final), final)
+        ]
+    own: dict[str, Scalar] = {"model.path": MODEL, "task": TASK, "data.path": str(data)}
+    for name, quantization in BOARDS.items():
+        settings = own | {"model.quantization": quantization, "data.clients": 1, "threads": 1}
+        trainer = Trainer(RunConfig.of(live.settings | settings, "mixed run"))
+        test = trainer.share(0, 0, Split.TEST)
+        found[name] = [
+            float((trainer.scores(state, test).argmax(1) == test.labels).mean())
+            for state in (np.zeros_like(final), final)
+        ]
+    return {name: [round(100 * accuracy, 1) for accuracy in both] for name, both in found.items()}
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=3)] = 30,
+    kill_gateway: Annotated[bool, typer.Option("--kill-gateway")] = False,
+    seed: int = 0,
+) -> None:
+    """Print as JSON who ended where."""
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    names = [*BOARDS, *PHONES, GATEWAY]
+    settings = SETTINGS | {"rounds": rounds, "cohort.available": len(names) - 1, "seed": seed}
+    with tempfile.TemporaryDirectory(prefix="w") as place:
+        folder = Path(place)
+        data = write_messages(folder, seed)
+        prepare_phones(folder, data, folder / "run")
+        Keys(folder / "run" / KEYS_FOLDER).create(GATEWAY)
+        with LiveRun(folder, settings, names, address) as live:
+            figures = served(live, data, kill_gateway)
+            digests = {name: digest for name, (_, digest) in live.positions().items()}
+            figures |= {
+                "rounds, every session in a state of the ledger": live.check(),
+                "digests of the sessions": digests,
+                "one digest everywhere": len(set(digests.values())) == 1
+                and len(digests) == len(names) - 1,
+                "verify": samara(folder, "server", "verify", str(live.run)).strip(),
+                "participants": accuracies(live),
+                "on everybody's test messages, before and after": on_the_same(
+                    live, data[EVERYBODY]
+                ),
+                "seconds of a round": round_seconds(live.run),
+                "exit statuses": ended(live),
+            }
+        print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""How fast steps, replay and block streaming are, as ratios measured side by side."""

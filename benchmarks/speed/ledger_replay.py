@@ -1,0 +1,125 @@
+"""Replays a long ledger from the disk: time, and memory beyond what the process had when warm.
+
+    python -m benchmarks.speed.ledger_replay [--rounds 10000] [--seeds 32] [--elements 811008]
+        [--distribution gaussian] [--ledger FOLDER]
+
+The ledger is written by the same replay, with no snapshot, so it takes as long as reading it; with
+`--ledger` it is kept, and a ledger that is already there is not written again. A process of its own
+then opens it twice over: first a ledger of one round, so that everything is loaded and compiled,
+then the long one. Peak memory is what the kernel counted while the long one was opened.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from shared.directions import round_root
+from shared.layout import ADAPTER_GROUP, Layout, Tensor
+from shared.ledger.ledger import Ledger
+from shared.ledger.records import LedgerHeader
+from shared.replay import quantize
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+
+MIB = 2**20
+
+
+def opened(folder: Path, layout: Layout) -> Ledger:
+    return Ledger(folder, LedgerHeader(0, b"replays!", layout.hash), layout, 0)
+
+
+def write(folder: Path, rounds: int, seeds: int, layout: Layout) -> None:
+    """Bring a ledger to so many rounds."""
+    ledger = opened(folder, layout)
+    for number in range(ledger.position.round + 1, rounds + 1):
+        coefficients = np.random.default_rng(number).normal(scale=1e-4, size=seeds)
+        source = DerivedSeeds(round_root(0, number, 0), 0, 1, seeds)
+        groups = tuple(Group(number, source, one_pass) for one_pass in quantize(coefficients))
+        ledger.append(RoundDelta(number, 0, bytes(8), (Contributor(0, 1, 1),), groups))
+    ledger.close()
+
+
+def peak_bytes() -> int:
+    """Most memory the process had since the kernel was last asked to forget, or ever had."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> None:
+    """Let the count of most memory begin anew, where the kernel can do that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("the kernel keeps counting from the start; the peak may be of warming up")
+
+
+def measure(warm: Path, folder: Path, layout: Layout) -> dict[str, float]:
+    """Open a short ledger and then the long one."""
+    opened(warm, layout).close()
+    forget_peak()
+    before, begun = psutil.Process().memory_info().rss, time.perf_counter()
+    ledger = opened(folder, layout)
+    seconds = time.perf_counter() - begun
+    return {
+        "rounds": ledger.position.round,
+        "seconds": seconds,
+        "more_bytes": peak_bytes() - before,
+        "ledger_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--seeds", type=int, default=32)
+    parser.add_argument("--elements", type=int, default=811_008)
+    parser.add_argument("--distribution", default="gaussian", choices=["gaussian", "rademacher"])
+    parser.add_argument("--ledger", type=Path)
+    parser.add_argument("--measure", nargs=2, type=Path, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    layout = Layout((Tensor("b", a.elements, 1, ADAPTER_GROUP),), 1, 1.0, 0, a.distribution)
+    if a.measure:
+        warm, folder = a.measure
+        print(json.dumps(measure(warm, folder, layout)))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder, warm = a.ledger or Path(name) / "ledger", Path(name) / "warm"
+        write(warm, 1, a.seeds, layout)
+        write(folder, a.rounds, a.seeds, layout)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.speed.ledger_replay",
+            *sys.argv[1:],
+            "--measure",
+            str(warm),
+            str(folder),
+        ]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    *notes, figures = said.splitlines()
+    result = json.loads(figures)
+    print(*notes, sep="\n", end="\n" if notes else "")
+    directions = result["rounds"] * a.seeds
+    print(
+        f"{result['rounds']:,} rounds of {a.seeds} seeds, {a.elements:,} elements, "
+        f"{result['ledger_bytes'] / 1e6:.1f} MB of ledger\n"
+        f"{result['seconds']:.1f} s, {directions * a.elements / result['seconds']:.3g} elements/s\n"
+        f"peak {result['more_bytes'] / MIB:.1f} MiB over the warm process; "
+        f"the state has {8 * a.elements / MIB:.1f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""P-RGE steps in every grouping against in-place MeZO-LoRA steps on the same rows.
+
+    python -m benchmarks step --json FILE
+
+All steps are whole: directions, forward passes, loss, update. Repetitions are interleaved, so that
+what else happens on the machine hits all alike; seconds are medians, and a ratio is the median of
+the ratios within a repetition. MeZO-LoRA perturbs A and B of plain LoRA in place and runs the whole
+network as its authors' code does, with logits at every position.
+"""
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.speed.shapes import TASK, random_base, timed
+from client.forward.body import Body, trunk_cache
+from client.forward.grouping import Schedule, distinct_groupings
+from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
+from client.forward.peak_memory import keep_freed_memory, peak_memory
+from client.forward.resident import ResidentForward
+from client.training.execution import Rehearsal, decided
+from shared.config import AdapterSettings, RunConfig
+from shared.directions import DIRECTION_BITS, directions
+from shared.errors import ConfigError
+from shared.files import write_durably
+from shared.model.dual_forwarding import DualForwarding
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Adapter, Perturbations, inject
+from shared.model.quantized import Quantization
+from shared.model.scorers import CausalScorer, Prompt
+from shared.tasks.objectives import cross_entropy
+
+EPSILON, LEARNING_RATE = 0.01, 1e-6
+CACHE_BYTES = 2**30
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """What is measured; see the options of the command."""
+
+    shape: str
+    quantization: Quantization
+    dtype: str
+    device: str
+    queries: int
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    layers: str
+    rank: int
+    repetitions: int
+    threads: int
+
+
+class Bench:
+    """A model with adapters, and the steps to time on it."""
+
+    def __init__(self, settings: StepBench) -> None:
+        keep_freed_memory()
+        self.settings, self.device = settings, torch.device(settings.device)
+        self.base: BaseModel = random_base(
+            settings.shape, settings.quantization, getattr(torch, settings.dtype), self.device
+        )
+        self.scorer = CausalScorer(self.base, TASK, max(settings.lengths))
+        adapters = AdapterSettings(layers=settings.layers, rank=settings.rank)
+        self.adapter: Adapter = inject(self.base, adapters, self.scorer.labels)
+        first = self.adapter.first_block
+        body = Body(self.base, first, trunk_cache(self.base, first, CACHE_BYTES))
+        self.forward = ResidentForward(self.adapter, self.scorer, body)
+        self.layout = self.adapter.layout
+        self._seed = 0
+
+    def prompts(self, batch: int, length: int) -> list[Prompt]:
+        """Random sequences, each read at its last token."""
+        vocabulary = self.base.network.config.vocab_size
+        ids = np.random.default_rng(batch * length).integers(12, vocabulary, (batch, length))
+        return [Prompt((tuple(row),), ((length - 1,),)) for row in ids.tolist()]
+
+    def p_rge(self, prompts: list[Prompt], schedule: Schedule) -> Callable[[], None]:
+        """A step with the master copy."""
+        labels = np.arange(len(prompts)) % 2
+        center = np.zeros(self.layout.size, np.float32)
+
+        def step() -> None:
+            z = self._directions()
+            points = Perturbations.at(self.layout, center, z, EPSILON, self.device)
+            gradients = _gradients(self.forward.scores(points, prompts, schedule), labels)
+            scale = LEARNING_RATE * 2.0**-DIRECTION_BITS / len(z)
+            center[:] -= (scale * gradients).astype(np.float32) @ z.astype(np.float32)
+
+        return step
+
+    def algorithm_1(self, prompts: list[Prompt]) -> Callable[[], None]:
+        """A step with all copies, in one pass."""
+        labels = np.arange(len(prompts)) % 2
+        center = np.zeros(self.layout.size, np.float32)
+        begun = DualForwarding.begin(self.layout, center, self._directions(), EPSILON)
+        adapters = DualForwarding(self.layout, begun.b.to(self.device))
+
+        def step() -> None:
+            nonlocal adapters
+            gradients = _gradients(self.forward.scores(adapters, prompts), labels)
+            z = self._directions()
+            adapters = adapters.advanced(gradients, LEARNING_RATE, EPSILON, z)
+
+        return step
+
+    def mezo(self, prompts: list[Prompt]) -> Callable[[], object]:
+        """A MeZO-LoRA step in place."""
+        ids = torch.tensor([prompt.sequences[0] for prompt in prompts], device=self.device)
+        mask = torch.ones_like(ids)
+        words = torch.tensor([10, 11], device=self.device)
+        labels = words[torch.arange(len(prompts), device=self.device) % 2]
+        points = Perturbations(self.layout, torch.zeros(self.layout.size, device=self.device))
+
+        def loss() -> float:
+            return whole_network_loss(self.base, self.adapter, points, ids, mask, labels)
+
+        mezo = InPlaceMeZO(lora_parameters(self.base, points), loss)
+        seeds = range(self.settings.queries)
+        return lambda: mezo.step(seeds, EPSILON, LEARNING_RATE)
+
+    def auto(self, prompts: list[Prompt]) -> Schedule:
+        """What ``grouping = auto`` decides on."""
+        settings = self.settings
+        config = RunConfig.of(
+            {
+                "grouping": "auto",
+                "micro-batch": 0,
+                "queries": settings.queries,
+                "batch": len(prompts),
+                "model.torch-device": settings.device,
+                "epsilon": EPSILON,
+            },
+            "bench",
+        )
+        return decided(config, Rehearsal(self.forward, self.layout, config, prompts, prompts))
+
+    def _directions(self) -> np.ndarray[Any, np.dtype[np.int16]]:
+        self._seed += self.settings.queries
+        seeds = np.arange(self._seed, self._seed + self.settings.queries, dtype=np.uint64)
+        return directions(seeds, self.layout.size, self.layout.distribution)
+
+    def rows(self, batch: int, length: int) -> list[Row]:
+        """Measure every way to take a step on one shape of batch."""
+        prompts = self.prompts(batch, length)
+        auto = self.auto(prompts)
+        steps: dict[str, Callable[[], object]] = {"mezo": self.mezo(prompts)}
+        for grouping in distinct_groupings(self.settings.queries):
+            steps[grouping] = self.p_rge(prompts, Schedule(grouping))
+        steps["both, algorithm 1"] = self.algorithm_1(prompts)
+        steps["auto"] = self.p_rge(prompts, auto)
+        peaks = {}
+        for name, step in steps.items():
+            step()
+            with peak_memory(self.device) as peak:
+                step()
+            peaks[name] = peak.bytes
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(self.settings.repetitions):
+            for name, step in steps.items():
+                seconds[name].append(timed(step, self.device))
+        return [
+            {
+                "shape": self.settings.shape,
+                "quantization": self.settings.quantization,
+                "dtype": self.settings.dtype,
+                "layers": self.settings.layers,
+                "q": self.settings.queries,
+                "B": batch,
+                "sequence": length,
+                "grouping": name,
+                "decided": asdict(auto) if name == "auto" else None,
+                "seconds": median(times),
+                "peak_bytes": peaks[name],
+                "ratio_to_mezo": median(
+                    one / other for one, other in zip(seconds["mezo"], times, strict=True)
+                ),
+            }
+            for name, times in seconds.items()
+        ]
+
+
+def run(settings: StepBench, file: Path) -> None:
+    """Measure, print a table, and write all rows with the machine's facts as JSON.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    table = Table(title=f"Steps of {settings.shape}, {settings.quantization}, {settings.layers}")
+    for column in ("B", "tokens", "grouping", "ms", "MiB over weights", "against MeZO"):
+        table.add_column(column, justify="right")
+    bench, rows = Bench(settings), []
+    for batch in settings.batches:
+        for length in settings.lengths:
+            for row in bench.rows(batch, length):
+                rows.append(row)
+                name, chosen = row["grouping"], row["decided"]
+                if chosen:
+                    name += f" ({chosen['grouping']}, {chosen['micro_batch']} examples)"
+                table.add_row(
+                    str(batch),
+                    str(length),
+                    name,
+                    f"{1e3 * row['seconds']:.1f}",
+                    f"{row['peak_bytes'] / 2**20:.1f}",
+                    f"{row['ratio_to_mezo']:.2f}×",
+                )
+    content = {"settings": asdict(settings), "machine": _machine(bench.device), "rows": rows}
+    try:
+        write_durably(file, (json.dumps(content, indent=2) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    Console().print(table, f"Rows are in {file}")
+
+
+def _gradients(
+    scores: np.ndarray[Any, np.dtype[np.float32]], labels: np.ndarray[Any, np.dtype[np.int64]]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    plus, minus = np.split(cross_entropy(scores, labels), 2)
+    return ((plus - minus) / (2 * EPSILON)).astype(np.float32)
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "device": name or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+    }
