@@ -1,9 +1,9 @@
 """Measure this machine's CPU: memory, matrix products, what lies between them, and overheads.
 
 What is measured are pieces, never whole steps; benchmarks/devices/roofline_check.py compares the
-time model with whole steps. All pieces are timed in turn, several times over, and the
-best of each counts, because other work on a machine can only slow a piece down. With one thread the processor's own
-clock is read, so that waiting for other work does not count.
+time model with whole steps. All pieces are timed in turn, several times over, and the best of
+each counts, because other work on a machine can only slow a piece down. With one thread the
+processor's own clock is read, so that waiting for other work does not count.
 """
 
 import time

@@ -26,7 +26,8 @@ _MISSING = (
     "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
     "pip install 'samara-fl[quantized]'. On a Jetson that is not enough: the index's aarch64 "
     "wheels are built for server ARM and fail at the first kernel launch. Build bitsandbytes there "
-    "with -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or take the Jetson AI Lab's build"
+    "with -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or take the Jetson "
+    "AI Lab's build"
 )
 
 
