@@ -61,7 +61,7 @@ class Settings(Section):
             ConfigError: listing every mistake.
         """
         try:
-            return cls.model_validate(_nest(flattened(settings)))
+            return cls.model_validate(nest(flattened(settings)))
         except ValidationError as error:
             raise ConfigError(explain(error, source, list(cls().flat()))) from error
 
@@ -77,7 +77,8 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of settings that are given by dotted keys; the inverse of `flattened`."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.config import Method, RunConfig, reads
 from shared.errors import ConfigError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.result import RunResult
-from shared.settings import Scalar, explain
+from shared.settings import Scalar, explain, nest
 
 SHARE = "private-share"
 """A setting of a sweep only: the share of the budget of rounds that is private."""
@@ -208,10 +209,10 @@ def _configured(
 
 
 def _toml(config: RunConfig) -> str:
-    """The settings that are not the defaults."""
+    """Return the settings that are not the defaults, as TOML."""
     defaults = RunConfig().flat()
     changed = {key: value for key, value in config.flat().items() if defaults[key] != value}
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in changed.items())
+    return tomli_w.dumps(nest(changed))
 
 
 def _write(folder: Path, name: str, text: str) -> None:

@@ -4,8 +4,6 @@ The shipped ones lie in ``profiles/`` and ``profiles/links/`` and are loaded by 
 docs/devices.md says what the keys mean.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -14,6 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shared.config import Hours, check_hours
@@ -267,37 +266,10 @@ def save_profile(profile: Sourced, path: Path) -> None:
         ConfigError: if the file cannot be written.
     """
     try:
-        write_durably(path, _toml(profile.model_dump(by_alias=True, exclude_none=True)).encode())
+        content = tomli_w.dumps(profile.model_dump(by_alias=True, exclude_none=True))
+        write_durably(path, content.encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _toml(table: Mapping[str, Any], heading: str = "") -> str:
-    """TOML of nested tables of scalars and lists; of a list of tables, one a line."""
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) or not v}
-    tables = {k: v for k, v in table.items() if k not in plain}
-    lines = [f"[{heading}]"] if heading and (plain or not tables) else []
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
-    parts = ["\n".join(lines) + "\n"] if lines else []
-    prefix = f"{heading}." if heading else ""
-    parts += [_toml(value, prefix + _key(key)) for key, value in tables.items()]
-    return "\n".join(parts)
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items())
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, list | tuple):
-        separator = ",\n    " if value and isinstance(value[0], Mapping) else ", "
-        return f"[{separator.join(map(_value, value))}]"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:_}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _shipped(*folder: str) -> dict[str, Traversable]:

@@ -1,13 +1,15 @@
 """The app as the bundle that a SuperLink ships, built from the installed packages."""
 
-import json
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+import tomli_w
+
 from shared import DISTRIBUTION
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.settings import nest
 
 PACKAGES = ("server", "client", "shared")
 _SUFFIXES = (".py", ".toml", ".json", ".md")
@@ -37,23 +39,16 @@ def bundle() -> bytes:
 
 
 def _pyproject() -> str:
-    """What Flower reads of an app: its name, its two halves and its settings' defaults."""
-    # a JSON string, number or boolean is TOML too
-    defaults = (f"{key} = {json.dumps(value)}" for key, value in RunConfig().flat().items())
-    return "\n".join(
-        [
-            "[project]",
-            f"name = {json.dumps(DISTRIBUTION)}",
-            f"version = {json.dumps(version(DISTRIBUTION))}",
-            'description = "Federated personalization by replay of scalars"',
-            "dependencies = []",
-            "[tool.flwr.app]",
-            'publisher = "samara"',
-            "[tool.flwr.app.components]",
-            'serverapp = "server.app:app"',
-            'clientapp = "client.app:app"',
-            "[tool.flwr.app.config]",
-            *defaults,
-            "",
-        ]
-    )
+    """Return what Flower reads of an app: its name, its components and its settings' defaults."""
+    app = {
+        "publisher": "samara",
+        "components": {"serverapp": "server.app:app", "clientapp": "client.app:app"},
+        "config": nest(RunConfig().flat()),
+    }
+    project = {
+        "name": DISTRIBUTION,
+        "version": version(DISTRIBUTION),
+        "description": "Federated personalization by replay of scalars",
+        "dependencies": [],
+    }
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})

@@ -8,8 +8,11 @@ from itertools import groupby
 from math import isnan
 from typing import Any
 
+import tomli_w
+
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.settings import nest
 from simulations.comparison.comparison import Comparison, p_text, percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
@@ -81,11 +84,12 @@ def page_of(comparison: Comparison) -> str:
 def scenario(config: Mapping[str, bool | int | float | str]) -> str:
     """The settings that are not the defaults, as TOML that `samara simulate` reads."""
     defaults = RunConfig().flat()
-    return "\n".join(
-        f"{key} = {json.dumps(value)}"
+    changed = {
+        key: value
         for key, value in sorted(config.items())
         if key not in _NO_SETTINGS and defaults.get(key) != value
-    )
+    }
+    return tomli_w.dumps(nest(changed)).strip()
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from devices.hardware.profile import (
     load_device,
@@ -73,7 +74,9 @@ def test_a_figure_without_a_source_is_refused(tmp_path: Path) -> None:
 def test_a_link_is_there_at_hours_of_the_day(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     save_profile(load_link("lte"), file)
-    file.write_text(file.read_text().replace("[[0.0, 24.0]]", "[[25.0, 3.0]]"))
+    content = tomllib.loads(file.read_text())
+    assert content["available"] == [[0.0, 24.0]]
+    file.write_text(tomli_w.dumps(content | {"available": [[25.0, 3.0]]}))
     with pytest.raises(ConfigError, match="available"):
         load_link(str(file))
 
