@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from shared.flower_compat import ErrorCode, Run, TaskIdentity, set_message_id
 
 log = logging.getLogger("samara.engine")
 
 RUN_ID = 1
 _SERVER_NODE = 1
 FIRST_CLIENT_NODE = 1000
-_CLIENT_APP_RAISED = 2
 
 
 class LocalGrid(Grid):
@@ -106,7 +104,7 @@ class InProcessGrid(LocalGrid):
         """Deliver messages and keep the replies."""
         sent = {str(uuid4()): message for message in messages}
         for identifier, message in sent.items():
-            message.metadata.__dict__["_message_id"] = identifier
+            set_message_id(message, identifier)
         self._replies |= zip(sent, self._map(self._deliver, sent.values()), strict=True)
         return list(sent)
 
@@ -120,7 +118,9 @@ class InProcessGrid(LocalGrid):
             reply = self._client_app(message, context)
         except Exception as error:
             log.exception("the client app failed")
-            reply = Message(Error(_CLIENT_APP_RAISED, repr(error)), reply_to=message)
+            reply = Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, repr(error)), reply_to=message
+            )
         partition = int(context.node_config["partition-id"])
         self._on_message(message.metadata.message_type, partition)
         return reply

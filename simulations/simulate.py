@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from flwr.app.user_config import UserConfig
+from flwr.app import UserConfig
 
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY

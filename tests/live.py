@@ -23,14 +23,19 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_private_key,
 )
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from shared.config import RunConfig
+from shared.flower_compat import (
+    ControlHttpClient,
+    Fab,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    build_fab_from_files,
+    fab_to_proto,
+    user_config_to_proto,
+)
 
 ROOT = Path(__file__).parents[1]
 QUIET = {

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from flwr.app.user_config import UserConfig
+from flwr.app import UserConfig
 
 from benchmarks.faults.live_run import LiveRun
 from client.app import app as client_app

@@ -25,6 +25,7 @@ from benchmarks.faults.toy_client import EXAMPLES, LAYOUT, app
 from server.app import serve
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.flower_compat import ErrorCode
 from shared.frames.evaluation import Evaluation
 from shared.frames.hello import Hello
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
@@ -147,7 +148,7 @@ class Hostile(InProcessGrid):
         elif chance < 0.04:
             reply.content = RecordDict({RECORD: ConfigRecord({"frame": "text"})})
         elif chance < 0.05:
-            reply.__dict__["_error"] = Error(1, "a lie\n" * 1000)
+            reply.__dict__["_error"] = Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, "a lie\n" * 1000)
         else:
             reply.content.config_records[RECORD]["frame"] = frame
 

@@ -27,8 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from flwr.app import Message
-from flwr.app.user_config import UserConfig
+from flwr.app import Message, UserConfig
 
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX

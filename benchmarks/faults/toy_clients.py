@@ -19,26 +19,24 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Context, Message, RecordDict
-from flwr.app.user_config import UserConfig
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.app import Context, Message, RecordDict, UserConfig
 
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from devices.live.keys import device_of_key
+from shared.flower_compat import (
+    ObjectPullError,
+    ObjectTree,
+    RunNotRunningException,
+    get_all_nested_objects,
+    get_object_tree,
+    http_request_response,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    no_object_id_recompute,
+    pull_objects,
+    set_message_id,
+)
 
 _POLL_SECONDS = 0.3
 
@@ -101,12 +99,12 @@ class Device(threading.Thread):
         confirm(run, asked)
         whole = inflate_object_from_contents(asked, contents)
         assert isinstance(whole, Message), "a SuperLink delivers messages"
-        whole.metadata.__dict__["_message_id"] = asked
+        set_message_id(whole, asked)
         where: UserConfig = {"partition-id": self._number, "num-partitions": self._devices}
         where |= {CLIENT_INDEX: self._device}
         reply = self.reply(whole, Context(run, node, where, self._state, {}))
         with no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
+            set_message_id(reply, reply.object_id)
             wanted, session = send(reply, get_object_tree(reply), 0.0)
             for object_id, part in get_all_nested_objects(reply).items():
                 if object_id in wanted:

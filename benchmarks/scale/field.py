@@ -24,9 +24,6 @@ from typing import Any
 
 import psutil
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.serde import message_to_proto
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, Traffic, network
@@ -35,6 +32,7 @@ from benchmarks.speed.live import client_figures, round_seconds
 from devices.live.keys import make_key
 from server.live.keys import KEYS_FOLDER, Keys
 from server.transport.messages import make_message
+from shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
 from shared.ledger.catch_up import CatchUp
 from shared.settings import Scalar
 from shared.wire import RECORD

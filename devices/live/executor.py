@@ -15,25 +15,25 @@ from threading import Event
 import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
+
+from shared.errors import SamaraError
+from shared.flower_compat import (
+    AcquireTaskRequest,
+    ErrorCode,
+    HeartbeatSender,
+    ProtobufClientInterceptor,
+    RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
+    SendTaskHeartbeatRequest,
+    SubStatus,
     SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import (
+    TaskType,
+    make_simple_http_retry_invoker,
     pull_task_input,
     push_message,
     push_task_output,
 )
-
-from shared.errors import SamaraError
 
 log = logging.getLogger("samara.device")
 

@@ -9,7 +9,7 @@ def main() -> None:
     """Run ``flower-supernode`` with the arguments after the parent's process id."""
     parent, *arguments = sys.argv[1:]
     die_with_parent(int(parent))
-    from flwr.supernode.cli.flower_supernode import flower_supernode
+    from shared.flower_compat import flower_supernode
 
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()

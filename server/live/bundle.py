@@ -21,7 +21,7 @@ def bundle() -> bytes:
     Raises:
         SamaraError: if a package is not there or Flower refuses the bundle.
     """
-    from flwr.cli.build import build_fab_from_files
+    from shared.flower_compat import build_fab_from_files
 
     files: dict[str, bytes | Path] = {"pyproject.toml": _pyproject().encode()}
     for package in PACKAGES:

@@ -122,7 +122,8 @@ def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
 def main() -> None:
     """Run ``flower-superlink`` with the arguments of this process, in a run's folder for Flower."""
     import uvicorn
-    from flwr.superlink.cli import flower_superlink
+
+    from shared.flower_compat import flower_superlink
 
     uvicorn.run = partial(_serve_behind_the_door, uvicorn.run)
     with journal(Path.cwd().parent):

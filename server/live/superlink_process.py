@@ -21,7 +21,7 @@ from shared.errors import SamaraError
 from shared.files import make_folder
 
 if TYPE_CHECKING:
-    from flwr.supercore.control import ControlHttpClient
+    from shared.flower_compat import ControlHttpClient
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -150,9 +150,7 @@ class Flower:
         Raises:
             SamaraError: if Flower refuses.
         """
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
+        from shared.flower_compat import Fab, StartRunRequest, fab_to_proto, user_config_to_proto
 
         self.end_runs()
         request = StartRunRequest(
@@ -164,7 +162,7 @@ class Flower:
 
     def end_runs(self) -> None:
         """Stop the runs that are not finished."""
-        from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+        from shared.flower_compat import ListRunsRequest, StopRunRequest
 
         with self._control() as control:
             for run in control.ListRuns(ListRunsRequest()).run_dict.values():
@@ -173,7 +171,7 @@ class Flower:
 
     def status(self, run: int) -> tuple[str, str]:
         """A run's status (pending, starting, running, finished), and how it ended."""
-        from flwr.proto.control_pb2 import ListRunsRequest
+        from shared.flower_compat import ListRunsRequest
 
         with self._control() as control:
             status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
@@ -181,7 +179,7 @@ class Flower:
 
     def nodes(self) -> list[Node]:
         """The SuperNodes that are registered."""
-        from flwr.proto.control_pb2 import ListNodesRequest
+        from shared.flower_compat import ListNodesRequest
 
         with self._control() as control:
             found = control.ListNodes(ListNodesRequest()).nodes_info
@@ -193,14 +191,14 @@ class Flower:
 
     def register(self, public_key: bytes, name: str) -> None:
         """Let the holder of a key connect; public_key is PEM."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from shared.flower_compat import RegisterNodeRequest
 
         with self._control() as control:
             control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
 
     def unregister(self, node: int) -> None:
         """Refuse a SuperNode from now on."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
+        from shared.flower_compat import UnregisterNodeRequest
 
         with self._control() as control:
             control.UnregisterNode(UnregisterNodeRequest(node_id=node))
@@ -208,8 +206,8 @@ class Flower:
     @contextmanager
     def _control(self) -> Iterator["ControlHttpClient"]:
         import httpx
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        from shared.flower_compat import ControlHttpClient, RuntimeVersionHttpInterceptor
 
         client = ControlHttpClient.from_server_address(
             f"127.0.0.1:{self._port}",

@@ -13,12 +13,11 @@ from math import inf
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import HttpGrid, http_grid
 
 from server.transport.clock import Clock, SystemClock
 from server.transport.delegating_grid import DelegatingGrid
 from server.transport.phone_grid import PhoneGrid
+from shared.flower_compat import HttpGrid, http_grid, pull_objects
 
 log = logging.getLogger("samara.server")
 

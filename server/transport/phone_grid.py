@@ -15,11 +15,11 @@ from uuid import uuid4
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.superlink.grid import HttpGrid
 
 from server.transport.delegating_grid import DelegatingGrid
 from shared.client_index import client_index_of_key
 from shared.errors import FrameError
+from shared.flower_compat import ErrorCode, HttpGrid, set_message_id
 from shared.frames.hello import Hello
 from shared.signing import of_answer, verified
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
@@ -32,7 +32,6 @@ HELLO_SECONDS = 300.0
 """For which an introduction is waited for, before it is asked for again."""
 REFRESH_SECONDS = 5.0
 """Between two looks at who is attached."""
-_UNANSWERED = 2
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,10 @@ class PhoneGrid(DelegatingGrid):
                 self._keep(_reply(signed[node], message), relayed.end)
             else:
                 failed = reply.error.reason if reply.has_error() else "the phone did not answer"
-                self._keep(Message(Error(_UNANSWERED, failed), reply_to=message), relayed.end)
+                self._keep(
+                    Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failed), reply_to=message),
+                    relayed.end,
+                )
 
     def _forget_all_but(self, there: Set[int]) -> None:
         self._hellos = {node: hello for node, hello in self._hellos.items() if node in there}
@@ -264,7 +266,7 @@ class PhoneGrid(DelegatingGrid):
 def _named(message: Message) -> str:
     """Give a message an id, as Flower's grids do when they send one."""
     name = str(uuid4())
-    message.metadata.__dict__["_message_id"] = name
+    set_message_id(message, name)
     return name
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, MessageType
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from server.live.keys import Keys
@@ -17,6 +16,7 @@ from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import make_message, read_frame
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
+from shared.flower_compat import ErrorCode
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.layout import Layout

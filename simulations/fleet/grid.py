@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client.protocol.session import Session
 from shared.errors import SamaraError
+from shared.flower_compat import set_message_id
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
@@ -78,7 +79,7 @@ class FleetGrid(LocalGrid):
         sent = {}
         for message in messages:
             identifier = str(next(self._numbers))
-            message.metadata.__dict__["_message_id"] = identifier
+            set_message_id(message, identifier)
             sent[identifier] = message
         if not sent:
             return []

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federations import ledger_of
-from flwr.app import Error, Message, MessageType
-from flwr.app.user_config import UserConfig
-from flwr.common.constant import ErrorCode
+from flwr.app import Error, Message, MessageType, UserConfig
 from helpers import no_room
 
 from benchmarks.faults.toy_client import app
@@ -22,6 +20,7 @@ from server.store import replayed
 from server.transport.deadline_grid import DeadlineGrid
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
+from shared.flower_compat import ErrorCode
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.result import read_result

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
-from flwr.superlink.grid import HttpGrid, http_grid
 
 from server.live.bundle import bundle
 from server.live.certificates import given_certificates
@@ -26,6 +24,7 @@ from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.events import Tail
+from shared.flower_compat import HttpGrid, ObjectPullError, ObjectUnavailableError, http_grid
 from shared.signing import PhoneKey
 
 

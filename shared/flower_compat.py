@@ -1,0 +1,168 @@
+"""The parts of Flower that are not public, which no other file of Samara imports.
+
+Flower may change them in any release. Each has beside it the version that it was tested with, and
+`tests/unit/test_flower_compat.py` names those that an installed Flower lacks. A part is imported
+when it is first asked for, so that a client's process loads no server parts of Flower.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import Message
+
+if TYPE_CHECKING:
+    from flwr.cli.build import build_fab_from_files as build_fab_from_files
+    from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.common.constant import SubStatus as SubStatus
+    from flwr.common.serde import fab_to_proto as fab_to_proto
+    from flwr.common.serde import message_to_proto as message_to_proto
+    from flwr.common.serde import user_config_to_proto as user_config_to_proto
+    from flwr.proto.control_pb2 import ListNodesRequest as ListNodesRequest
+    from flwr.proto.control_pb2 import ListRunsRequest as ListRunsRequest
+    from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
+    from flwr.proto.control_pb2 import StartRunRequest as StartRunRequest
+    from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
+    from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.proto.message_pb2 import ObjectTree as ObjectTree
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest as AcquireTaskRequest
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest as SendTaskHeartbeatRequest
+    from flwr.supercore.constant import TaskType as TaskType
+    from flwr.supercore.control import ControlHttpClient as ControlHttpClient
+    from flwr.supercore.fab import Fab as Fab
+    from flwr.supercore.heartbeat import HeartbeatSender as HeartbeatSender
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects as get_all_nested_objects,
+    )
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree as get_object_tree
+    from flwr.supercore.inflatable.inflatable_object import (
+        iterate_object_tree as iterate_object_tree,
+    )
+    from flwr.supercore.inflatable.inflatable_object import (
+        no_object_id_recompute as no_object_id_recompute,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError as ObjectPullError
+    from flwr.supercore.inflatable.inflatable_utils import (
+        ObjectUnavailableError as ObjectUnavailableError,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        inflate_object_from_contents as inflate_object_from_contents,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects as pull_objects
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor as RuntimeTokenHttpInterceptor,
+    )
+    from flwr.supercore.interceptors import (
+        RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor,
+    )
+    from flwr.supercore.interceptors import (
+        SuperExecAuthHttpInterceptor as SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.protobuf.client import (
+        ProtobufClientInterceptor as ProtobufClientInterceptor,
+    )
+    from flwr.supercore.retry import (
+        make_simple_http_retry_invoker as make_simple_http_retry_invoker,
+    )
+    from flwr.supercore.run import Run as Run
+    from flwr.supercore.run import RunNotRunningException as RunNotRunningException
+    from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.superlink.cli import flower_superlink as flower_superlink
+    from flwr.superlink.grid import HttpGrid as HttpGrid
+    from flwr.superlink.grid import http_grid as http_grid
+    from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
+    from flwr.supernode.fleet_http_connection import http_request_response as http_request_response
+    from flwr.supernode.runtime.run_clientapp import pull_task_input as pull_task_input
+    from flwr.supernode.runtime.run_clientapp import push_message as push_message
+    from flwr.supernode.runtime.run_clientapp import push_task_output as push_task_output
+
+
+class FlowerPart(NamedTuple):
+    """A part of Flower that is not public.
+
+    Attributes:
+        module: the module that it is imported from.
+        tested_version: the Flower version that Samara was tested with.
+    """
+
+    module: str
+    tested_version: str
+
+
+_RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
+_OBJECT, _OBJECT_UTILS = (
+    f"flwr.supercore.inflatable.inflatable_{name}" for name in ("object", "utils")
+)
+PARTS = {
+    "AcquireTaskRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
+    "ControlHttpClient": FlowerPart("flwr.supercore.control", "1.41.0"),
+    "ErrorCode": FlowerPart("flwr.common.constant", "1.41.0"),
+    "Fab": FlowerPart("flwr.supercore.fab", "1.41.0"),
+    "HeartbeatSender": FlowerPart("flwr.supercore.heartbeat", "1.41.0"),
+    "HttpGrid": FlowerPart("flwr.superlink.grid", "1.41.0"),
+    "ListNodesRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "ListRunsRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "ObjectPullError": FlowerPart(_OBJECT_UTILS, "1.41.0"),
+    "ObjectTree": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
+    "ObjectUnavailableError": FlowerPart(_OBJECT_UTILS, "1.41.0"),
+    "ProtobufClientInterceptor": FlowerPart("flwr.supercore.protobuf.client", "1.41.0"),
+    "RegisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "Run": FlowerPart("flwr.supercore.run", "1.41.0"),
+    "RunNotRunningException": FlowerPart("flwr.supercore.run", "1.41.0"),
+    "RuntimeHttpClient": FlowerPart("flwr.supercore.runtime", "1.41.0"),
+    "RuntimeTokenHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
+    "RuntimeVersionHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
+    "SendTaskHeartbeatRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
+    "StartRunRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "StopRunRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "SubStatus": FlowerPart("flwr.common.constant", "1.41.0"),
+    "SuperExecAuthHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
+    "TaskIdentity": FlowerPart("flwr.supercore.task_identity", "1.41.0"),
+    "TaskType": FlowerPart("flwr.supercore.constant", "1.41.0"),
+    "UnregisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "build_fab_from_files": FlowerPart("flwr.cli.build", "1.41.0"),
+    "fab_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
+    "flower_superlink": FlowerPart("flwr.superlink.cli", "1.41.0"),
+    "flower_supernode": FlowerPart("flwr.supernode.cli.flower_supernode", "1.41.0"),
+    "get_all_nested_objects": FlowerPart(_OBJECT, "1.41.0"),
+    "get_object_tree": FlowerPart(_OBJECT, "1.41.0"),
+    "http_grid": FlowerPart("flwr.superlink.grid", "1.41.0"),
+    "http_request_response": FlowerPart("flwr.supernode.fleet_http_connection", "1.41.0"),
+    "inflate_object_from_contents": FlowerPart(_OBJECT_UTILS, "1.41.0"),
+    "iterate_object_tree": FlowerPart(_OBJECT, "1.41.0"),
+    "make_simple_http_retry_invoker": FlowerPart("flwr.supercore.retry", "1.41.0"),
+    "message_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
+    "no_object_id_recompute": FlowerPart(_OBJECT, "1.41.0"),
+    "pull_objects": FlowerPart(_OBJECT_UTILS, "1.41.0"),
+    "pull_task_input": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
+    "push_message": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
+    "push_task_output": FlowerPart(_RUN_CLIENTAPP, "1.41.0"),
+    "user_config_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
+}
+"""The parts by name; the imports above, which type checkers read, are the same."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import the part of this name.
+
+        Raises:
+            ImportError: if the installed Flower lacks it.
+        """
+        if name not in PARTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        part = PARTS[name]
+        try:
+            return getattr(import_module(part.module), name)
+        except (ImportError, AttributeError) as error:
+            raise ImportError(
+                f"Flower {version('flwr')} has no {part.module}.{name}, which Samara was tested "
+                f"with in Flower {part.tested_version}; install flwr=={part.tested_version}, or "
+                f"change {__name__}"
+            ) from error
+
+
+def set_message_id(message: Message, message_id: str) -> None:
+    """Give a message an id, as Flower's own grids do when they send it."""
+    message.metadata.__dict__["_message_id"] = message_id
