@@ -18,7 +18,7 @@ from shared.layout import ADAPTER_GROUP, Layout
 from shared.ledger.personal_file import PersonalFile
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_header, read_ledger
-from shared.model.loading import BaseModel, structure_of
+from shared.model.loading import BaseModel, load_structure
 from shared.model.peft import write_peft_adapter
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
@@ -177,7 +177,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     """
     opened = FinishedRun.at(run)
     model, layout = opened.config.model, opened.layout
-    base = structure_of(model.path, model.family)
+    base = load_structure(model.path, model.family)
     opened.check_model(base)
     numbers = to_float32(opened.model(client))
     try:

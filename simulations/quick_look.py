@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from shared.errors import DataError, ModelError
 from shared.model.loading import load_base_model
@@ -54,7 +54,7 @@ def quick_look(
     )
     opened.check_model(base)
     with torch.inference_mode():
-        body = Body(base, 0)
+        body = PerturbedBody(base, 0)
         scorer = scorer_for(base, task, model.max_length, body)
         adapter = inject(base, config.adapter, scorer.labels)
     if adapter.layout.hash != layout.hash:
@@ -63,10 +63,10 @@ def quick_look(
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
     found = {}
     for name, state in states.items():
-        points = Perturbations.at(
+        perturbations = Perturbations.from_arrays(
             layout, to_float32(state), device=torch.device(model.torch_device)
         )
-        found[name] = softmax(forward.scores(points, prompts)[0, 0].astype(np.float64))
+        found[name] = softmax(forward.scores(perturbations, prompts)[0, 0].astype(np.float64))
     labels = task.words if isinstance(task, ClassificationTask) else example.answers
     return list(labels), found
 

@@ -31,9 +31,9 @@ from benchmarks.accuracy.words_baseline import (
     print_baselines,
     words_of,
 )
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
-from client.streaming.loading import load
+from client.streaming.loading import load_model
 from shared.config import AdapterSettings, DataSettings, ModelSettings
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
@@ -53,13 +53,13 @@ class Frozen:
     """
 
     def __init__(self, task: str, model: ModelSettings, adapter: AdapterSettings) -> None:
-        self._base = load(model).base
-        self._body = Body(self._base, 0)
+        self._base = load_model(model).base
+        self._body = PerturbedBody(self._base, 0)
         with torch.no_grad():
             self._scorer = scorer_for(self._base, load_task(task), model.max_length, self._body)
         inside = inject(self._base, adapter, self._scorer.labels)
         self.layout = inside.layout
-        top = Body(self._base, inside.first_block)
+        top = PerturbedBody(self._base, inside.first_block)
         self._forward = ResidentForward(inside, self._scorer, top)
 
     def embedding(self, text: str) -> NDArray[np.float64]:
@@ -73,7 +73,7 @@ class Frozen:
         """Of the difference of the two labels' scores by the adapter's numbers, and it, [d + 1]."""
         numbers = torch.zeros(self.layout.size, requires_grad=True)
         prompt = self._scorer.prompt(text)
-        one, other = self._forward.one_pass(Perturbations(self.layout, numbers), [prompt])[0, 0]
+        one, other = self._forward.score_pass(Perturbations(self.layout, numbers), [prompt])[0, 0]
         (other - one).backward()
         assert numbers.grad is not None
         return np.append(numbers.grad.numpy(), float(other.detach() - one.detach()))

@@ -33,17 +33,17 @@ def main() -> None:
     prompts, labels = data.prompts[:EXAMPLES], data.labels[:EXAMPLES]
     center = np.zeros(layout.size, np.float32)
 
-    def losses(points: Perturbations) -> np.ndarray:
+    def losses(perturbations: Perturbations) -> np.ndarray:
         scores = torch.from_numpy(
-            trainer.forward.scores(points, prompts, Schedule(micro_batch=8))
+            trainer.forward.scores(perturbations, prompts, Schedule(micro_batch=8))
         ).double()
         return -scores.log_softmax(-1)[:, torch.arange(len(labels)), labels].numpy()
 
-    middle = losses(Perturbations.at(layout, center)).mean()
+    middle = losses(Perturbations.from_arrays(layout, center)).mean()
     gradients, curvatures = [], []
     for start in range(0, DIRECTIONS, AT_ONCE):
         z = directions(np.arange(start, start + AT_ONCE, dtype=np.uint64), layout.size, "gaussian")
-        plus, minus = np.split(losses(Perturbations.at(layout, center, z, EPSILON)), 2)
+        plus, minus = np.split(losses(Perturbations.from_arrays(layout, center, z, EPSILON)), 2)
         gradients.append((plus - minus) / (2 * EPSILON))
         curvatures.append((plus.mean(1) + minus.mean(1) - 2 * middle) / EPSILON**2)
     g = np.concatenate(gradients)

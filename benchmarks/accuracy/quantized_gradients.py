@@ -34,10 +34,10 @@ def gradients(settings: list[str], quantization: str, dtype: str) -> np.ndarray:
     found = []
     for start in range(0, DIRECTIONS, AT_ONCE):
         seeds = np.arange(start, start + AT_ONCE, dtype=np.uint64)
-        points = Perturbations.at(
+        perturbations = Perturbations.from_arrays(
             trainer.layout, center, directions(seeds, size, "gaussian"), EPSILON
         )
-        scores = trainer.forward.scores(points, prompts, Schedule("both", 4))
+        scores = trainer.forward.scores(perturbations, prompts, Schedule("both", 4))
         plus, minus = np.split(cross_entropy(scores, labels), 2)
         found.append((plus - minus) / (2 * EPSILON))
     return np.concatenate(found)

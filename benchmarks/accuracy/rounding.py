@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.speed.shapes import SHAPES, TASK, random_base
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
@@ -30,7 +30,7 @@ def largest_difference(shape: str, dtype: torch.dtype) -> tuple[float, float]:
     base = random_base(shape, "none", dtype, torch.device("cpu"))
     scorer = CausalScorer(base, TASK, 64)
     adapter = inject(base, AdapterSettings(rank=4), 2)
-    forward = ResidentForward(adapter, scorer, Body(base, 0))
+    forward = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
     rng = np.random.default_rng(0)
     prompts = [Prompt((tuple(rng.integers(12, 500, n).tolist()),), ((n - 1,),)) for n in LENGTHS]
     labels = np.arange(len(prompts)) % 2
@@ -39,11 +39,11 @@ def largest_difference(shape: str, dtype: torch.dtype) -> tuple[float, float]:
     for step in range(STEPS):
         seeds = np.arange(step * QUERIES, (step + 1) * QUERIES, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Perturbations.at(adapter.layout, center, z, EPSILON)
+        perturbations = Perturbations.from_arrays(adapter.layout, center, z, EPSILON)
         found = []
         for grouping in GROUPINGS:
             for micro_batch in (0, 2, 1):
-                scores = forward.scores(points, prompts, Schedule(grouping, micro_batch))
+                scores = forward.scores(perturbations, prompts, Schedule(grouping, micro_batch))
                 plus, minus = np.split(cross_entropy(scores, labels), 2)
                 found.append((plus - minus) / (2 * EPSILON))
         worst = max(worst, float(np.ptp(found, axis=0).max()))

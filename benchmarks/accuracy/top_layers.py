@@ -71,13 +71,13 @@ def seconds_per_step(config: RunConfig) -> float:
     data = trainer.share(0, 1, Split.TRAIN)
     z = directions(np.arange(config.queries, dtype=np.uint64), trainer.layout.size, "gaussian")
     center = np.zeros(trainer.layout.size, np.float32)
-    points = Perturbations.at(trainer.layout, center, z, config.epsilon)
+    perturbations = Perturbations.from_arrays(trainer.layout, center, z, config.epsilon)
     schedule = Schedule("both", config.micro_batch)
     times = []
     for repetition in range(2 * BATCHES):
         start = config.batch * (repetition % BATCHES)
         prompts = data.prompts[start : start + config.batch]
-        step = lambda: trainer.forward.scores(points, prompts, schedule)  # noqa: B023, E731
+        step = lambda: trainer.forward.scores(perturbations, prompts, schedule)  # noqa: B023, E731
         times.append(timed(step, torch.device(config.model.torch_device)))
     return median(times[BATCHES:])
 

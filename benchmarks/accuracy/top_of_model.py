@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.tuning.settings import TuneSettings
 from client.tuning.tuning_setup import TuningSetup
@@ -108,9 +108,9 @@ class Top(ABC):
         generator = np.random.default_rng(0)
         theta = generator.normal(0, 0.1, self.layout.size).astype(np.float32)
         rows = generator.integers(0, len(prompts), 8)
-        forward = ResidentForward(adapter, bench.scorer, Body(bench.base, 0))
-        points = Perturbations.at(self.layout, theta)
-        scores = torch.from_numpy(forward.scores(points, [prompts[row] for row in rows])[0])
+        forward = ResidentForward(adapter, bench.scorer, PerturbedBody(bench.base, 0))
+        perturbations = Perturbations.from_arrays(self.layout, theta)
+        scores = torch.from_numpy(forward.scores(perturbations, [prompts[row] for row in rows])[0])
         likelihoods = scores.double().log_softmax(-1).numpy()
         expected = -likelihoods[np.arange(len(rows)), self._labels[rows]]
         found = self.losses(torch.from_numpy(theta)[None], rows)[0, 0]
@@ -225,7 +225,7 @@ def _inputs(base: BaseModel, prompts: Sequence[Prompt], *modules: nn.Module) -> 
     """The inputs of some modules for the sequence of every prompt, [S, features] each."""
     found: list[list[Tensor]] = []
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row].sequences[0]))
-    body = Body(base, 0)
+    body = PerturbedBody(base, 0)
     for start in range(0, len(order), AT_ONCE):
         sequences = [prompts[row].sequences[0] for row in order[start : start + AT_ONCE]]
         seen: dict[int, Tensor] = {}

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy.pretraining import VERDICT, Training, pretrain, tokenizer_of
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.peak_memory import keep_freed_memory
 from shared.config import AdapterSettings
 from shared.model.loading import BaseModel, load_base_model
@@ -79,7 +79,7 @@ def rows_of(
     base: BaseModel, task: Task, texts: Sequence[str], labels: Sequence[int], room: int = 160
 ) -> Rows:
     """Tokenize messages as a client does."""
-    scorer = scorer_for(base, task, room, Body(base, 0))
+    scorer = scorer_for(base, task, room, PerturbedBody(base, 0))
     return Rows(tuple(scorer.prompt(text) for text in texts), torch.tensor(labels))
 
 
@@ -92,7 +92,7 @@ def writer_rows(
     return rows_of(base, task, texts, labels)
 
 
-def scores_of(scorer: Scorer, body: Body, prompts: Sequence[Prompt]) -> Tensor:
+def scores_of(scorer: Scorer, body: PerturbedBody, prompts: Sequence[Prompt]) -> Tensor:
     """Scores under the adapter at its present point, with gradients: [n, labels]."""
     sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
     lengths = torch.tensor([len(sequence) for sequence in sequences])
@@ -102,7 +102,7 @@ def scores_of(scorer: Scorer, body: Body, prompts: Sequence[Prompt]) -> Tensor:
 @torch.inference_mode()
 def predictions(base: BaseModel, task: Task, rows: Rows) -> list[int]:
     """The label that the base finds likelier, per row."""
-    body = Body(base, 0)
+    body = PerturbedBody(base, 0)
     scorer = scorer_for(base, task, 160, body)
     found: list[int] = []
     for start in range(0, len(rows.prompts), 64):
@@ -116,7 +116,7 @@ class FirstOrder:
 
     def __init__(self, base: BaseModel, adapter: Adapter, task: Task, settings: Probe) -> None:
         self._adapter, self._settings = adapter, settings
-        self._body = Body(base, 0)
+        self._body = PerturbedBody(base, 0)
         self._scorer = scorer_for(base, task, 160, self._body)
 
     def trained(self, start: Tensor, people: Sequence[Rows], steps: int, seed: int) -> Tensor:
@@ -132,7 +132,7 @@ class FirstOrder:
                 chosen = order[: self._settings.batch]
                 prompts += [rows.prompts[index] for index in chosen]
                 labels.append(rows.labels[chosen])
-            with self._adapter.at(Perturbations(self._adapter.layout, center)):
+            with self._adapter.using(Perturbations(self._adapter.layout, center)):
                 scores = scores_of(self._scorer, self._body, prompts)
             optimizer.zero_grad()
             nn.functional.cross_entropy(scores, torch.cat(labels)).backward()  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ class FirstOrder:
     @torch.inference_mode()
     def accuracy(self, center: Tensor, rows: Rows) -> float:
         """Share of rows whose label is found."""
-        with self._adapter.at(Perturbations(self._adapter.layout, center)):
+        with self._adapter.using(Perturbations(self._adapter.layout, center)):
             scores = scores_of(self._scorer, self._body, rows.prompts)
         return float((scores.argmax(1) == rows.labels).float().mean())
 

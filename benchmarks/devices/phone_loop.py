@@ -135,9 +135,9 @@ def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
         state = state.copy()
         trainer.backend.fold(state, *pending, layout.distribution)
         z = trainer.backend.directions(request.seeds, layout.size, layout.distribution)
-        points = Perturbations.at(layout, to_float32(state), z, request.epsilon)
+        perturbations = Perturbations.from_arrays(layout, to_float32(state), z, request.epsilon)
         prompts = [data.prompts[row] for row in request.batch]
-        scores = trainer.forward.scores(points, prompts, Schedule("both"))
+        scores = trainer.forward.scores(perturbations, prompts, Schedule("both"))
         return cross_entropy(scores, data.labels[request.batch]), state
 
     return run

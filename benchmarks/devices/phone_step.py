@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.speed.shapes import TASK, random_base, timed
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Grouping, Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
@@ -85,8 +85,10 @@ class OneSign(nn.Module):
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
         z = drawn(seeds, self.replay.table, self.layout.size, self.layout.distribution)
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
-        points = (state.to(torch.float32) * 2.0**-STATE_BITS + step)[None]
-        scores, losses = self.scores(DualForwarding(self.layout, points), ids, positions, labels)
+        perturbations = (state.to(torch.float32) * 2.0**-STATE_BITS + step)[None]
+        scores, losses = self.scores(
+            DualForwarding(self.layout, perturbations), ids, positions, labels
+        )
         return scores, losses, state
 
 
@@ -122,7 +124,7 @@ def make(kind: str, layers: str, shapes: Shapes, folder: Path) -> dict[str, Any]
 def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], object]:
     """A step without its update, as a program's call is."""
     base, adapter, scorer = model(layers, "none")
-    forward = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
+    forward = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
     ids = np.random.default_rng(0).integers(12, 8_000, (shapes.batch, LENGTH)).tolist()
     prompts = [Prompt((tuple(row),), ((LENGTH - 1,),)) for row in ids]
     center = np.zeros(adapter.layout.size, np.float32)
@@ -130,8 +132,8 @@ def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], objec
 
     def step() -> NDArray[np.float64]:
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Perturbations.at(adapter.layout, center, z, EPSILON)
-        scores = forward.scores(points, prompts, Schedule(grouping))
+        perturbations = Perturbations.from_arrays(adapter.layout, center, z, EPSILON)
+        scores = forward.scores(perturbations, prompts, Schedule(grouping))
         return cross_entropy(scores, np.zeros(len(prompts), np.int64))
 
     return step

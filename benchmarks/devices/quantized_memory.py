@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.speed.shapes import SHAPES, TASK, timed, write_checkpoint
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from shared.config import AdapterSettings
@@ -41,7 +41,7 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
     after_loading = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     scorer = CausalScorer(base, TASK, TOKENS)
     adapter = inject(base, AdapterSettings(rank=4), 2)
-    forward = ResidentForward(adapter, scorer, Body(base, 0))
+    forward = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
     ids = np.random.default_rng(0).integers(12, 500, TOKENS)
     prompts = [Prompt((tuple(ids.tolist()),), ((TOKENS - 1,),))]
     center = np.zeros(adapter.layout.size, np.float32)
@@ -51,8 +51,10 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
     def step() -> None:
         seeds = np.arange(len(gradients), len(gradients) + QUERIES, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Perturbations.at(adapter.layout, center, z, EPSILON)
-        losses = cross_entropy(forward.scores(points, prompts, Schedule("both")), np.array([1]))
+        perturbations = Perturbations.from_arrays(adapter.layout, center, z, EPSILON)
+        losses = cross_entropy(
+            forward.scores(perturbations, prompts, Schedule("both")), np.array([1])
+        )
         plus, minus = np.split(losses, 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())
 

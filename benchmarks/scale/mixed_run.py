@@ -36,7 +36,7 @@ from devices.phone.reference_client.runtime import Program
 from server.live.keys import KEYS_FOLDER, Keys
 from shared.config import RunConfig
 from shared.frames.instructions import Split
-from shared.model.loading import embedded_folder
+from shared.model.loading import find_embedded_model
 from shared.settings import Scalar
 from shared.tasks.embedded import MESSAGES_PER_WRITER
 from shared.tasks.messages import messages, writers
@@ -58,7 +58,7 @@ PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 GATEWAY, EVERYBODY = "gateway", "everybody"
 OPEN = "phones attach at port"
 """What a gateway says when they can."""
-MODEL = str(embedded_folder())
+MODEL = str(find_embedded_model())
 """By its path, like the task: by their names, both go with messages that a run deals itself."""
 TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")

@@ -13,7 +13,7 @@ from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import is_linear
 from shared.model.products import use_faster_products
-from shared.model.quantized import Quantization, quantized_linear
+from shared.model.quantized import Quantization, quantize_linear
 from shared.tasks.kinds import ClassificationTask
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -116,7 +116,7 @@ def random_base(
             if is_linear(module):
                 weight = _random(name, module.weight, torch.float32).to(device)
                 parent, _, child = name.rpartition(".")
-                layer = quantized_linear(weight, None, quantization, dtype)
+                layer = quantize_linear(weight, None, quantization, dtype)
                 setattr(network.model.layers.get_submodule(parent), child, layer)
     for name, parameter in list(network.named_parameters()):
         parent, _, child = name.rpartition(".")

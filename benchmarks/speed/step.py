@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
 
 from benchmarks.speed.shapes import TASK, random_base, timed
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, distinct_groupings
-from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
-from client.forward.peak_memory import keep_freed_memory, peak_memory
+from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import make_trunk_cache
 from client.training.execution import Rehearsal, decided
 from shared.config import AdapterSettings, RunConfig
 from shared.directions import DIRECTION_BITS, directions
@@ -73,7 +74,7 @@ class Bench:
         adapters = AdapterSettings(layers=settings.layers, rank=settings.rank)
         self.adapter: Adapter = inject(self.base, adapters, self.scorer.labels)
         first = self.adapter.first_block
-        body = Body(self.base, first, trunk_cache(self.base, first, CACHE_BYTES))
+        body = PerturbedBody(self.base, first, make_trunk_cache(self.base, first, CACHE_BYTES))
         self.forward = ResidentForward(self.adapter, self.scorer, body)
         self.layout = self.adapter.layout
         self._seed = 0
@@ -91,8 +92,8 @@ class Bench:
 
         def step() -> None:
             z = self._directions()
-            points = Perturbations.at(self.layout, center, z, EPSILON, self.device)
-            gradients = _gradients(self.forward.scores(points, prompts, schedule), labels)
+            perturbations = Perturbations.from_arrays(self.layout, center, z, EPSILON, self.device)
+            gradients = _gradients(self.forward.scores(perturbations, prompts, schedule), labels)
             scale = LEARNING_RATE * 2.0**-DIRECTION_BITS / len(z)
             center[:] -= (scale * gradients).astype(np.float32) @ z.astype(np.float32)
 
@@ -119,12 +120,14 @@ class Bench:
         mask = torch.ones_like(ids)
         words = torch.tensor([10, 11], device=self.device)
         labels = words[torch.arange(len(prompts), device=self.device) % 2]
-        points = Perturbations(self.layout, torch.zeros(self.layout.size, device=self.device))
+        perturbations = Perturbations(
+            self.layout, torch.zeros(self.layout.size, device=self.device)
+        )
 
         def loss() -> float:
-            return whole_network_loss(self.base, self.adapter, points, ids, mask, labels)
+            return whole_network_loss(self.base, self.adapter, perturbations, ids, mask, labels)
 
-        mezo = InPlaceMeZO(lora_parameters(self.base, points), loss)
+        mezo = InPlaceMeZO(lora_parameters(self.base, perturbations), loss)
         seeds = range(self.settings.queries)
         return lambda: mezo.step(seeds, EPSILON, LEARNING_RATE)
 
@@ -161,7 +164,7 @@ class Bench:
         peaks = {}
         for name, step in steps.items():
             step()
-            with peak_memory(self.device) as peak:
+            with measure_peak_memory(self.device) as peak:
                 step()
             peaks[name] = peak.bytes
         seconds: dict[str, list[float]] = {name: [] for name in steps}

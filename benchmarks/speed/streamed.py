@@ -28,8 +28,8 @@ import torch
 
 from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
 from client.forward.grouping import Schedule
-from client.forward.streamed import forward_over
-from client.streaming.loading import load
+from client.forward.streamed import make_forward_engine
+from client.streaming.loading import load_model
 from devices.hardware.memory_limit import run_capped
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
@@ -52,11 +52,11 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
         "stream_direct": arguments.direct,
         "quantization": arguments.quantization,
     }
-    loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
-    base, store, stream = loaded.base, loaded.store, loaded.streamed(loaded.base)
+    loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    base, store, stream = loaded.base, loaded.store, loaded.make_stream(loaded.base)
     scorer = CausalScorer(base, TASK, arguments.tokens)
     adapter = inject(base, AdapterSettings(layers="all", rank=4), 2)
-    forward = forward_over(base, adapter, scorer, stream is not None)
+    forward = make_forward_engine(base, adapter, scorer, stream is not None)
     ids = np.random.default_rng(0).integers(12, 500, (arguments.batch, arguments.tokens))
     prompts = [Prompt((tuple(row),), ((len(row) - 1,),)) for row in ids.tolist()]
     center = np.zeros(adapter.layout.size, np.float32)
@@ -66,8 +66,8 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
         first = len(gradients)
         seeds = np.arange(first, first + arguments.queries, dtype=np.uint64)
         z = directions(seeds, adapter.layout.size, "gaussian")
-        points = Perturbations.at(adapter.layout, center, z, EPSILON)
-        scores = forward.scores(points, prompts, Schedule("both"))
+        perturbations = Perturbations.from_arrays(adapter.layout, center, z, EPSILON)
+        scores = forward.scores(perturbations, prompts, Schedule("both"))
         plus, minus = np.split(cross_entropy(scores, np.ones(len(prompts), np.int64)), 2)
         gradients.extend(((plus - minus) / (2 * EPSILON)).tolist())
 
@@ -77,8 +77,8 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
         return {"projected_gradients": first_gradients}
 
     def read() -> None:
-        for block in range(stream.count):
-            stream.block(block)
+        for block in range(stream.block_count):
+            stream.load_block(block)
 
     def compute() -> None:
         fetch = store.fetch
@@ -91,7 +91,7 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
     work: dict[str, Callable[[], None]] = {"compute": compute, "read": read, "step": step}
     for turn in range(arguments.turns):
         for name, run in work.items():
-            stream.settle()
+            stream.finish_writes()
             if kind == "cold":
                 drop_pages(folder)
             begun, used = time.perf_counter(), time.process_time()

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.speed.shapes import TASK, write_checkpoint
 from client.forward.streamed import StreamedBody, StreamedForward
-from client.streaming.loading import load
+from client.streaming.loading import load_model
 from client.streaming.stream import BlockStream, Scheduling
 from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
@@ -36,7 +36,7 @@ def main() -> None:
 
 def measure(folder: Path, scheduling: Scheduling) -> None:
     settings = {"path": str(folder), "stream": "disk"}
-    loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
     assert loaded.store is not None
     base, store = loaded.base, loaded.store
     stream = BlockStream(base, store, scheduling=scheduling)
@@ -46,19 +46,19 @@ def measure(folder: Path, scheduling: Scheduling) -> None:
     prompts = [Prompt((tuple(range(12, 12 + TOKENS)),), ((TOKENS - 1,),))] * EXAMPLES
     layout = adapter.layout
     z = directions(np.arange(1, dtype=np.uint64), layout.size, layout.distribution)
-    points = Perturbations.at(layout, np.zeros(layout.size, np.float32), z, 0.01)
+    perturbations = Perturbations.from_arrays(layout, np.zeros(layout.size, np.float32), z, 0.01)
 
     def seconds(of_a_block: float) -> float:
         store.fetch = lambda block, room: time.sleep(of_a_block)  # type: ignore[method-assign]
-        stream.settle()
+        stream.finish_writes()
         begun = time.perf_counter()
-        forward.scores(points, prompts)
+        forward.scores(perturbations, prompts)
         return time.perf_counter() - begun
 
-    forward.scores(points, prompts)
+    forward.scores(perturbations, prompts)
     turns = [(seconds(0.0), seconds(BLOCK_SECONDS)) for _ in range(TURNS)]
     compute, step = (statistics.median(times) for times in zip(*turns, strict=True))
-    reading = BLOCK_SECONDS * stream.count
+    reading = BLOCK_SECONDS * stream.block_count
     print(
         f"overlap {scheduling.overlap}: computing {compute:.2f} s, reading {reading:.2f} s, "
         f"a step {step:.2f} s, {step / max(compute, reading):.2f} of the longer one"

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from client.estimators.mezo import learning_rate_at
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.spaces.space import no_adapter
 from client.tuning.tuning_setup import Figures, Split, TuningSetup
@@ -57,7 +57,7 @@ class FirstOrder:
             center = torch.zeros(adapter.layout.size, device=base.network.device)
             self._here = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
-        body = Body(base, adapter.first_block)
+        body = PerturbedBody(base, adapter.first_block)
         self._forward = ResidentForward(adapter, bench.scorer, body)
         self._optimizer = torch.optim.Adam(list(self._trained.values()), bench.settings.rate)
         self._steps = 0
@@ -85,7 +85,7 @@ class FirstOrder:
         size = settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
             some = batch[start : start + size]
-            scores = self._forward.one_pass(self._here, [train.prompts[i] for i in some])[0]
+            scores = self._forward.score_pass(self._here, [train.prompts[i] for i in some])[0]
             labels = torch.from_numpy(train.labels[some]).to(scores.device)
             loss = self._loss(scores, labels) / len(batch)
             loss.backward()  # type: ignore[no-untyped-call]

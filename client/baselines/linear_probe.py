@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.tuning.tuning_setup import EVALUATION_MICRO_BATCH, Figures, Split, TuningSetup
 from shared.errors import DataError, TaskError
 from shared.tasks.kinds import ClassificationTask
@@ -42,7 +42,7 @@ class LinearProbe:
                 f"task {bench.task.name!r} is a {bench.task.kind}; linear probing needs labels "
                 "that are the same for all rows: choose a classification, or another method"
             )
-        self._bench, self._body = bench, Body(bench.base, 0)
+        self._bench, self._body = bench, PerturbedBody(bench.base, 0)
         train, validation = bench.splits["train"], bench.splits["validation"]
         if len(np.unique(train.labels)) < 2:
             raise DataError(

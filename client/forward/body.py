@@ -7,16 +7,15 @@ rows, P points × m sequences, at once. The last one runs only where its output 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from client.forward.last_block import Cut
-from client.forward.shared_parts import once_for_all_perturbations, parts_without_adapters
-from client.forward.supervised import local_modules, only_at, replaced
-from client.forward.trunk_cache import DiskCache, Ids, MemoryCache, TrunkCache
+from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
+from client.forward.supervised import find_position_wise_modules, replaced, run_at_positions
+from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LoRAFALinear, is_linear
@@ -26,7 +25,7 @@ _TOLERANCE, _TOLERANCE_OF_HALF = 1e-4, 0.05
 """By which a probe in two ways may differ, of its largest number."""
 
 
-class Body:
+class PerturbedBody:
     """A base model's body over sequences of several points, with the trunk shared between them.
 
     Args:
@@ -39,7 +38,7 @@ class Body:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
-        self._alike = parts_without_adapters(self._blocks[first_block])
+        self._alike = find_parts_without_adapters(self._blocks[first_block])
         with torch.inference_mode():
             self._note_what_blocks_return()
             self._local = [] if base.family == "encoder" else self._local_modules()
@@ -50,7 +49,7 @@ class Body:
     def __call__(
         self,
         sequences: Sequence[Ids],
-        points: int = 1,
+        perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
         keep: bool = True,
     ) -> Tensor:
@@ -78,16 +77,16 @@ class Body:
                     batch_first=True,
                 )
                 stack.enter_context(self._passing_through(0, self._first_block))
-            early = self._points_before_last(points, supervised)
+            early = self._points_before_last(perturbations, supervised)
             stack.enter_context(self._widening(ids.shape, early, trunk))
             stack.enter_context(self._alike_once(early, ids))
             if supervised is not None:
-                enter = stack.enter_context(self._last_block_at(supervised, points, ids))
+                enter = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
                 stack.enter_context(_given(self._blocks[-1], enter))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-        return self._uncut(hidden, supervised, points, ids)
+        return self._uncut(hidden, supervised, perturbations, ids)
 
-    def of_padded(self, ids: Tensor, points: int) -> Tensor:
+    def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
         """Hidden states of padded sequences at every point, for a causal model to be exported.
 
         Args:
@@ -97,7 +96,7 @@ class Body:
         Returns:
             [P·m, S, hidden], points outermost.
         """
-        with self._widening(ids.shape, points, None):
+        with self._widening(ids.shape, perturbations, None):
             hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
         return hidden
 
@@ -136,39 +135,41 @@ class Body:
             self._base.body(input_ids=ids, attention_mask=mask)
         return cache.put(sequence, found[0][0].clone()).to(network.device, network.dtype)
 
-    def _alike_once(self, points: int, ids: Tensor) -> AbstractContextManager[None]:
+    def _alike_once(self, perturbations: int, ids: Tensor) -> AbstractContextManager[None]:
         """The first adapted block does once what is the same for all points."""
-        if points == 1 or not self._alike:
+        if perturbations == 1 or not self._alike:
             return nullcontext()
         first = self._blocks[self._first_block]
-        shape = points * len(ids), ids.shape[1]
-        return once_for_all_perturbations(first, self._alike, points, shape)
+        shape = perturbations * len(ids), ids.shape[1]
+        return share_across_perturbations(first, self._alike, perturbations, shape)
 
-    def _points_before_last(self, points: int, supervised: Sequence[Sequence[int]] | None) -> int:
+    def _points_before_last(
+        self, perturbations: int, supervised: Sequence[Sequence[int]] | None
+    ) -> int:
         """How many points rows are repeated for before the last block.
 
         If only what follows the attention of that block differs between points, rows are repeated
         there, and only those that are read.
         """
-        return 1 if self._widens_late and supervised is not None else points
+        return 1 if self._widens_late and supervised is not None else perturbations
 
     @contextmanager
     def _last_block_at(
-        self, supervised: Sequence[Sequence[int]], points: int, ids: Tensor
+        self, supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
     ) -> Iterator[Callable[[Tensor], Tensor]]:
         """The last block does at supervised positions only what the others do not need.
 
         Yields:
             What its input has to go through.
         """
-        early = self._points_before_last(points, supervised)
+        early = self._points_before_last(perturbations, supervised)
         rows, positions = _indices(supervised, early, ids)
         shape = early * len(ids), ids.shape[1]
-        with only_at(self._local, shape, rows, positions):
+        with run_at_positions(self._local, shape, rows, positions):
             if not self._can_cut:
                 yield lambda hidden: hidden
                 return
-            cut = Cut(shape, rows, positions, points // early)
+            cut = Cut(shape, rows, positions, perturbations // early)
             with cut.within(self._blocks[-1]):
                 yield cut.enter
 
@@ -176,7 +177,7 @@ class Body:
         self,
         hidden: Tensor,
         supervised: Sequence[Sequence[int]] | None,
-        points: int,
+        perturbations: int,
         ids: Tensor,
     ) -> Tensor:
         """Hidden states in their places, [P·m, S, hidden], anything finite where none are read."""
@@ -184,8 +185,8 @@ class Body:
             return hidden
         if all(len(places) == 1 for places in supervised):  # what is read may stand everywhere
             return hidden.expand(-1, ids.shape[1], -1)
-        whole = hidden.new_zeros(points * len(ids), ids.shape[1], hidden.shape[2])
-        whole[_indices(supervised, points, ids)] = hidden[:, 0]
+        whole = hidden.new_zeros(perturbations * len(ids), ids.shape[1], hidden.shape[2])
+        whole[_indices(supervised, perturbations, ids)] = hidden[:, 0]
         return whole
 
     def _local_modules(self) -> list[nn.Module]:
@@ -197,7 +198,7 @@ class Body:
                 hidden: Tensor = self._base.body(**probe).last_hidden_state
             return hidden
 
-        return local_modules(self._blocks[-1], is_linear, run)
+        return find_position_wise_modules(self._blocks[-1], is_linear, run)
 
     def _parts_seeing_all(self) -> list[nn.Module] | None:
         """Parts of the last block, with linear layers, that are given all positions when the others
@@ -255,7 +256,9 @@ class Body:
             yield
 
     @contextmanager
-    def _widening(self, shape: torch.Size, points: int, trunk: Tensor | None) -> Iterator[None]:
+    def _widening(
+        self, shape: torch.Size, perturbations: int, trunk: Tensor | None
+    ) -> Iterator[None]:
         """Repeat the rows for every point at the first adapted block, and masks from there on."""
         sequences, length = shape
 
@@ -270,7 +273,7 @@ class Body:
         def repeated(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(repeated(part) for part in value)
-            return value.repeat(points, *[1] * (value.ndim - 1)) if per_row(value) else value
+            return value.repeat(perturbations, *[1] * (value.ndim - 1)) if per_row(value) else value
 
         def widen(
             block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -298,13 +301,13 @@ class Body:
 
 
 def _indices(
-    supervised: Sequence[Sequence[int]], points: int, ids: Tensor
+    supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Rows and positions, int64 [n] each, that are read of sequences repeated for some points."""
     index = [(row, place) for row, places in enumerate(supervised) for place in places]
     rows, positions = torch.tensor(index, device=ids.device).T
-    first_rows = torch.arange(points, device=ids.device) * len(ids)
-    return (first_rows[:, None] + rows).flatten(), positions.repeat(points)
+    first_rows = torch.arange(perturbations, device=ids.device) * len(ids)
+    return (first_rows[:, None] + rows).flatten(), positions.repeat(perturbations)
 
 
 def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:
@@ -330,25 +333,3 @@ def _given(block: nn.Module, enter: Callable[[Tensor], Tensor]) -> Iterator[None
         yield
     finally:
         handle.remove()
-
-
-def trunk_cache(
-    base: BaseModel, first_block: int, limit: int, folder: Path | None = None
-) -> TrunkCache | None:
-    """A cache for the trunk's outputs, or none if there is no trunk or no room.
-
-    Args:
-        base: the model.
-        first_block: the lowest block that differs between points.
-        limit: bytes.
-        folder: where they are kept, in half precision; by default in memory, as they are.
-
-    Raises:
-        ConfigError: if the folder cannot be used.
-    """
-    if not (limit and first_block):
-        return None
-    if folder is None:
-        return MemoryCache(limit)
-    kind = f"{base.quantization} {base.network.dtype} {first_block}"
-    return DiskCache(folder, limit, base.model_id + kind.encode(), base.network.config.hidden_size)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 
 Grouping = Literal["sequential", "inner", "outer", "both"]
 GROUPINGS: tuple[Grouping, ...] = ("sequential", "inner", "outer", "both")
@@ -37,7 +37,9 @@ class Schedule:
     micro_batch: int = 0
 
 
-def grouped(points: Adapters, grouping: Grouping) -> Iterator[tuple[NDArray[np.int64], Adapters]]:
+def split_by_grouping(
+    perturbations: PerturbedAdapters, grouping: Grouping
+) -> Iterator[tuple[NDArray[np.int64], PerturbedAdapters]]:
     """Cut the points of a step into those that share a pass.
 
     Args:
@@ -47,14 +49,14 @@ def grouped(points: Adapters, grouping: Grouping) -> Iterator[tuple[NDArray[np.i
     Yields:
         Indices into the points, and the points at them.
     """
-    if grouping == "both" or not points.queries:
-        yield np.arange(points.count), points
+    if grouping == "both" or not perturbations.queries:
+        yield np.arange(perturbations.count), perturbations
         return
-    queries = points.queries
-    index = np.arange(points.count).reshape(-1, queries)
+    queries = perturbations.queries
+    index = np.arange(perturbations.count).reshape(-1, queries)
     for query in [slice(None)] if grouping == "outer" else map(_only, range(queries)):
         for sign in [slice(None)] if grouping == "inner" else map(_only, range(len(index))):
-            yield index[sign, query].ravel(), points.part(sign, query)
+            yield index[sign, query].ravel(), perturbations.select(sign, query)
 
 
 def _only(index: int) -> slice:
@@ -71,7 +73,7 @@ def distinct_groupings(queries: int) -> tuple[Grouping, ...]:
     return GROUPINGS if queries > 1 else ("sequential", "inner")
 
 
-def largest_fitting(peak_bytes: Callable[[int], int], budget: int, most: int) -> int:
+def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most: int) -> int:
     """The largest micro-batch that is known to stay inside a byte budget.
 
     Memory grows at most in proportion to the examples in a pass, so a measured pass bounds larger
@@ -94,14 +96,14 @@ def largest_fitting(peak_bytes: Callable[[int], int], budget: int, most: int) ->
     return fitting
 
 
-def micro_batches(largest: int) -> Iterator[int]:
+def candidate_micro_batches(largest: int) -> Iterator[int]:
     """Candidates: the largest, and its halves down to single examples."""
     while largest > 0:
         yield largest
         largest = 0 if largest == 1 else -(-largest // 2)
 
 
-def fastest(
+def choose_fastest(
     candidates: Iterable[Schedule], seconds: Callable[[Schedule], float]
 ) -> tuple[Schedule, dict[Schedule, float]]:
     """The candidate with the shortest time; those that come close are timed again, in turn.

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from client.forward.supervised import is_hidden, replaced
+from client.forward.supervised import has_hidden_shape, replaced
 from shared.model.lora_fa import is_linear
 
 
@@ -30,10 +30,10 @@ class Cut:
     """
 
     def __init__(
-        self, shape: tuple[int, int], rows: Tensor, positions: Tensor, points: int = 1
+        self, shape: tuple[int, int], rows: Tensor, positions: Tensor, perturbations: int = 1
     ) -> None:
         self._shape, self._rows, self._positions = shape, rows, positions
-        self._points = points
+        self._points = perturbations
         self._whole: Tensor | None = None
         self._entering: Tensor | None = None
         self.seeing_all: list[nn.Module] = []
@@ -61,7 +61,7 @@ class Cut:
             output = forward(*args, **kwargs)
             if not attends:
                 return output
-            if any(is_hidden(value, self._shape) for value in (*args, *kwargs.values())):
+            if any(has_hidden_shape(value, self._shape) for value in (*args, *kwargs.values())):
                 self.seeing_all.append(part)
             return self._cut(output)
 
@@ -73,6 +73,6 @@ class Cut:
     def _cut(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(self._cut, value))
-        if not is_hidden(value, self._shape):
+        if not has_hidden_shape(value, self._shape):
             return value
         return value[self._rows, self._positions][:, None].repeat(self._points, 1, 1)

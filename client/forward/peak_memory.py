@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-class Peak:
+class PeakMemory:
     """The result of `peak_memory`.
 
     Attributes:
@@ -38,13 +38,13 @@ class Peak:
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
+def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
     """Measure the most bytes that tensors hold during the work inside.
 
     On CUDA the allocator knows. On a CPU every tensor that an operation gives is counted while it
     lives; scratch space inside an operation is not.
     """
-    peak = Peak()
+    peak = PeakMemory()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.body import Body
-from client.forward.grouping import Schedule, grouped
+from client.forward.body import PerturbedBody
+from client.forward.grouping import Schedule, split_by_grouping
 from shared.errors import TaskError
-from shared.model.lora_fa import LABEL_BIAS, Adapter, Adapters
+from shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
-ONE_PASS = Schedule()
+SINGLE_PASS = Schedule()
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Share:
     """
 
     places: NDArray[np.int64]
-    points: Adapters
+    perturbations: PerturbedAdapters
     chosen: Sequence[int]
     prompts: Sequence[Prompt]
 
@@ -43,11 +43,14 @@ class ResidentForward:
         body: of the same model.
     """
 
-    def __init__(self, adapter: Adapter, scorer: Scorer, body: Body) -> None:
+    def __init__(self, adapter: Adapter, scorer: Scorer, body: PerturbedBody) -> None:
         self._adapter, self._scorer, self._body = adapter, scorer, body
 
     def scores(
-        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
+        self,
+        perturbations: PerturbedAdapters,
+        prompts: Sequence[Prompt],
+        schedule: Schedule = SINGLE_PASS,
     ) -> NDArray[np.float32]:
         """Scores of every prompt at every point.
 
@@ -63,18 +66,20 @@ class ResidentForward:
         Raises:
             ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
         """
-        own = len(prompts) // points.clients
-        if points.clients > 1 and not have_equal_row_counts(prompts, points.clients):
-            raise ValueError(f"rows of {points.clients} clients that are not alike in number")
+        own = len(prompts) // perturbations.clients
+        if perturbations.clients > 1 and not have_equal_row_counts(prompts, perturbations.clients):
+            raise ValueError(
+                f"rows of {perturbations.clients} clients that are not alike in number"
+            )
         by_length = [
             sorted(
                 range(client * own, (client + 1) * own),
                 key=lambda index: max(map(len, prompts[index].sequences)),
             )
-            for client in range(points.clients)
+            for client in range(perturbations.clients)
         ]
         size = schedule.micro_batch or own
-        shape = points.count, len(prompts), self._scorer.width(prompts)
+        shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
         passes = [
             Share(places, some, chosen, [prompts[index] for index in chosen])
@@ -82,14 +87,14 @@ class ResidentForward:
                 [index for order in by_length for index in order[start : start + size]]
                 for start in range(0, own, size)
             )
-            for places, some in grouped(points, schedule.grouping)
+            for places, some in split_by_grouping(perturbations, schedule.grouping)
         ]
         for share, found in zip(passes, self._carried_out(passes), strict=True):
             scores[share.places[:, None], share.chosen, : found.shape[2]] = found
         return scores
 
-    def answers(
-        self, point: Adapters, prompts: Sequence[Prompt], micro_batch: int = 0
+    def decode_answers(
+        self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
         """What the model answers by greedy decoding: always the likeliest token.
 
@@ -107,8 +112,8 @@ class ResidentForward:
         scorer = self._scorer
         if not isinstance(scorer, GenerationScorer):
             raise TaskError("only a generation task has answers to decode; read its scores instead")
-        if point.count != 1:
-            raise ValueError(f"answers are decoded at one point, not at {point.count}")
+        if perturbation.count != 1:
+            raise ValueError(f"answers are decoded at one point, not at {perturbation.count}")
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].sequences[0]))
         written: list[list[int]] = [[] for _ in prompts]
         size = micro_batch or max(1, len(prompts))
@@ -118,7 +123,7 @@ class ResidentForward:
                 sequences = [
                     prompts[index].sequences[0] + tuple(written[index]) for index in unfinished
                 ]
-                tokens = self._next_tokens(scorer, point, sequences)
+                tokens = self._next_tokens(scorer, perturbation, sequences)
                 for index, token in zip(unfinished, tokens, strict=True):
                     written[index].append(token)
                 unfinished = [i for i in unfinished if not scorer.answer(written[i])[1]]
@@ -126,14 +131,17 @@ class ResidentForward:
 
     @torch.inference_mode()
     def _next_tokens(
-        self, scorer: GenerationScorer, point: Adapters, sequences: Sequence[tuple[int, ...]]
+        self,
+        scorer: GenerationScorer,
+        perturbation: PerturbedAdapters,
+        sequences: Sequence[tuple[int, ...]],
     ) -> list[int]:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         last = [(len(sequence) - 1,) for sequence in sequences]
-        with self._adapter.at(point):
+        with self._adapter.using(perturbation):
             return scorer.next_tokens(self._body(sequences, 1, last, keep=False), lengths)
 
-    def one_pass(self, points: Adapters, prompts: Sequence[Prompt]) -> Tensor:
+    def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
         """Scores of some prompts at some points, in one pass; gradients flow where they are wanted.
 
         Args:
@@ -145,17 +153,25 @@ class ResidentForward:
         """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
         supervised = [places for prompt in prompts for places in prompt.supervised]
-        with self._adapter.at(points):
-            hidden = self._body(sequences, points.count, supervised if all(supervised) else None)
-        return self._scored(hidden, points, prompts)
+        with self._adapter.using(perturbations):
+            hidden = self._body(
+                sequences, perturbations.count, supervised if all(supervised) else None
+            )
+        return self._scored(hidden, perturbations, prompts)
 
-    def _scored(self, hidden: Tensor, points: Adapters, prompts: Sequence[Prompt]) -> Tensor:
+    def _scored(
+        self, hidden: Tensor, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]
+    ) -> Tensor:
         """Scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
         lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         scores = self._scorer.scores(hidden, lengths, prompts)
-        if any(tensor.name == LABEL_BIAS for tensor in points.layout.tensors):
-            bias = points.tensor(LABEL_BIAS).view(points.count, points.clients, 1, -1)
-            by_client = scores.view(points.count, points.clients, -1, scores.shape[-1])
+        if any(tensor.name == LABEL_BIAS for tensor in perturbations.layout.tensors):
+            bias = perturbations.tensor(LABEL_BIAS).view(
+                perturbations.count, perturbations.clients, 1, -1
+            )
+            by_client = scores.view(
+                perturbations.count, perturbations.clients, -1, scores.shape[-1]
+            )
             scores = (by_client + bias).view_as(scores)
         return scores
 
@@ -163,7 +179,7 @@ class ResidentForward:
         """What each pass gives, float32 [its points, its prompts, width]."""
         for share in passes:
             with torch.inference_mode():
-                scores = self.one_pass(share.points, share.prompts)
+                scores = self.score_pass(share.perturbations, share.prompts)
             yield scores.float().cpu().numpy()
 
 

@@ -15,7 +15,7 @@ from client.forward.supervised import replaced
 from shared.model.lora_fa import LoRAFALinear, is_linear
 
 
-def parts_without_adapters(block: nn.Module) -> list[nn.Module]:
+def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
     """The largest parts of a block that have linear layers and no adapted one.
 
     Nothing if no layer of the block is adapted: what makes points differ there is not known.
@@ -33,8 +33,8 @@ def parts_without_adapters(block: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def once_for_all_perturbations(
-    block: nn.Module, parts: list[nn.Module], points: int, shape: tuple[int, int]
+def share_across_perturbations(
+    block: nn.Module, parts: list[nn.Module], perturbations: int, shape: tuple[int, int]
 ) -> Iterator[None]:
     """Inside, parts that run before the first adapted layer do so on the rows of one point.
 
@@ -52,14 +52,16 @@ def once_for_all_perturbations(
             return tuple(map(own, value))
         if not isinstance(value, Tensor) or value.ndim < 2 or len(value) != rows:
             return value
-        return value[: rows // points] if value.ndim == 4 or value.shape[1] == length else value
+        return (
+            value[: rows // perturbations] if value.ndim == 4 or value.shape[1] == length else value
+        )
 
     def repeated(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(repeated, value))
         if not isinstance(value, Tensor) or value.ndim < 3:
             return value
-        return value.repeat(points, *[1] * (value.ndim - 1))
+        return value.repeat(perturbations, *[1] * (value.ndim - 1))
 
     def once(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
-from client.forward.resident import ONE_PASS, ResidentForward, Share
+from client.forward.resident import SINGLE_PASS, ResidentForward, Share
 from client.forward.supervised import replaced
 from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import TaskError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Adapters, ForwardPass
+from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
 from shared.model.scorers import Prompt, Scorer
 
 BEFORE = -1
@@ -42,17 +42,17 @@ Visit = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 class Standing(Protocol):
     """Parameters that move from point to point, a part of the model at a time."""
 
-    def visit(self, stop: int) -> AbstractContextManager[Callable[[int], None]]:
+    def at_stage(self, stop: int) -> AbstractContextManager[Callable[[int], None]]:
         """Be at a stop: what is handed out has the part stand at one of the points."""
 
 
-class StreamedBody(Body):
+class StreamedBody(PerturbedBody):
     """A body whose passes stop before each block."""
 
     def in_stops(
         self,
         sequences: Sequence[Ids],
-        points: int = 1,
+        perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
     ) -> Stops[Tensor]:
         """As a call of the body, with the same arguments and the same result."""
@@ -63,7 +63,7 @@ class StreamedBody(Body):
             outputs = [self._trunk(sequence, self._cache) for sequence in sequences]
             trunk = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True)
             first = self._first_block
-        early = self._points_before_last(points, supervised)
+        early = self._points_before_last(perturbations, supervised)
         calls = self._calls_of_blocks(ids, mask, early, trunk)
         hidden = calls[first][0]
         last = len(self._blocks) - 1
@@ -75,12 +75,12 @@ class StreamedBody(Body):
                 if index == self._first_block:
                     stack.enter_context(self._alike_once(early, ids))
                 if supervised is not None and index == last:
-                    enter = stack.enter_context(self._last_block_at(supervised, points, ids))
+                    enter = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
                     hidden = enter(hidden)
                 hidden = self._through(index, hidden, calls[index][1])
         yield last + 1
         hidden = self._behind_blocks(ids, mask, hidden)
-        return self._uncut(hidden, supervised, points, ids)
+        return self._uncut(hidden, supervised, perturbations, ids)
 
     def trunk_in_stops(self, sequence: Ids) -> Stops[None]:
         """Have the cache know what the blocks below the adapters give for one sequence, alone."""
@@ -94,10 +94,10 @@ class StreamedBody(Body):
             hidden = self._through(index, hidden, calls[index][1])
         self._cache.put(sequence, hidden[0].clone())
 
-    def bytes_of(self, sequences: Sequence[Ids], points: int) -> int:
+    def bytes_of(self, sequences: Sequence[Ids], perturbations: int) -> int:
         """Of the hidden states of a pass."""
         network = self._base.network
-        tokens = points * len(sequences) * max(map(len, sequences))
+        tokens = perturbations * len(sequences) * max(map(len, sequences))
         return int(tokens * network.config.hidden_size * network.dtype.itemsize)
 
     def unknown(self, sequences: Sequence[Ids]) -> list[Ids]:
@@ -108,7 +108,7 @@ class StreamedBody(Body):
         return [ids for ids in dict.fromkeys(sequences) if cache.get(ids) is None]
 
     def _calls_of_blocks(
-        self, ids: Tensor, mask: Tensor, points: int, trunk: Tensor | None
+        self, ids: Tensor, mask: Tensor, perturbations: int, trunk: Tensor | None
     ) -> list[tuple[Tensor, Callable[[Tensor], Any]]]:
         """Of each block: the hidden states it would be given if none before it did anything, and
         its call with others."""
@@ -132,7 +132,7 @@ class StreamedBody(Body):
         with ExitStack() as stack:
             for index, block in enumerate(self._blocks):
                 stack.enter_context(replaced(block, noting(index)))
-            stack.enter_context(self._widening(ids.shape, points, trunk))
+            stack.enter_context(self._widening(ids.shape, perturbations, trunk))
             self._base.body(input_ids=ids, attention_mask=mask)
         return calls
 
@@ -173,28 +173,31 @@ class StreamedForward(ResidentForward):
         self._stopping, self._standing = body, standing
 
     def scores(
-        self, points: Adapters, prompts: Sequence[Prompt], schedule: Schedule = ONE_PASS
+        self,
+        perturbations: PerturbedAdapters,
+        prompts: Sequence[Prompt],
+        schedule: Schedule = SINGLE_PASS,
     ) -> NDArray[np.float32]:
         """As the resident engine's; points that are made of parameters are passes of their own."""
         if self._standing is not None:
             schedule = replace(schedule, grouping="sequential")
-        return super().scores(points, prompts, schedule)
+        return super().scores(perturbations, prompts, schedule)
 
-    def answers(
-        self, point: Adapters, prompts: Sequence[Prompt], micro_batch: int = 0
+    def decode_answers(
+        self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
         """As the resident engine's, but only where the parameters stand still.
 
         Raises:
             TaskError: if the point is made of parameters that move, or the task is of another kind.
         """
-        if point.queries and self._standing is not None:
+        if perturbation.queries and self._standing is not None:
             raise TaskError(
                 "answers are decoded token by token, each through all blocks: too slow to train "
                 "by in the space full with streamed blocks; set objective = likelihood, or "
                 "model.stream = off"
             )
-        return super().answers(point, prompts, micro_batch)
+        return super().decode_answers(perturbation, prompts, micro_batch)
 
     def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
         if self._standing is not None:
@@ -213,23 +216,25 @@ class StreamedForward(ResidentForward):
         So a part of the model moves to every point once, also where that leaves rounding behind.
         """
         assert self._standing is not None
-        points = list(dict.fromkeys(int(share.places[0]) for share in passes))
-        order = sorted(range(len(passes)), key=lambda i: points.index(int(passes[i].places[0])))
+        perturbations = list(dict.fromkeys(int(share.places[0]) for share in passes))
+        order = sorted(
+            range(len(passes)), key=lambda i: perturbations.index(int(passes[i].places[0]))
+        )
         visit = _at_points(self._standing, [int(passes[i].places[0]) for i in order])
         scores = side_by_side([self._in_stops(passes[i]) for i in order], visit)
         return [scores[order.index(i)].float().cpu().numpy() for i in range(len(passes))]
 
     def _in_stops(self, share: Share) -> Stops[Tensor]:
-        one = ForwardPass(share.points)
-        return _resumed(self._scored_in_stops(share), lambda: self._adapter.within(one))
+        one = ForwardPass(share.perturbations)
+        return _resumed(self._scored_in_stops(share), lambda: self._adapter.resume(one))
 
     def _scored_in_stops(self, share: Share) -> Stops[Tensor]:
         sequences = [sequence for prompt in share.prompts for sequence in prompt.sequences]
         supervised = [places for prompt in share.prompts for places in prompt.supervised]
         hidden = yield from self._stopping.in_stops(
-            sequences, share.points.count, supervised if all(supervised) else None
+            sequences, share.perturbations.count, supervised if all(supervised) else None
         )
-        return self._scored(hidden, share.points, share.prompts)
+        return self._scored(hidden, share.perturbations, share.prompts)
 
     def _fill_trunk(self, passes: Sequence[Share]) -> None:
         """What the layers below the adapters give, for all sequences that lack it, in one go."""
@@ -246,7 +251,7 @@ class StreamedForward(ResidentForward):
         held = 0
         for share in passes:
             sequences = [ids for prompt in share.prompts for ids in prompt.sequences]
-            size = self._stopping.bytes_of(sequences, share.points.count)
+            size = self._stopping.bytes_of(sequences, share.perturbations.count)
             if some and held + size > HELD_BYTES:
                 yield some
                 some, held = [], 0
@@ -256,7 +261,7 @@ class StreamedForward(ResidentForward):
             yield some
 
 
-def forward_over(
+def make_forward_engine(
     base: BaseModel,
     adapter: Adapter,
     scorer: Scorer,
@@ -276,7 +281,7 @@ def forward_over(
     """
     first = adapter.first_block
     if not streamed:
-        return ResidentForward(adapter, scorer, Body(base, first, cache))
+        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache))
     return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), standing)
 
 
@@ -319,13 +324,13 @@ def _resumed(
         yield stop
 
 
-def _at_points(standing: Standing, points: Sequence[int]) -> Visit:
+def _at_points(standing: Standing, perturbations: Sequence[int]) -> Visit:
     """Visits in which every pass finds the part of the model at its point."""
 
     @contextmanager
     def visit(stop: int) -> Iterator[Callable[[int], None]]:
-        with standing.visit(stop) as stand:
-            yield lambda index: stand(points[index])
+        with standing.at_stage(stop) as stand:
+            yield lambda index: stand(perturbations[index])
 
     return visit
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 Forward = Callable[..., Tensor]
 
 
-def local_modules(
+def find_position_wise_modules(
     block: nn.Module, is_linear: Callable[[nn.Module], bool], run: Callable[[], Tensor]
 ) -> list[nn.Module]:
     """The largest parts of a block that may be left to the positions that are read.
@@ -49,7 +49,7 @@ def local_modules(
 
 
 @contextmanager
-def only_at(
+def run_at_positions(
     modules: Iterable[nn.Module], shape: tuple[int, ...], rows: Tensor, positions: Tensor
 ) -> Iterator[None]:
     """Inside, modules run on chosen positions only, as [n, 1, …], and give 0 elsewhere.
@@ -64,11 +64,11 @@ def only_at(
     """
 
     def chosen(value: Any) -> Any:
-        return value[rows, positions][:, None] if is_hidden(value, shape) else value
+        return value[rows, positions][:, None] if has_hidden_shape(value, shape) else value
 
     def restricted(forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Tensor:
-            if not any(is_hidden(value, shape) for value in (*args, *kwargs.values())):
+            if not any(has_hidden_shape(value, shape) for value in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)
             output = forward(*map(chosen, args), **{k: chosen(v) for k, v in kwargs.items()})
             whole = output.new_zeros(*shape, output.shape[-1])
@@ -97,7 +97,7 @@ def _nan_around(module: nn.Module) -> Iterator[None]:
 
     def run(*args: Any, **kwargs: Any) -> Tensor:
         output = forward(*map(noisy, args), **{k: noisy(v) for k, v in kwargs.items()})
-        if not is_hidden(output, output.shape[:2]):
+        if not has_hidden_shape(output, output.shape[:2]):
             raise TypeError("a part that gives something else than hidden states is not local")
         result: Tensor = noisy(output)
         return result
@@ -120,7 +120,7 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             module.forward = before
 
 
-def is_hidden(value: Any, shape: tuple[int, ...]) -> bool:
+def has_hidden_shape(value: Any, shape: tuple[int, ...]) -> bool:
     """Whether a value is a tensor [R, S, …] of the shape (R, S)."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == shape
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import ConfigError, ModelError
+from shared.model.loading import BaseModel
 
 Ids = tuple[int, ...]
 _CHECKSUM_BYTES = 4
@@ -171,3 +172,25 @@ class DiskCache(TrunkCache):
             f"trunk-cache-folder = {self._folder}: cannot be used: {error.strerror}; give a folder "
             "that can be written, or none to keep the outputs in memory"
         )
+
+
+def make_trunk_cache(
+    base: BaseModel, first_block: int, limit: int, folder: Path | None = None
+) -> TrunkCache | None:
+    """A cache for the trunk's outputs, or none if there is no trunk or no room.
+
+    Args:
+        base: the model.
+        first_block: the lowest block that differs between points.
+        limit: bytes.
+        folder: where they are kept, in half precision; by default in memory, as they are.
+
+    Raises:
+        ConfigError: if the folder cannot be used.
+    """
+    if not (limit and first_block):
+        return None
+    if folder is None:
+        return MemoryCache(limit)
+    kind = f"{base.quantization} {base.network.dtype} {first_block}"
+    return DiskCache(folder, limit, base.model_id + kind.encode(), base.network.config.hidden_size)

@@ -18,7 +18,7 @@ from client.spaces.space import SequentialSpace, SpaceTensor, no_adapter
 from shared.directions import Distribution
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.replay import Backend
 
 
@@ -97,7 +97,7 @@ class FullSpace(SequentialSpace):
             yield piece
             first, count, index = first + len(piece), count - len(piece), index + 1
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         stands = 0.0
         try:
             for side in (epsilon, -epsilon):
@@ -108,7 +108,7 @@ class FullSpace(SequentialSpace):
             self._move(seed, stands, 0.0)
 
     @contextmanager
-    def _center(self) -> Iterator[Adapters]:
+    def _center(self) -> Iterator[PerturbedAdapters]:
         yield self._here
 
     def _move(self, seed: int, stands: float, to: float) -> None:

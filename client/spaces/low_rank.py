@@ -12,8 +12,14 @@ from client.spaces.space import NO_SEEDS, FlatSpace, Run, SequentialSpace, Space
 from shared.config import AdapterSettings
 from shared.directions import BOTH_SIDES
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapters, LoRAFALinear, Perturbations, frozen_matrices, inject
-from shared.model.replay_torch import drawn
+from shared.model.lora_fa import (
+    LoRAFALinear,
+    Perturbations,
+    PerturbedAdapters,
+    frozen_matrices,
+    inject,
+)
+from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
 
 
@@ -51,7 +57,7 @@ class LoRAFASpace(FlatSpace):
         layout = self.adapter.layout
         if not len(seeds):
             return run(Perturbations(layout, self._theta))
-        z = drawn(self._backend, seeds, self.size, self.distribution, 0, self._device)
+        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, self._device)
         return run(Perturbations(layout, self._theta, z, epsilon, signs))
 
 
@@ -89,12 +95,12 @@ class LoRASpace(FlatSpace, SequentialSpace):
         theta = torch.from_numpy(np.concatenate(begin)).to(base.network.device)
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         for theta in self._around(seed, epsilon):
             yield self._placed(theta)
 
     @contextmanager
-    def _center(self) -> Iterator[Adapters]:
+    def _center(self) -> Iterator[PerturbedAdapters]:
         yield self._placed(self._theta)
 
     def _placed(self, theta: Tensor) -> Perturbations:

@@ -17,7 +17,7 @@ from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adap
 from shared.directions import Distribution, prefix_tokens
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.replay import Backend
 
 
@@ -75,13 +75,13 @@ class PrefixSpace(FlatSpace, SequentialSpace):
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
         super().__init__(tensors, adapter, theta, backend, distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         for theta in self._around(seed, epsilon):
             with self._read_before(theta):
                 yield self._here
 
     @contextmanager
-    def _center(self) -> Iterator[Adapters]:
+    def _center(self) -> Iterator[PerturbedAdapters]:
         with self._read_before(self._theta):
             yield self._here
 

@@ -25,12 +25,12 @@ from torch import Tensor
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
 from shared.layout import Layout
-from shared.model.lora_fa import Adapter, Adapters, Perturbations
-from shared.model.replay_torch import drawn
+from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters
+from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
 
 Kind = Literal["full", "lora", "lora-fa", "prefix"]
-Run = Callable[[Adapters], NDArray[np.float32]]
+Run = Callable[[PerturbedAdapters], NDArray[np.float32]]
 """Evaluates a forward engine at the points it is given: [P, …] of what is wanted."""
 
 Move = Callable[[int, int], None]
@@ -160,7 +160,7 @@ class Space(ABC):
             count: how many.
         """
         seeds = np.array([seed], np.uint64)
-        z = drawn(self._backend, seeds, count, self.distribution, first, self._device)[0]
+        z = draw_directions(self._backend, seeds, count, self.distribution, first, self._device)[0]
         return z.to(torch.float32) * 2.0**-DIRECTION_BITS
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
@@ -188,11 +188,11 @@ class SequentialSpace(Space):
     """A space in which the model stands at one point at a time."""
 
     @abstractmethod
-    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         """Put the model at θ + ε·z, then at θ − ε·z; θ is as before at the end, or nearly."""
 
     @abstractmethod
-    def _center(self) -> AbstractContextManager[Adapters]:
+    def _center(self) -> AbstractContextManager[PerturbedAdapters]:
         """The model stands at θ."""
 
     def evaluate(
@@ -205,13 +205,13 @@ class SequentialSpace(Space):
         """Run a forward engine at one point after the other, both of a direction in turn."""
         check_both_sides(signs)
         if not len(seeds):
-            with self._center() as points:
-                return run(points)
+            with self._center() as perturbations:
+                return run(perturbations)
         found: list[NDArray[np.float32]] = []
         for seed in seeds:
             # Closed, so that θ is as before also when `run` fails.
             with closing(self._sides(int(seed), epsilon)) as sides:
-                found += [run(points) for points in sides]
+                found += [run(perturbations) for perturbations in sides]
         return np.concatenate([*found[::2], *found[1::2]])
 
 

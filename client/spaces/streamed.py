@@ -29,8 +29,8 @@ from client.spaces.space import (
     check_both_sides,
     no_adapter,
 )
-from client.streaming.block_store import BlockStore, allocated
-from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
+from client.streaming.block_store import BlockStore, allocate
+from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
 from shared.layout import Layout
 from shared.model.loading import BaseModel
@@ -68,7 +68,7 @@ class StreamedFullSpace(Space):
         keep_copy: bool = True,
         deferred: bool = True,
         distribution: Distribution = "gaussian",
-        scheduling: Scheduling = AS_MEANT,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> None:
         check_trainable(base)
         named = list(base.network.named_parameters())
@@ -76,7 +76,7 @@ class StreamedFullSpace(Space):
         adapter, self._here = no_adapter()
         super().__init__(tensors, adapter, base.network.device, backend, distribution)
         dtype: torch.dtype = base.network.dtype
-        kept = {part.dtype for bucket in store.buckets for part in bucket.parts}
+        kept = {part.dtype for packed_block in store.packed_blocks for part in packed_block.parts}
         own = torch.float32 if keep_copy else dtype
         if kept != {own}:
             self.state = f"{', '.join(sorted(map(_name, kept)))}, streamed"
@@ -100,13 +100,13 @@ class StreamedFullSpace(Space):
             self._parts.setdefault(held.block, []).append(held)
         self._seeds, self._epsilon = NO_SEEDS, 0.0
         self._moves: list[Move] = []
-        self._made = [0] * len(store.buckets)
+        self._made = [0] * len(store.packed_blocks)
         self.stream = BlockStream(base, store, own, True, scheduling, self._make_moves)
-        self._points = [bucket.recast(dtype) for bucket in store.buckets]
+        self._points = [packed_block.with_dtype(dtype) for packed_block in store.packed_blocks]
         self._point: Tensor | None = None
         if keep_copy:
-            largest = max(bucket.bytes for bucket in self._points)
-            self._point = allocated(largest, self._device)
+            largest = max(packed_block.bytes for packed_block in self._points)
+            self._point = allocate(largest, self._device)
 
     def values(self, first: int, count: int) -> Tensor:
         """Of the resident parameters or of the block that they are in, which comes by for it."""
@@ -176,13 +176,13 @@ class StreamedFullSpace(Space):
         """
         for block, made in enumerate(self._made):
             if made < len(self._moves):
-                self.stream.block(block)
-        self.stream.settle()
+                self.stream.load_block(block)
+        self.stream.finish_writes()
         self._moves.clear()
         self._made = [0] * len(self._made)
 
     @contextmanager
-    def visit(self, stop: int) -> Iterator[Callable[[int], None]]:
+    def at_stage(self, stop: int) -> Iterator[Callable[[int], None]]:
         """A part of the model at one point after the other; at the end it stands at θ.
 
         Args:
@@ -192,7 +192,7 @@ class StreamedFullSpace(Space):
             What has the part stand at a point, by its index among θ + ε·z of every seed and then
             θ − ε·z of every seed.
         """
-        block = stop if 0 <= stop < self.stream.count else None
+        block = stop if 0 <= stop < self.stream.block_count else None
         stand = _Stand(self, block)
         # What is resident is visited twice, and what is moved in place must drift once only.
         passes_by = block is None and stop < 0 and not self._keep_copy
@@ -216,7 +216,7 @@ class StreamedFullSpace(Space):
         if held.block is None:
             resident: Tensor = self._theta[held.first]
             return resident
-        there: Tensor = self.stream.block(held.block)[held.name].view(-1)
+        there: Tensor = self.stream.load_block(held.block)[held.name].view(-1)
         return there
 
     def parts_of(self, block: int | None) -> "list[_Held]":
@@ -229,9 +229,9 @@ class StreamedFullSpace(Space):
             return self._resident
         if self._point is None:
             return {held.first: self.theta_of(held) for held in self.parts_of(block)}
-        self.stream.block(block)
+        self.stream.load_block(block)
         views = self._points[block].views(self._point)
-        self.stream.show(views)
+        self.stream.set_tensors(views)
         return {held.first: views[held.name].view(-1) for held in self.parts_of(block)}
 
     @property
@@ -266,7 +266,7 @@ class StreamedFullSpace(Space):
             start = first - held.first
             piece = self.theta_of(held)[start : start + count]
             if changes and held.block is not None:
-                self.stream.changed()
+                self.stream.mark_changed()
             yield held, piece
             first, count, index = first + len(piece), count - len(piece), index + 1
 
@@ -291,7 +291,7 @@ class Around:
     def __init__(self, queries: int, count: int = 0) -> None:
         self.queries, self.count = queries, count or 2 * queries
 
-    def part(self, signs: slice, queries: slice) -> "Around":
+    def select(self, signs: slice, queries: slice) -> "Around":
         """Those of some signs and some queries."""
         some = len(range(self.queries)[queries])
         return Around(some, some * len(range(2)[signs]))
@@ -308,7 +308,7 @@ class _Stand:
         self._space, self._block = space, block
         self._seed, self._stands = 0, 0.0
         if block is not None:
-            space.stream.block(block)
+            space.stream.load_block(block)
 
     def at(self, seed: int, to: float) -> None:
         """Go to θ + to·z."""
@@ -326,7 +326,7 @@ class _Stand:
     def _shift(self, seed: int, to: float) -> None:
         space, block = self._space, self._block
         if space.keeps_copy and block is not None and not to:
-            space.stream.show(space.stream.block(block))
+            space.stream.set_tensors(space.stream.load_block(block))
             self._seed, self._stands = seed, to
             return
         shown = space.shown_of(block)
@@ -344,7 +344,7 @@ class _Stand:
                 else:
                     shown[held.first][place].copy_(theta)
         if block is not None and not space.keeps_copy:
-            space.stream.changed()
+            space.stream.mark_changed()
         self._seed, self._stands = seed, to
 
 
@@ -352,8 +352,8 @@ def _held(base: BaseModel, named: list[tuple[str, Tensor]], store: BlockStore) -
     """Every parameter, in the network's order; what is resident is kept in float32."""
     travels: dict[tuple[int | None, str], torch.dtype] = {
         (block, part.name): part.dtype
-        for block, bucket in enumerate(store.buckets)
-        for part in bucket.parts
+        for block, packed_block in enumerate(store.packed_blocks)
+        for part in packed_block.parts
     }
     in_blocks = {
         id(parameter): (index, name)

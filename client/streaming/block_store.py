@@ -16,7 +16,7 @@ from torch import Tensor
 
 from client.streaming.packed_block import PackedBlock
 from client.streaming.reading import PIECE_BYTES, READERS, Read, read
-from client.streaming.tensor_locations import Place, tensor_locations
+from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.errors import ModelError
 
 
@@ -27,17 +27,17 @@ class BlockStore(ABC):
         buckets: how each of them lies in its room.
     """
 
-    buckets: Sequence[PackedBlock]
+    packed_blocks: Sequence[PackedBlock]
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block."""
-        return max(bucket.bytes for bucket in self.buckets)
+        return max(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     def bytes(self) -> int:
         """Of all blocks."""
-        return sum(bucket.bytes for bucket in self.buckets)
+        return sum(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     @abstractmethod
@@ -82,12 +82,12 @@ class FileStore(BlockStore):
 
     def __init__(
         self,
-        places: Sequence[Mapping[str, Place]],
-        buckets: Sequence[PackedBlock],
+        places: Sequence[Mapping[str, TensorLocation]],
+        packed_blocks: Sequence[PackedBlock],
         writable: bool = False,
         read: Read = read,
     ) -> None:
-        self.buckets = buckets
+        self.packed_blocks = packed_blocks
         self._places, self._writable, self._read = places, writable, read
         self._readers = ThreadPoolExecutor(READERS, "block-reader")
 
@@ -99,13 +99,13 @@ class FileStore(BlockStore):
     def room(self, block: int, stage: Tensor | None) -> Tensor:
         """In the stage."""
         assert stage is not None, "blocks in files pass through a stage"
-        return stage[: self.buckets[block].bytes]
+        return stage[: self.packed_blocks[block].bytes]
 
     def fetch(self, block: int, room: Tensor) -> None:
         """Read it from the disk, several pieces at a time."""
         memory = _bytes_of(room)
         jobs: list[Future[None]] = []
-        for part in self.buckets[block].parts:
+        for part in self.packed_blocks[block].parts:
             place = self._places[block][part.name]
             for start in range(0, part.bytes, PIECE_BYTES):
                 size = min(PIECE_BYTES, part.bytes - start)
@@ -122,7 +122,7 @@ class FileStore(BlockStore):
         """Write it into its file."""
         assert self._writable, "the files of a checkpoint are never written"
         memory = _bytes_of(room)
-        for part in self.buckets[block].parts:
+        for part in self.packed_blocks[block].parts:
             place = self._places[block][part.name]
             _write(place.file, place.first, memory[part.first : part.first + part.bytes])
 
@@ -147,11 +147,13 @@ class HostStore(BlockStore):
         pinned: bool = False,
         model: torch.dtype | None = None,
     ) -> None:
-        self.buckets = [bucket.recast(dtype) for bucket in source.buckets]
+        self.packed_blocks = [
+            packed_block.with_dtype(dtype) for packed_block in source.packed_blocks
+        ]
         self._rooms = []
-        for block, bucket in enumerate(self.buckets):
-            room = allocated(bucket.bytes, torch.device("cpu"), pinned)
-            _converted(source, block, bucket, room, model)
+        for block, packed_block in enumerate(self.packed_blocks):
+            room = allocate(packed_block.bytes, torch.device("cpu"), pinned)
+            _converted(source, block, packed_block, room, model)
             self._rooms.append(room)
 
     @property
@@ -170,7 +172,7 @@ class HostStore(BlockStore):
         """It is there."""
 
 
-def copied_to_files(
+def copy_to_files(
     source: BlockStore,
     folder: Path,
     dtype: torch.dtype | None,
@@ -187,16 +189,18 @@ def copied_to_files(
     Raises:
         ModelError: if the source cannot be read or the folder not be written.
     """
-    buckets = [bucket.recast(dtype) for bucket in source.buckets]
+    packed_blocks = [packed_block.with_dtype(dtype) for packed_block in source.packed_blocks]
     places = []
-    for block, bucket in enumerate(buckets):
-        room = allocated(bucket.bytes, torch.device("cpu"))
-        _converted(source, block, bucket, room, model)
-        places.append(written(folder, block, bucket.views(room)))
-    return FileStore(places, buckets, writable=True)
+    for block, packed_block in enumerate(packed_blocks):
+        room = allocate(packed_block.bytes, torch.device("cpu"))
+        _converted(source, block, packed_block, room, model)
+        places.append(write_block_file(folder, block, packed_block.views(room)))
+    return FileStore(places, packed_blocks, writable=True)
 
 
-def written(folder: Path, block: int, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
+def write_block_file(
+    folder: Path, block: int, tensors: Mapping[str, Tensor]
+) -> dict[str, TensorLocation]:
     """Write a block's file, whole or not at all; returns where its tensors lie, in their order.
 
     Raises:
@@ -220,7 +224,7 @@ def written(folder: Path, block: int, tensors: Mapping[str, Tensor]) -> dict[str
     return {name: places[name] for name in tensors}
 
 
-def allocated(size: int, device: torch.device, pinned: bool = False) -> Tensor:
+def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
     """Memory for blocks, uint8 [size].
 
     Raises:
@@ -237,19 +241,23 @@ def allocated(size: int, device: torch.device, pinned: bool = False) -> Tensor:
 
 
 def _converted(
-    source: BlockStore, block: int, bucket: PackedBlock, room: Tensor, model: torch.dtype | None
+    source: BlockStore,
+    block: int,
+    packed_block: PackedBlock,
+    room: Tensor,
+    model: torch.dtype | None,
 ) -> None:
     """Fill a room with a block of another store, in the types of the bucket."""
     if source.in_memory:
         own = source.room(block, None)
-    elif bucket == source.buckets[block] and model is None:
+    elif packed_block == source.packed_blocks[block] and model is None:
         source.fetch(block, room)
         return
     else:
-        own = allocated(source.buckets[block].bytes, torch.device("cpu"))
+        own = allocate(source.packed_blocks[block].bytes, torch.device("cpu"))
         source.fetch(block, own)
-    views = bucket.views(room)
-    for name, tensor in source.buckets[block].views(own).items():
+    views = packed_block.views(room)
+    for name, tensor in source.packed_blocks[block].views(own).items():
         rounds = model is not None and tensor.is_floating_point()
         views[name].copy_(tensor.to(model) if rounds else tensor)
 

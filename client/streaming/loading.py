@@ -13,15 +13,25 @@ from typing import Literal
 
 import torch
 
-from client.streaming.block_store import BlockStore, FileStore, HostStore, copied_to_files, written
+from client.streaming.block_store import (
+    BlockStore,
+    FileStore,
+    HostStore,
+    copy_to_files,
+    write_block_file,
+)
 from client.streaming.packed_block import ALIGNMENT, PackedBlock
 from client.streaming.reading import read, read_directly
-from client.streaming.sizes import free_memory, sizes_of
+from client.streaming.sizes import free_memory, read_model_sizes
 from client.streaming.stream import BlockStream
-from client.streaming.tensor_locations import Place, tensor_locations
+from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.config import ModelSettings
 from shared.errors import ModelError
-from shared.model.checkpoint import Origin, make_room_for_quantized, quantized_block
+from shared.model.checkpoint import (
+    CheckpointEntry,
+    quantize_block,
+    replace_with_empty_quantized_layers,
+)
 from shared.model.loading import BaseModel, load_base_model, load_without_blocks
 
 log = logging.getLogger("samara.stream")
@@ -37,7 +47,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model, and the blocks that it lacks.
 
     Attributes:
@@ -48,7 +58,7 @@ class Loaded:
     base: BaseModel
     store: BlockStore | None = None
 
-    def streamed(self, base: BaseModel) -> BlockStream | None:
+    def make_stream(self, base: BaseModel) -> BlockStream | None:
         """Have the blocks of the base, or of a twin of it, come when they are called.
 
         Raises:
@@ -56,7 +66,7 @@ class Loaded:
         """
         return None if self.store is None else BlockStream(base, self.store)
 
-    def trainable(self, folder: Path, dtype: torch.dtype = torch.float32) -> BlockStore:
+    def make_trainable_store(self, folder: Path, dtype: torch.dtype = torch.float32) -> BlockStore:
         """The blocks where they may be changed: in memory, or a copy on disk.
 
         Args:
@@ -69,45 +79,45 @@ class Loaded:
         assert self.store is not None, "all blocks are in the model"
         model = self.base.network.dtype
         if not self.store.in_memory:
-            return copied_to_files(self.store, folder, dtype, model)
-        if all(part.dtype == dtype for b in self.store.buckets for part in b.parts):
+            return copy_to_files(self.store, folder, dtype, model)
+        if all(part.dtype == dtype for b in self.store.packed_blocks for part in b.parts):
             return self.store
         pinned = self.base.network.device.type == "cuda"
         return HostStore(self.store, dtype, pinned, model)
 
 
-def load(settings: ModelSettings) -> Loaded:
+def load_model(settings: ModelSettings) -> LoadedModel:
     """Load a model as its settings say, streamed or not.
 
     Raises:
         ModelError: if it cannot be loaded.
     """
-    tier = tier_of(settings)
+    tier = choose_tier(settings)
     if tier is None:
         kind, dtype = settings.quantization, settings.dtype
         base = load_base_model(settings.path, settings.family, settings.torch_device, kind, dtype)
-        return Loaded(base)
+        return LoadedModel(base)
     _check_room(settings)
     base, origins = load_without_blocks(
         settings.path, settings.family, settings.torch_device, settings.quantization, settings.dtype
     )
     places = _places(settings, base, origins)
     how = read_directly if settings.stream_direct else read
-    store: BlockStore = FileStore(places, _buckets(base, places), read=how)
+    store: BlockStore = FileStore(places, _packed_blocks(base, places), read=how)
     if tier == "host":
         pinned = base.network.device.type == "cuda"
         store = HostStore(store, base.network.dtype, pinned)
     log.info(
         "%s: %d blocks of up to %.0f MiB stream from %s",
         base.folder,
-        len(store.buckets),
+        len(store.packed_blocks),
         store.largest / 2**20,
         "the host's memory" if tier == "host" else "disk",
     )
-    return Loaded(base, store)
+    return LoadedModel(base, store)
 
 
-def tier_of(settings: ModelSettings) -> Tier | None:
+def choose_tier(settings: ModelSettings) -> Tier | None:
     """Where the blocks are to wait; None if the whole model stays on the device.
 
     With ``auto`` the model stays if its weights take at most three quarters of what is free there,
@@ -117,7 +127,7 @@ def tier_of(settings: ModelSettings) -> Tier | None:
         return None
     if settings.stream != "auto":
         return settings.stream
-    sizes = sizes_of(settings)
+    sizes = read_model_sizes(settings)
     if sizes is None:
         return None
     fits_host = sizes.total <= free_memory() * (1 - _LEFT_FREE)
@@ -134,7 +144,7 @@ def _check_room(settings: ModelSettings) -> None:
     Raises:
         ModelError: otherwise.
     """
-    sizes = sizes_of(settings)
+    sizes = read_model_sizes(settings)
     if sizes is None or settings.torch_device != "cpu":
         return  # a device's own allocator says what it lacks
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
@@ -148,11 +158,11 @@ def _check_room(settings: ModelSettings) -> None:
 
 
 def _places(
-    settings: ModelSettings, base: BaseModel, origins: list[dict[str, Origin]]
-) -> list[dict[str, Place]]:
+    settings: ModelSettings, base: BaseModel, origins: list[dict[str, CheckpointEntry]]
+) -> list[dict[str, TensorLocation]]:
     if settings.quantization != "none":
         return _quantized_places(settings, base, origins)
-    files: dict[Path, dict[str, Place]] = {}
+    files: dict[Path, dict[str, TensorLocation]] = {}
     places = []
     for own in origins:
         for origin in own.values():
@@ -162,11 +172,11 @@ def _places(
     return places
 
 
-def _buckets(base: BaseModel, places: list[dict[str, Place]]) -> list[PackedBlock]:
+def _packed_blocks(base: BaseModel, places: list[dict[str, TensorLocation]]) -> list[PackedBlock]:
     """How blocks lie in memory: on a CPU as in a resident model, which maps what it can."""
     maps = base.network.device.type == "cpu" and base.quantization == "none"
     return [
-        PackedBlock.of(
+        PackedBlock.lay_out(
             (
                 name,
                 place.dtype,
@@ -180,8 +190,8 @@ def _buckets(base: BaseModel, places: list[dict[str, Place]]) -> list[PackedBloc
 
 
 def _quantized_places(
-    settings: ModelSettings, base: BaseModel, origins: list[dict[str, Origin]]
-) -> list[dict[str, Place]]:
+    settings: ModelSettings, base: BaseModel, origins: list[dict[str, CheckpointEntry]]
+) -> list[dict[str, TensorLocation]]:
     """Of quantized blocks, which are made if they are not there; the model gets room for them."""
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
     identity = (
@@ -195,12 +205,12 @@ def _quantized_places(
         if file.exists():
             found = tensor_locations(file)
         else:
-            found = written(folder, index, quantized_block(block, own, kind, dtype, device))
+            found = write_block_file(folder, index, quantize_block(block, own, kind, dtype, device))
         empty = {
             name: torch.empty(place.shape, dtype=place.dtype, device="meta")
             for name, place in found.items()
         }
-        make_room_for_quantized(block, empty, kind, dtype)
+        replace_with_empty_quantized_layers(block, empty, kind, dtype)
         places.append(found)
     return places
 

@@ -49,7 +49,9 @@ class PackedBlock:
     bytes: int
 
     @classmethod
-    def of(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], int]]) -> "PackedBlock":
+    def lay_out(
+        cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], int]]
+    ) -> "PackedBlock":
         """Lay tensors out: name, type, shape and phase of each."""
         parts, end = list[Part](), 0
         for name, dtype, shape, phase in tensors:
@@ -58,11 +60,11 @@ class PackedBlock:
             end = -(-(part.first + part.bytes) // ALIGNMENT) * ALIGNMENT
         return cls(tuple(parts), end)
 
-    def recast(self, dtype: torch.dtype | None) -> "PackedBlock":
+    def with_dtype(self, dtype: torch.dtype | None) -> "PackedBlock":
         """The same with all floats in another type; None leaves them."""
         if dtype is None:
             return self
-        return PackedBlock.of(
+        return PackedBlock.lay_out(
             (
                 part.name,
                 dtype if part.dtype.is_floating_point else part.dtype,

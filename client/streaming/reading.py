@@ -54,7 +54,7 @@ def read_directly(file: Path, first: int, place: memoryview) -> None:
         whole.release()
 
 
-def disk_rate(file: Path, pieces: int) -> float:
+def measure_disk_rate(file: Path, pieces: int) -> float:
     """Bytes/s that so many pieces of a file's beginning come with, past the page cache.
 
     Raises:

@@ -21,7 +21,7 @@ _UNLIMITED = 2**60
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Bytes of a model's weights as they will be loaded.
 
     Attributes:
@@ -40,14 +40,14 @@ class Sizes:
         return self.outside + self.blocks
 
 
-def sizes_of(model: ModelSettings) -> Sizes | None:
+def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     """Of a model; None if its files are not at hand.
 
     Raises:
         ModelError: if one of its files is damaged.
     """
     if model.path == EMBEDDED_MODEL:
-        return Sizes(0, 0, 0)
+        return ModelSizes(0, 0, 0)
     files = sorted(Path(model.path).expanduser().glob("*.safetensors"))
     if not files:
         return None
@@ -62,7 +62,7 @@ def sizes_of(model: ModelSettings) -> Sizes | None:
                 blocks[found[0]] = blocks.get(found[0], 0.0) + count * each
             else:
                 outside += count * kept
-    return Sizes(int(outside), int(sum(blocks.values())), int(max(blocks.values(), default=0)))
+    return ModelSizes(int(outside), int(sum(blocks.values())), int(max(blocks.values(), default=0)))
 
 
 def free_memory() -> int:

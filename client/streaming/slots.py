@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shared.model.quantized import QuantizedLinear
 
 
-class Slot:
+class SwappableTensor:
     """The place in a model where a tensor belongs, and what stands there while it is away."""
 
     def __init__(self, module: nn.Module, name: str, empty: Tensor, trained: bool) -> None:
@@ -31,7 +31,7 @@ class Slot:
         self._owner[self._name] = self.empty
 
 
-def slots_of(block: nn.Module) -> dict[str, Slot]:
+def swappable_tensors(block: nn.Module) -> dict[str, SwappableTensor]:
     """Every tensor of a block that is streamed: parameters, and what is quantized."""
     slots = {}
     for prefix, module in block.named_modules():
@@ -40,5 +40,5 @@ def slots_of(block: nn.Module) -> dict[str, Slot]:
             own += [(name, b, False) for name, b in module._buffers.items() if b is not None]
         for name, tensor, trained in own:
             whole = f"{prefix}.{name}" if prefix else name
-            slots[whole] = Slot(module, name, tensor, trained)
+            slots[whole] = SwappableTensor(module, name, tensor, trained)
     return slots

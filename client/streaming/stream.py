@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.streaming.block_store import BlockStore, allocated
+from client.streaming.block_store import BlockStore, allocate
 from client.streaming.block_transfer import BlockTransfer, block_transfer_for
 from client.streaming.packed_block import PackedBlock
-from client.streaming.slots import slots_of
+from client.streaming.slots import swappable_tensors
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
 
@@ -44,11 +44,11 @@ class Scheduling:
     reuse: bool = True
 
 
-AS_MEANT = Scheduling()
+DEFAULT_SCHEDULING = Scheduling()
 
 
 @dataclass
-class Traffic:
+class TransferStatistics:
     """What has passed so far.
 
     Attributes:
@@ -64,7 +64,7 @@ class Traffic:
     waiting_seconds: float = 0.0
 
 
-class _Buffer:
+class _BlockBuffer:
     """A place for one block."""
 
     def __init__(self, stage: Tensor | None, on_device: Tensor | None, wide: Tensor | None) -> None:
@@ -74,10 +74,10 @@ class _Buffer:
 
 
 @dataclass
-class _Coming:
+class _PendingBlock:
     """A block on its way."""
 
-    buffer: _Buffer
+    buffer: _BlockBuffer
     bytes_there: "Future[Tensor]"
 
 
@@ -87,7 +87,7 @@ class BlockStream:
     One thread computes with it.
 
     Attributes:
-        traffic: what has passed.
+        statistics: what has passed.
 
     Args:
         base: its blocks' tensors are placeholders on the meta device.
@@ -95,7 +95,7 @@ class BlockStream:
         dtype: that floats are computed with; None is each tensor's own in the model.
         changes: whether blocks may be changed, and are then brought back.
         scheduling: for measurements.
-        on_arrival: called with a block that has come, before anything is computed with it.
+        on_load: called with a block that has come, before anything is computed with it.
 
     Raises:
         ModelError: if store and model do not fit, or the buffers do not fit the memory.
@@ -107,38 +107,38 @@ class BlockStream:
         store: BlockStore,
         dtype: torch.dtype | None = None,
         changes: bool = False,
-        scheduling: Scheduling = AS_MEANT,
-        on_arrival: Callable[[int], None] = lambda index: None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
+        on_load: Callable[[int], None] = lambda index: None,
     ) -> None:
-        self._on_arrival = on_arrival
-        self.traffic = Traffic()
+        self._on_arrival = on_load
+        self.statistics = TransferStatistics()
         self._store, self._changes, self._scheduling = store, changes, scheduling
         self._blocks = base.blocks
         self._carrier: BlockTransfer = block_transfer_for(torch.device(base.network.device))
-        self._slots = [slots_of(block) for block in base.blocks]
+        self._slots = [swappable_tensors(block) for block in base.blocks]
         self._check(str(base.folder))
-        self._buckets = [
-            PackedBlock.of(
+        self._packed_blocks = [
+            PackedBlock.lay_out(
                 (
                     part.name,
                     dtype if dtype and part.dtype.is_floating_point else empty.dtype,
                     part.shape,
                     part.phase,
                 )
-                for part, empty in zip(bucket.parts, self._placeholders(index), strict=True)
+                for part, empty in zip(packed_block.parts, self._placeholders(index), strict=True)
             )
-            for index, bucket in enumerate(store.buckets)
+            for index, packed_block in enumerate(store.packed_blocks)
         ]
-        self._free: list[_Buffer] = []
+        self._free: list[_BlockBuffer] = []
         self._unmade = self._most = 3 if changes else 2
-        self._coming: OrderedDict[int, _Coming] = OrderedDict()
+        self._coming: OrderedDict[int, _PendingBlock] = OrderedDict()
         self._after: dict[int, int] = {}
         self._latest = -1
         self._begun: float | None = None
         self._said = False
         self._writing: dict[int, Future[None]] = {}
         self._at: int | None = None
-        self._buffer: _Buffer | None = None
+        self._buffer: _BlockBuffer | None = None
         self._bytes_there: Tensor | None = None
         self._here: dict[str, Tensor] = {}
         self._changed = False
@@ -147,11 +147,11 @@ class BlockStream:
         self._attach()
 
     @property
-    def count(self) -> int:
+    def block_count(self) -> int:
         """Number of blocks."""
         return len(self._slots)
 
-    def block(self, index: int) -> dict[str, Tensor]:
+    def load_block(self, index: int) -> dict[str, Tensor]:
         """A block's tensors on the device, by their names in it; valid until the next is called.
 
         Raises:
@@ -159,7 +159,7 @@ class BlockStream:
         """
         if index != self._at:
             begun = time.monotonic()
-            self.leave()
+            self.unload_block()
             coming = self._coming.pop(index, None) or self._called(index)
             self._buffer = coming.buffer
             try:
@@ -170,25 +170,25 @@ class BlockStream:
                 raise
             self._after[self._latest], self._at, self._latest = index, index, index
             self._here = self._widened(index)
-            self.traffic.waiting_seconds += time.monotonic() - begun
+            self.statistics.waiting_seconds += time.monotonic() - begun
             self._watch()
             self._call_next(index)
             self._on_arrival(index)
-            self.show(self._here)
+            self.set_tensors(self._here)
         return self._here
 
-    def show(self, tensors: dict[str, Tensor]) -> None:
+    def set_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Have the model's present block compute with these tensors, in the model's own types."""
         assert self._at is not None
         for name, slot in self._slots[self._at].items():
             slot.put(tensors[name])
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         """The present block was changed and goes back when the next is called."""
         assert self._changes, "this stream's blocks are only read"
         self._changed = True
 
-    def leave(self) -> None:
+    def unload_block(self) -> None:
         """Let the present block go."""
         if self._at is None:
             return
@@ -209,55 +209,56 @@ class BlockStream:
         self._at = self._buffer = self._bytes_there = None
         self._here, self._changed = {}, False
 
-    def settle(self) -> None:
+    def finish_writes(self) -> None:
         """Return when every changed block is back in the store.
 
         Raises:
             ModelError: if one could not be written.
         """
-        self.leave()
+        self.unload_block()
         for job in self._writing.values():
             job.result()
         self._writing.clear()
 
     def _watch(self) -> None:
         """Say once if the disk is what a step waits for."""
-        passes = self.traffic.blocks / self.count
+        passes = self.statistics.blocks / self.block_count
         if self._begun is None:
             self._begun = time.monotonic()
         elif passes >= _PASSES_BEFORE_A_WORD and not self._said:
             self._said = True
-            if said := self.complaint(time.monotonic() - self._begun):
+            if said := self.slow_disk_warning(time.monotonic() - self._begun):
                 log.warning("%s", said)
 
-    def release(self) -> None:
+    def free_buffers(self) -> None:
         """Give the buffers' memory back; they are made again when a block is called."""
-        self.settle()
+        self.finish_writes()
         for coming in self._coming.values():
             coming.bytes_there.exception()
         self._coming.clear()
         self._free.clear()
         self._unmade = self._most
 
-    def complaint(self, seconds: float) -> str:
+    def slow_disk_warning(self, seconds: float) -> str:
         """What there is to say about the disk after so many seconds of work; empty if nothing."""
-        traffic = self.traffic
-        if self._store.in_memory or traffic.waiting_seconds < _SLOW_SHARE * seconds:
+        statistics = self.statistics
+        if self._store.in_memory or statistics.waiting_seconds < _SLOW_SHARE * seconds:
             return ""
-        rate = traffic.bytes / max(traffic.reading_seconds, 1e-9)
+        rate = statistics.bytes / max(statistics.reading_seconds, 1e-9)
         return (
-            f"the disk gives {rate / 1e6:,.0f} MB/s of blocks, and {traffic.waiting_seconds:.1f} "
-            f"of {seconds:.1f} s were spent waiting for them; quantize (model.quantization = nf4 "
-            "reads an eighth of float32), score more rows in a step, or use a faster disk"
+            f"the disk gives {rate / 1e6:,.0f} MB/s of blocks, and "
+            f"{statistics.waiting_seconds:.1f} of {seconds:.1f} s were spent waiting for them; "
+            "quantize (model.quantization = nf4 reads an eighth of float32), score more rows in a "
+            "step, or use a faster disk"
         )
 
     def _call_next(self, index: int) -> None:
         """Have the block that will be needed after this one come."""
-        guess = self._after.get(index, (index + 1) % self.count)
+        guess = self._after.get(index, (index + 1) % self.block_count)
         if self._scheduling.overlap and guess != index and guess not in self._coming:
             self._coming[guess] = self._called(guess)
 
-    def _called(self, index: int) -> _Coming:
+    def _called(self, index: int) -> _PendingBlock:
         """A block on its way into a free buffer; one that came in vain gives up its own."""
         if not self._free and self._unmade:
             self._free.append(self._new_buffer())
@@ -270,9 +271,9 @@ class BlockStream:
         job = self._reader.submit(self._fetched, index, buffer)
         if not self._scheduling.overlap:
             job.exception()
-        return _Coming(buffer, job)
+        return _PendingBlock(buffer, job)
 
-    def _fetched(self, index: int, buffer: _Buffer) -> Tensor:
+    def _fetched(self, index: int, buffer: _BlockBuffer) -> Tensor:
         """Bring a block; in the reading thread."""
         for job in (buffer.leaving, self._writing.get(index)):
             if job is not None:
@@ -283,12 +284,12 @@ class BlockStream:
         room = self._store.room(index, buffer.stage)
         self._store.fetch(index, room)
         there = self._carrier.up(room, buffer.on_device, buffer.computed)
-        self.traffic.reading_seconds += time.monotonic() - begun
-        self.traffic.blocks += 1
-        self.traffic.bytes += len(room)
+        self.statistics.reading_seconds += time.monotonic() - begun
+        self.statistics.blocks += 1
+        self.statistics.bytes += len(room)
         return there
 
-    def _back(self, index: int, buffer: _Buffer, there: Tensor) -> None:
+    def _back(self, index: int, buffer: _BlockBuffer, there: Tensor) -> None:
         """Bring a block back; in the writing thread."""
         room = self._store.room(index, buffer.stage)
         self._carrier.down(there, room, buffer.computed)
@@ -298,7 +299,7 @@ class BlockStream:
         """The block's tensors in the types that they are computed with."""
         assert self._buffer is not None
         assert self._bytes_there is not None
-        stored, wanted = self._store.buckets[index], self._buckets[index]
+        stored, wanted = self._store.packed_blocks[index], self._packed_blocks[index]
         views = stored.views(self._bytes_there)
         if self._buffer.wide is None:
             return views
@@ -314,41 +315,43 @@ class BlockStream:
 
     def _narrow(self, index: int, there: Tensor) -> None:
         """Round what was changed to the types that travel."""
-        for name, view in self._store.buckets[index].views(there).items():
+        for name, view in self._store.packed_blocks[index].views(there).items():
             if self._here[name].data_ptr() != view.data_ptr():
                 view.copy_(self._here[name])
 
-    def _new_buffer(self) -> _Buffer:
-        buffer = _Buffer(None, None, None)
+    def _new_buffer(self) -> _BlockBuffer:
+        buffer = _BlockBuffer(None, None, None)
         self._renew(buffer)
         return buffer
 
-    def _renew(self, buffer: _Buffer) -> None:
+    def _renew(self, buffer: _BlockBuffer) -> None:
         store, carrier = self._store, self._carrier
         if not store.in_memory:
-            buffer.stage = allocated(store.largest, torch.device("cpu"), carrier.pinned)
+            buffer.stage = allocate(store.largest, torch.device("cpu"), carrier.pinned)
         if carrier.device.type != "cpu":
-            buffer.on_device = allocated(store.largest, carrier.device)
+            buffer.on_device = allocate(store.largest, carrier.device)
         converts = any(
             [part.dtype for part in stored.parts] != [part.dtype for part in wanted.parts]
-            for stored, wanted in zip(store.buckets, self._buckets, strict=True)
+            for stored, wanted in zip(store.packed_blocks, self._packed_blocks, strict=True)
         )
         if converts:
-            largest = max(bucket.bytes for bucket in self._buckets)
-            buffer.wide = allocated(largest, carrier.device)
+            largest = max(packed_block.bytes for packed_block in self._packed_blocks)
+            buffer.wide = allocate(largest, carrier.device)
 
     def _placeholders(self, index: int) -> list[Tensor]:
-        return [self._slots[index][part.name].empty for part in self._store.buckets[index].parts]
+        return [
+            self._slots[index][part.name].empty for part in self._store.packed_blocks[index].parts
+        ]
 
     def _check(self, folder: str) -> None:
         """Store and model have the same tensors."""
-        if len(self._slots) != len(self._store.buckets):
+        if len(self._slots) != len(self._store.packed_blocks):
             raise ModelError(
-                f"{folder}: has {len(self._slots)} blocks, and {len(self._store.buckets)} are "
-                "stored"
+                f"{folder}: has {len(self._slots)} blocks, and {len(self._store.packed_blocks)} "
+                "are stored"
             )
         for index, slots in enumerate(self._slots):
-            stored = {part.name: part for part in self._store.buckets[index].parts}
+            stored = {part.name: part for part in self._store.packed_blocks[index].parts}
             for name in slots.keys() ^ stored.keys():
                 raise ModelError(f"{folder}: block {index}: {name} is not in both model and store")
             for name, slot in slots.items():
@@ -367,7 +370,7 @@ class BlockStream:
 
     def detach(self) -> None:
         """Let the model go; its blocks are placeholders again, for another stream."""
-        self.release()
+        self.free_buffers()
         for block in self._blocks:
             del block.forward
 
@@ -378,7 +381,7 @@ class BlockStream:
 
     def _coming_first(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.block(index)
+            self.load_block(index)
             return forward(*args, **kwargs)
 
         return run

@@ -34,7 +34,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """A tensor on disk.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def tensor_locations(file: Path) -> dict[str, Place]:
+def tensor_locations(file: Path) -> dict[str, TensorLocation]:
     """Every tensor of a safetensors file by its name.
 
     Raises:
@@ -89,10 +89,10 @@ def tensor_locations(file: Path) -> dict[str, Place]:
     return found
 
 
-def _place(file: Path, data: int, entry: dict[str, Any]) -> Place:
+def _place(file: Path, data: int, entry: dict[str, Any]) -> TensorLocation:
     begin, end = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
-    place = Place(file, data + begin, DTYPES[str(entry["dtype"])], shape)
+    place = TensorLocation(file, data + begin, DTYPES[str(entry["dtype"])], shape)
     if min(begin, *shape, 0) < 0 or place.bytes != end - begin:
         raise ValueError(f"{entry} does not add up")
     return place

@@ -19,13 +19,13 @@ from client.forward.grouping import (
     GROUPINGS,
     Grouping,
     Schedule,
+    candidate_micro_batches,
+    choose_fastest,
     distinct_groupings,
-    fastest,
-    largest_fitting,
-    micro_batches,
+    find_largest_micro_batch,
     perturbations_per_pass,
 )
-from client.forward.peak_memory import peak_memory
+from client.forward.peak_memory import measure_peak_memory
 from client.forward.resident import ResidentForward
 from shared.config import RunConfig
 from shared.directions import directions
@@ -123,18 +123,22 @@ class Rehearsal:
         self._device = torch.device(config.model.torch_device)
         z = directions(np.arange(config.queries, dtype=np.uint64), layout.size, layout.distribution)
         center = np.zeros(layout.size, np.float32)
-        self._points = Perturbations.at(layout, center, z, config.epsilon, self._device)
+        self._perturbations = Perturbations.from_arrays(
+            layout, center, z, config.epsilon, self._device
+        )
 
     def seconds(self, schedule: Schedule) -> float:
         """Of one step."""
         begun = time.perf_counter()
-        self._forward.scores(self._points, self._usual, schedule)
+        self._forward.scores(self._perturbations, self._usual, schedule)
         return time.perf_counter() - begun
 
     def peak_bytes(self, schedule: Schedule) -> int:
         """Of one pass over the longest examples, beside the weights."""
-        with peak_memory(self._device) as peak:
-            self._forward.scores(self._points, self._longest[: schedule.micro_batch], schedule)
+        with measure_peak_memory(self._device) as peak:
+            self._forward.scores(
+                self._perturbations, self._longest[: schedule.micro_batch], schedule
+            )
         return peak.bytes
 
 
@@ -162,11 +166,11 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
                 peaks.append(rehearsal.peak_bytes(Schedule(grouping, micro_batch)))
                 return peaks[-1]
 
-            largest[grouping] = largest_fitting(peak, budget, most)
+            largest[grouping] = find_largest_micro_batch(peak, budget, most)
     candidates = [
         Schedule(grouping, size)
         for grouping, size in largest.items()
-        for size in (micro_batches(size) if config.grouping == "auto" else [size])
+        for size in (candidate_micro_batches(size) if config.grouping == "auto" else [size])
         if size
     ]
     if not candidates:
@@ -177,7 +181,7 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
     if len(candidates) == 1:
         return candidates[0]
     rehearsal.seconds(candidates[0])
-    return fastest(candidates, rehearsal.seconds)[0]
+    return choose_fastest(candidates, rehearsal.seconds)[0]
 
 
 def evaluation_batch(schedule: Schedule, config: RunConfig, most: int) -> int:

@@ -19,7 +19,7 @@ from client.training.local_step_plan import LocalStepPlan
 from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.model.client_points import ClientPerturbations
+from shared.model.lora_fa import Perturbations
 from shared.replay import replay, to_float32
 from shared.tasks.objectives import cross_entropy
 
@@ -146,7 +146,7 @@ def _scored(
         seeds = np.concatenate([request.seeds for request in requests])
         z = trainer.backend.directions(seeds, layout.size, layout.distribution)
         z = tried.along(z).reshape(len(clients), len(first.seeds), layout.size)
-    points = ClientPerturbations.at(
+    perturbations = Perturbations.from_arrays(
         layout, center, z, first.epsilon, trainer.torch_device, first.signs
     )
     prompts = [
@@ -154,7 +154,7 @@ def _scored(
         for client, request in zip(clients, requests, strict=True)
         for row in request.batch
     ]
-    scores = trainer.forward.scores(points, prompts, trainer.schedule_of(len(first.batch)))
+    scores = trainer.forward.scores(perturbations, prompts, trainer.schedule_of(len(first.batch)))
     by_client = scores.reshape(len(scores), len(clients), -1, scores.shape[2])
     return [
         cross_entropy(by_client[:, index], client.data.labels[request.batch])

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
-from client.forward.streamed import forward_over
-from client.forward.trunk_cache import TrunkCache
-from client.streaming.loading import load
+from client.forward.streamed import make_forward_engine
+from client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from client.streaming.loading import load_model
 from client.training.execution import Execution, Rehearsal, decided, evaluation_batch, kept
 from client.training.local_steps import local_steps
 from shared.config import EMBEDDED_DATA, RunConfig
@@ -87,7 +87,7 @@ class Trainer:
             None if generated else load_examples(data.path, task, data.seed, data.limit)
         )
         model = config.model
-        self._loaded = load(model)
+        self._loaded = load_model(model)
         keep_freed_memory()
         self.model_id = self._loaded.base.model_id
         self.torch_device = torch.device(model.torch_device)
@@ -98,7 +98,7 @@ class Trainer:
         self._cache: TrunkCache | None = None
         self._set_up()
 
-    def twin(self) -> Self:
+    def copy_sharing_weights(self) -> Self:
         """The same weights and examples in a trainer for another thread."""
         other = copy.copy(self)
         other._set_up()
@@ -111,7 +111,7 @@ class Trainer:
             config: as this trainer's in all that weights and examples depend on.
         """
         if self._stream is not None:
-            self._stream.release()  # this trainer rests, and the other needs room
+            self._stream.free_buffers()  # this trainer rests, and the other needs room
         other = copy.copy(self)
         if _trunk(config) != _trunk(self._config):
             other._cache = None
@@ -123,17 +123,19 @@ class Trainer:
 
     def _set_up(self) -> None:
         """Put adapters, scorer and body into modules of this trainer's own."""
-        config, base = self._config, self._loaded.base.twin()
-        self._stream = self._loaded.streamed(base)
+        config, base = self._config, self._loaded.base.copy_sharing_weights()
+        self._stream = self._loaded.make_stream(base)
         with torch.inference_mode():
-            self._scorer = scorer_for(base, self._task, config.model.max_length, Body(base, 0))
+            self._scorer = scorer_for(
+                base, self._task, config.model.max_length, PerturbedBody(base, 0)
+            )
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout = adapter.layout
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         self.first_block = first = adapter.first_block
-        self._cache = self._cache or trunk_cache(base, first, config.trunk_cache, folder)
+        self._cache = self._cache or make_trunk_cache(base, first, config.trunk_cache, folder)
         streamed = self._stream is not None
-        self.forward = forward_over(base, adapter, self._scorer, streamed, self._cache)
+        self.forward = make_forward_engine(base, adapter, self._scorer, streamed, self._cache)
 
     def share(self, client: int, clients: int, split: Split) -> Examples:
         """What one of so many clients holds.
@@ -259,11 +261,13 @@ class Trainer:
 
     def scores(self, state: NDArray[np.int64], data: Examples) -> NDArray[np.float32]:
         """Scores of a client's examples under a state, float32 [n, labels]."""
-        points = Perturbations.at(self.layout, to_float32(state), device=self.torch_device)
+        perturbations = Perturbations.from_arrays(
+            self.layout, to_float32(state), device=self.torch_device
+        )
         size = EVALUATION_MICRO_BATCH
         if self._config.memory_budget:
             size = evaluation_batch(self.schedule, self._config, size)
-        scores = self.forward.scores(points, data.prompts, Schedule("both", size))
+        scores = self.forward.scores(perturbations, data.prompts, Schedule("both", size))
         return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:
@@ -391,6 +395,6 @@ def trainer_for(config: RunConfig) -> Trainer:
     with _loading:
         first = loaded(config)
     if getattr(_of_thread, "first", None) is not first:
-        _of_thread.first, _of_thread.trainer = first, first.twin()
+        _of_thread.first, _of_thread.trainer = first, first.copy_sharing_weights()
     trainer: Trainer = _of_thread.trainer
     return trainer

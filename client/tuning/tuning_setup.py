@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
-from client.forward.streamed import forward_over
+from client.forward.streamed import make_forward_engine
 from client.spaces.space import Run, no_adapter
-from client.streaming.loading import load
+from client.streaming.loading import load_model
 from client.tuning.settings import TuneSettings
 from shared.config import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
 from shared.tasks.data import SPLITS, load_examples
@@ -117,25 +117,25 @@ class TuningSetup:
     def load(self) -> None:
         """Read the model, also once more: base and scorer are then as they were at first."""
         model = self.settings.model
-        self.loaded = load(model)
-        self.base, self.stream = self.loaded.base, self.loaded.streamed(self.loaded.base)
+        self.loaded = load_model(model)
+        self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
         # Not in inference mode: what a scorer keeps may be on the way of gradients.
         with torch.no_grad():
             self.scorer: Scorer = scorer_for(
-                self.base, self.task, model.max_length, Body(self.base, 0)
+                self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
             )
 
     def drop(self) -> None:
         """Forget the model, before it is read once more: two need not be in memory at once."""
         if self.stream is not None:
-            self.stream.release()
+            self.stream.free_buffers()
         del self.loaded, self.base, self.stream, self.scorer
         gc.collect()  # modules and what watches over them refer to each other
 
     def plain(self) -> tuple[ResidentForward, At]:
         """An engine of the model as it is, and its only point."""
         adapter, here = no_adapter()
-        forward = forward_over(self.base, adapter, self.scorer, self.stream is not None)
+        forward = make_forward_engine(self.base, adapter, self.scorer, self.stream is not None)
         return forward, lambda run: run(here)
 
     def batch(self, step: int, device: int = 0) -> NDArray[np.int64]:
@@ -154,10 +154,10 @@ class TuningSetup:
         size = EVALUATION_MICRO_BATCH
         answers: list[str] = []
 
-        def run(points: Adapters) -> NDArray[np.float32]:
+        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             if split.open_prompts:
-                answers.extend(forward.answers(points, split.open_prompts, size))
-            return forward.scores(points, split.prompts, Schedule("both", size))
+                answers.extend(forward.decode_answers(perturbations, split.open_prompts, size))
+            return forward.scores(perturbations, split.prompts, Schedule("both", size))
 
         return self.judged(at(run)[0], split, answers)
 

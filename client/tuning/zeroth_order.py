@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from client.estimators import mezo, prge
 from client.estimators.mezo import learning_rate_at, queries_at
 from client.estimators.prge import Estimator, LossRequest, run_estimator
-from client.forward.body import trunk_cache
-from client.forward.grouping import Schedule, grouped
-from client.forward.streamed import forward_over
+from client.forward.grouping import Schedule, split_by_grouping
+from client.forward.streamed import make_forward_engine
+from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.full import FullSpace, check_trainable
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace
@@ -24,7 +24,7 @@ from client.tuning.descent import SGD, Adam, Descent, Momentum, Update
 from client.tuning.settings import Method
 from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from client.tuning.tuning_setup import Figures, Split, TuningSetup
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.model.replay_torch import backend_for
 from shared.step_record import STEP_SIZE_FILE, StepRecord
 from shared.step_size import Observation, StepSize
@@ -179,10 +179,12 @@ class ZerothOrder:
         bench = self._bench
         self._space = space = space_of(bench, self._blocks)
         adapter = space.adapter
-        cache = trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
+        cache = make_trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
         standing = space if isinstance(space, StreamedFullSpace) else None
         streamed = bench.stream is not None
-        self._forward = forward_over(bench.base, adapter, bench.scorer, streamed, cache, standing)
+        self._forward = make_forward_engine(
+            bench.base, adapter, bench.scorer, streamed, cache, standing
+        )
 
     def _rebuild(self, steps: int | None) -> None:
         """Go from the beginning to after so many steps, or all."""
@@ -201,8 +203,8 @@ class ZerothOrder:
         train = self._bench.splits["train"]
         prompts = [train.prompts[index] for index in request.batch]
 
-        def run(points: Adapters) -> NDArray[np.float32]:
-            return self._forward.scores(points, prompts, self._schedule)
+        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+            return self._forward.scores(perturbations, prompts, self._schedule)
 
         scores = self._space.evaluate(run, request.seeds, request.epsilon, request.signs)
         return self._bench.objective(scores, train.labels[request.batch])
@@ -213,10 +215,12 @@ class ZerothOrder:
         prompts = [train.open_prompts[index] for index in request.batch]
         accepted = [train.examples[index].answers for index in request.batch]
 
-        def run(points: Adapters) -> NDArray[np.float32]:
-            losses = np.empty(points.count, np.float32)
-            for place, point in grouped(points, "sequential"):
-                answers = self._forward.answers(point, prompts, self._schedule.micro_batch)
+        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+            losses = np.empty(perturbations.count, np.float32)
+            for place, perturbation in split_by_grouping(perturbations, "sequential"):
+                answers = self._forward.decode_answers(
+                    perturbation, prompts, self._schedule.micro_batch
+                )
                 losses[place] = minus_answer_metric(task, [answers], accepted)
             return losses
 
@@ -246,7 +250,7 @@ def space_of(bench: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
         case "full" if bench.stream is not None:
             check_trainable(base)
             bench.stream.detach()
-            store = bench.loaded.trainable(blocks, _TRAVELS[settings.stream_compression])
+            store = bench.loaded.make_trainable_store(blocks, _TRAVELS[settings.stream_compression])
             distribution = settings.adapter.distribution
             space = StreamedFullSpace(base, store, backend, distribution=distribution)
             bench.stream = space.stream

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
 from devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
@@ -30,7 +30,7 @@ from shared.machine import cores, peak_memory_bytes
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.products import linear
-from shared.model.quantized import quantized_linear
+from shared.model.quantized import quantize_linear
 from shared.model.scorers import CausalScorer, Prompt
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
@@ -171,10 +171,10 @@ def _quantized() -> Works:
     weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
     try:
         return {
-            Piece("nf4", (weight.numel(),)): quantized_linear(
+            Piece("nf4", (weight.numel(),)): quantize_linear(
                 weight, None, "nf4", torch.float32
             ).dequantized,
-            Piece("int8", (weight.numel(),)): quantized_linear(
+            Piece("int8", (weight.numel(),)): quantize_linear(
                 weight, None, "int8", torch.float32
             ).dequantized,
         }
@@ -189,7 +189,7 @@ def _forward() -> Works:
     assert isinstance(task, ClassificationTask)
     works: Works = {}
     for count in (1, len(base.blocks)):
-        cut = base.twin()
+        cut = base.copy_sharing_weights()
         del cut.blocks[count:]
         cut.network.config.num_hidden_layers = count
         scorer = CausalScorer(cut, task, 16)
@@ -197,10 +197,12 @@ def _forward() -> Works:
         adapter = inject(cut, settings, scorer.labels)
         size = adapter.layout.size
         z = directions(np.zeros(1, np.uint64), size, "gaussian")
-        points = Perturbations.at(adapter.layout, np.zeros(size, np.float32), z, 0.01)
-        forward = ResidentForward(adapter, scorer, Body(cut, 0))
+        perturbations = Perturbations.from_arrays(
+            adapter.layout, np.zeros(size, np.float32), z, 0.01
+        )
+        forward = ResidentForward(adapter, scorer, PerturbedBody(cut, 0))
         works[Piece("pass", (count,))] = partial(
-            forward.scores, points, [Prompt(((10, 11),), ((1,),))]
+            forward.scores, perturbations, [Prompt(((10, 11),), ((1,),))]
         )
     return works
 

@@ -106,11 +106,11 @@ def model_shape(name_or_path: str) -> ModelShape:
     folder = _folder(name_or_path)
     import transformers
 
-    from shared.model.loading import family_of
+    from shared.model.loading import detect_family
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        return shape_of_config(config, folder, family_of(folder))
+        return shape_of_config(config, folder, detect_family(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{name_or_path}: its configuration cannot be used: {message}") from error

@@ -2,14 +2,14 @@
 
 import psutil
 
-from client.streaming.loading import tier_of
+from client.streaming.loading import choose_tier
 from devices.hardware.footprint import Footprint, footprint
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import DeviceProfile, shipped_devices
 from devices.hardware.roofline import Mode, Quantization, Workload
 from devices.jetson import telemetry
 from shared.config import EMBEDDED_MODEL, RunConfig
-from shared.model.loading import embedded_folder
+from shared.model.loading import find_embedded_model
 
 _MODES: dict[str, Mode] = {
     "sequential": "sequential",
@@ -54,7 +54,7 @@ def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
         SamaraError: if the model's shape cannot be read, for example because it is not here yet.
     """
     model = config.model
-    shape = model_shape(str(embedded_folder()) if model.path == EMBEDDED_MODEL else model.path)
+    shape = model_shape(str(find_embedded_model()) if model.path == EMBEDDED_MODEL else model.path)
     layers = config.adapter.layers
     work = Workload(
         sequence=min(model.max_length, shape.context or model.max_length),
@@ -66,7 +66,7 @@ def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
         quantization=_stored(config),
         top=int(layers.removeprefix("top:")) if layers.startswith("top:") else 0,
         rank=config.adapter.rank,
-        stream="disk" if tier_of(model) == "disk" else "off",
+        stream="disk" if choose_tier(model) == "disk" else "off",
     )
     return footprint(shape, profile, work)
 

@@ -17,8 +17,8 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from client.streaming.loading import stream_folder, tier_of
-from client.streaming.reading import disk_rate
+from client.streaming.loading import choose_tier, stream_folder
+from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.jetson import telemetry
 from devices.live.memory_check import expected, free_memory, profile_for
@@ -161,7 +161,7 @@ def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
 def storage(model: ModelSettings, profile: DeviceProfile) -> Check | None:
     """What the disk gives of a streamed model, against the profile; None where none streams."""
     try:
-        if tier_of(model) != "disk":
+        if choose_tier(model) != "disk":
             return None
         folder = Path(model.path).expanduser()
         if model.quantization != "none":
@@ -169,7 +169,7 @@ def storage(model: ModelSettings, profile: DeviceProfile) -> Check | None:
         files = sorted(folder.rglob("*.safetensors"), key=lambda file: file.stat().st_size)
         if not files:
             return None
-        rate = disk_rate(files[-1], _PIECES_READ)
+        rate = measure_disk_rate(files[-1], _PIECES_READ)
     except (SamaraError, OSError) as error:
         return Check(Outcome.WARN, "storage", _first_line(error), "see what --dry-run takes")
     found = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"

@@ -7,13 +7,13 @@ and a function of its inputs can be repeated after a crash.
 import torch
 from torch import Tensor, nn
 
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from shared.directions import DIRECTION_BITS
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Adapters
+from shared.model.lora_fa import Adapter, PerturbedAdapters
 from shared.model.replay_torch import directions
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
@@ -66,11 +66,11 @@ class Scores(nn.Module):
         super().__init__()
         self.network = base.network
         self._base, self._adapter = base, adapter
-        self._body = Body(base, adapter.first_block)
+        self._body = PerturbedBody(base, adapter.first_block)
         self.register_buffer("words", torch.tensor(words))
 
     def forward(
-        self, points: Adapters, ids: Tensor, positions: Tensor, labels: Tensor
+        self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-likelihoods of the label words, and −log softmax of them at the label.
 
@@ -83,16 +83,16 @@ class Scores(nn.Module):
         Returns:
             float32 [P, B, labels] and float32 [P, B].
         """
-        with self._adapter.at(points):
-            hidden = self._body.of_padded(ids, points.count)
+        with self._adapter.using(perturbations):
+            hidden = self._body.forward_padded(ids, perturbations.count)
         rows = torch.arange(len(hidden))
-        read = hidden[rows, positions.repeat(points.count)]
+        read = hidden[rows, positions.repeat(perturbations.count)]
         logits = torch.cat(list(tiled_logits(self._base, read)))
         # less the largest: the sum of exponentials is the same, and stays in range
         shifted = logits - logits.amax(1, keepdim=True)
         found = shifted.index_select(1, self.words) - shifted.exp().sum(1, keepdim=True).log()
-        chosen = torch.log_softmax(found, 1).gather(1, labels.repeat(points.count)[:, None])
-        shape = points.count, len(ids)
+        chosen = torch.log_softmax(found, 1).gather(1, labels.repeat(perturbations.count)[:, None])
+        shape = perturbations.count, len(ids)
         return found.view(*shape, -1), -chosen.view(shape)
 
 
@@ -140,8 +140,8 @@ class Step(nn.Module):
         z = directions(seeds, self.replay.table, self.layout.size, self.layout.distribution)
         center = state.to(torch.float32) * 2.0**-STATE_BITS
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
-        points = DualForwarding(self.layout, torch.stack([center + step, center - step]))
-        scores, losses = self.scores(points, ids, positions, labels)
+        perturbations = DualForwarding(self.layout, torch.stack([center + step, center - step]))
+        scores, losses = self.scores(perturbations, ids, positions, labels)
         return scores, losses, state
 
 
@@ -202,6 +202,6 @@ class AlgorithmOne(nn.Module):
             ]
         )
         self.b.copy_(after)
-        points = DualForwarding(self.layout, after)
-        scores, losses = self.scores(points, ids, positions, labels)
+        perturbations = DualForwarding(self.layout, after)
+        scores, losses = self.scores(perturbations, ids, positions, labels)
         return scores, losses

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ModelError
-from shared.model.quantized import Quantization, empty_like, quantized_linear
+from shared.model.quantized import Quantization, empty_quantized_linear, quantize_linear
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -28,7 +28,7 @@ _UNUSED = "pooler"
 
 
 @dataclass(frozen=True)
-class Origin:
+class CheckpointEntry:
     """Where a checkpoint has a tensor.
 
     Attributes:
@@ -95,7 +95,7 @@ def load_quantized(
             _set(network, name, _read(files, known[name]), device)
         else:
             bias = known.get(f"{layer}.bias")
-            quantized = quantized_linear(
+            quantized = quantize_linear(
                 _weight(layers[layer], name, _read(files, known[name])).to(device),
                 None if bias is None else _read(files, bias),
                 quantization,
@@ -110,9 +110,9 @@ def load_quantized(
     network.to(device)
 
 
-def load_around_blocks(
+def load_outside_blocks(
     network: Any, blocks: nn.ModuleList, folder: Path, device: torch.device
-) -> list[dict[str, Origin]]:
+) -> list[dict[str, CheckpointEntry]]:
     """Fill a network that has its parameters on the meta device, but for its blocks.
 
     Args:
@@ -130,13 +130,13 @@ def load_around_blocks(
     files = _files(folder)
     known = _names_in_checkpoint(network, files)
     prefixes = {id(module): name for name, module in network.named_modules()}
-    inside: list[dict[str, Origin]] = []
+    inside: list[dict[str, CheckpointEntry]] = []
     missing: list[str] = []
     for block in blocks:
         own = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
         missing += [whole for whole in own.values() if whole not in known]
         origins = {name: known[whole] for name, whole in own.items() if whole in known}
-        inside.append({name: Origin(files[key], key) for name, key in origins.items()})
+        inside.append({name: CheckpointEntry(files[key], key) for name, key in origins.items()})
         for whole in own.values():
             known.pop(whole, None)
     for name, key in known.items():
@@ -152,9 +152,9 @@ def load_around_blocks(
     return inside
 
 
-def quantized_block(
+def quantize_block(
     block: nn.Module,
-    origins: Mapping[str, Origin],
+    origins: Mapping[str, CheckpointEntry],
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
@@ -184,7 +184,7 @@ def quantized_block(
             found[name] = tensor.to(dtype)
             continue
         bias = origins.get(f"{layer}.bias")
-        quantized = quantized_linear(
+        quantized = quantize_linear(
             _weight(layers[layer], name, tensor).to(device),
             None if bias is None else _read(files, bias.key),
             quantization,
@@ -198,7 +198,7 @@ def quantized_block(
     return found
 
 
-def make_room_for_quantized(
+def replace_with_empty_quantized_layers(
     block: nn.Module, tensors: Mapping[str, Tensor], quantization: Quantization, dtype: torch.dtype
 ) -> None:
     """Replace a block's linear layers by quantized ones without content.
@@ -215,7 +215,7 @@ def make_room_for_quantized(
         rows, columns = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
         own = {key.rpartition(".")[2]: t for key, t in tensors.items() if _layer_of(key) == name}
         parent, _, child = name.rpartition(".")
-        empty = empty_like(rows, columns, own, quantization, dtype)
+        empty = empty_quantized_linear(rows, columns, own, quantization, dtype)
         setattr(block.get_submodule(parent), child, empty)
 
 

@@ -85,7 +85,7 @@ class DualForwarding:
         """One."""
         return 1
 
-    def part(self, signs: slice, queries: slice) -> "DualForwarding":
+    def select(self, signs: slice, queries: slice) -> "DualForwarding":
         """Those of some signs and some queries."""
         return DualForwarding(self.layout, self.b[signs, queries])
 

@@ -30,10 +30,10 @@ def log_likelihoods(
         supervised: per sequence, the positions that are read.
         tokens: per position in this order, the w tokens.
     """
-    by_point = hidden.view(-1, len(lengths), *hidden.shape[1:])
+    by_perturbation = hidden.view(-1, len(lengths), *hidden.shape[1:])
     sequences = [index for index, places in enumerate(supervised) for _ in places]
     positions = [place for places in supervised for place in places]
-    read = by_point[:, sequences, positions]
+    read = by_perturbation[:, sequences, positions]
     wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
     found, start = [], 0
     for logits in tiled_logits(base, read.flatten(0, 1)):

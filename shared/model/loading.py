@@ -18,8 +18,8 @@ from shared import DISTRIBUTION
 from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
 from shared.model.checkpoint import (
-    Origin,
-    load_around_blocks,
+    CheckpointEntry,
+    load_outside_blocks,
     load_quantized,
     parameters_on_meta,
 )
@@ -58,7 +58,7 @@ class BaseModel:
     pooling: Literal["mean", "cls"]
     quantization: Quantization = "none"
 
-    def twin(self) -> "BaseModel":
+    def copy_sharing_weights(self) -> "BaseModel":
         """The same weights in modules of their own, so that two threads can run them at once."""
         weights = [*self.network.parameters(), *self.network.buffers()]
         shared = {id(weight): weight for weight in weights}
@@ -153,7 +153,7 @@ def load_without_blocks(
     device: str = "cpu",
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
-) -> tuple[BaseModel, list[dict[str, Origin]]]:
+) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
     """Load a model but for its blocks, whose parameters stay on the meta device.
 
     Args:
@@ -169,12 +169,12 @@ def load_without_blocks(
     Raises:
         ModelError: as in `load_base_model`, and if the checkpoint is not in safetensors files.
     """
-    origins: list[dict[str, Origin]] = []
+    origins: list[dict[str, CheckpointEntry]] = []
 
     def network(folder: Path, known_family: Family) -> Any:
         empty = _empty(folder, known_family, getattr(torch, dtype))
         blocks = _blocks(_body(empty), folder)
-        origins.extend(load_around_blocks(empty, blocks, folder, _device(device)))
+        origins.extend(load_outside_blocks(empty, blocks, folder, _device(device)))
         empty.config.use_cache = False
         return empty
 
@@ -196,7 +196,7 @@ def _loaded(
     network_of: Callable[[Path, Family], Any],
 ) -> BaseModel:
     folder = _model_folder(path)
-    known_family = family_of(folder) if family == "auto" else family
+    known_family = detect_family(folder) if family == "auto" else family
     try:
         if quantization != "none":
             check_quantization(device)
@@ -219,7 +219,7 @@ def _loaded(
     )
 
 
-def structure_of(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
+def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
     """A model without its weights and tokenizer: modules, their names and their shapes.
 
     Args:
@@ -230,7 +230,7 @@ def structure_of(path: str, family: Family | Literal["auto"] = "auto") -> BaseMo
         ModelError: if the folder is missing or incomplete.
     """
     folder = _model_folder(path)
-    known_family = family_of(folder) if family == "auto" else family
+    known_family = detect_family(folder) if family == "auto" else family
     try:
         network = _empty(folder, known_family, torch.float32)
     except (OSError, ValueError, KeyError) as error:
@@ -264,7 +264,7 @@ def _resolve(path: str) -> Path:
     if not path:
         raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
     if path == EMBEDDED_MODEL:
-        return embedded_folder()
+        return find_embedded_model()
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -282,7 +282,7 @@ def _resolve(path: str) -> Path:
         ) from error
 
 
-def embedded_folder() -> Path:
+def find_embedded_model() -> Path:
     """Where the installed Samara keeps its model.
 
     Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the
@@ -300,7 +300,7 @@ def embedded_folder() -> Path:
     )
 
 
-def family_of(folder: Path) -> Family:
+def detect_family(folder: Path) -> Family:
     """The family that a model folder names itself.
 
     Raises:

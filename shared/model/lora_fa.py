@@ -44,7 +44,7 @@ _QUERY_AND_VALUE = (
 )
 
 
-class Adapters(Protocol):
+class PerturbedAdapters(Protocol):
     """The adapters that a pass is evaluated at, one per point and client."""
 
     @property
@@ -63,7 +63,7 @@ class Adapters(Protocol):
     def clients(self) -> int:
         """C, clients that share the pass; usually 1."""
 
-    def part(self, signs: slice, queries: slice) -> "Adapters":
+    def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
         """Those of some signs and some queries."""
 
     def tensor(self, name: str) -> TorchTensor:
@@ -72,13 +72,18 @@ class Adapters(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Perturbations:
-    """Perturbed adapters around a master copy: B + s·ε·z, sign by sign, each of every query.
+    """Perturbed adapters B + s·ε·z of one client, or of several clients that share a pass.
+
+    Only the unperturbed adapters B and the directions z are kept; perturbed tensors are computed
+    when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
+    with equally many rows for each. Rows of several clients are computed as rows of several queries
+    are: small products with different B's after the shared W·x and A·x.
 
     Attributes:
         layout: names and shapes of the tensors.
-        center: float32 [d], the unperturbed adapter.
-        directions: int16 [q, d], or None for the single point at the center.
-        epsilon: ε.
+        center: unperturbed adapter, float32 [d]; [C, d] for C clients.
+        directions: z, int16 [q, d]; [C, q, d] for C clients; None evaluates the center alone.
+        epsilon: size of the perturbation, ε.
         signs: s, +1 and −1, or one of them.
     """
 
@@ -89,7 +94,7 @@ class Perturbations:
     signs: tuple[int, ...] = BOTH_SIDES
 
     @classmethod
-    def at(
+    def from_arrays(
         cls,
         layout: Layout,
         center: NDArray[np.float32],
@@ -114,26 +119,24 @@ class Perturbations:
 
     @property
     def clients(self) -> int:
-        """One."""
-        return 1
+        """The number of clients, C."""
+        return len(self.center) if self.center.ndim == 2 else 1
 
-    def part(self, signs: slice, queries: slice) -> Self:
+    def select(self, signs: slice, queries: slice) -> Self:
         """Perturbations of some signs and some queries; there must be directions."""
         assert self.directions is not None
         some = self.directions[..., queries, :]
         return replace(self, directions=some, signs=self.signs[signs])
 
     def tensor(self, name: str) -> TorchTensor:
-        """One tensor of all points, float32 [P, rows, columns], made anew at every call."""
-        place, rows = self.layout.place(name)
-        center = self.center[place]
-        if self.directions is None:
-            flat = center[None]
-        else:
-            step = self.directions[:, place].to(torch.float32)
+        """Compute one tensor of all perturbations, float32 [P·C, rows, columns]."""
+        elements, rows = self.layout.place(name)
+        flat = self.center[..., elements]
+        if self.directions is not None:
+            step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)
             step *= self.epsilon * 2.0**-DIRECTION_BITS
-            flat = torch.cat([center + sign * step for sign in self.signs])
-        return flat.view(len(flat), rows, -1)
+            flat = torch.cat([flat + sign * step for sign in self.signs])
+        return flat.reshape(self.count * self.clients, rows, -1)
 
 
 class LoRAFALinear(nn.Module):
@@ -160,23 +163,25 @@ class LoRAFALinear(nn.Module):
         Before the first adapter of a pass the rows of all points are alike: there W·x and A·x are
         computed for those of one point only.
         """
-        points = self._adapter[0].points
-        if points is None:
+        perturbations = self._adapter[0].perturbations
+        if perturbations is None:
             output: TorchTensor = self.base(x)
             return output
         rows, length = x.shape[:2]
         alike = self._adapter[0].is_shared_across_perturbations(x)
-        own = x[: rows // points.count] if alike else x
-        b = points.tensor(self.name).to(x.dtype)
-        groups = points.clients * (1 if alike else points.count)
+        own = x[: rows // perturbations.count] if alike else x
+        b = perturbations.tensor(self.name).to(x.dtype)
+        groups = perturbations.clients * (1 if alike else perturbations.count)
         projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])
-        by_point = self.base(own).view(groups, -1, b.shape[1])
-        if alike and points.clients == 1:
-            projected = projected.expand(points.count, -1, -1)
+        by_perturbation = self.base(own).view(groups, -1, b.shape[1])
+        if alike and perturbations.clients == 1:
+            projected = projected.expand(perturbations.count, -1, -1)
         elif alike:
-            projected = projected.repeat(points.count, 1, 1)
-            by_point = by_point.repeat(points.count, 1, 1)
-        added = torch.baddbmm(by_point, projected, b.transpose(1, 2), alpha=self._adapter[0].scale)
+            projected = projected.repeat(perturbations.count, 1, 1)
+            by_perturbation = by_perturbation.repeat(perturbations.count, 1, 1)
+        added = torch.baddbmm(
+            by_perturbation, projected, b.transpose(1, 2), alpha=self._adapter[0].scale
+        )
         return added.view(rows, length, -1)
 
 
@@ -189,7 +194,7 @@ class ForwardPass:
         first_input: of its first adapted layer, if it has come that far.
     """
 
-    points: Adapters
+    perturbations: PerturbedAdapters
     first_input: weakref.ref[TorchTensor] | None = None
 
 
@@ -205,24 +210,24 @@ class Adapter:
     def __init__(self, layout: Layout, first_block: int) -> None:
         self.layout, self.first_block = layout, first_block
         self.scale = layout.alpha / layout.rank
-        self.points: Adapters | None = None
+        self.perturbations: PerturbedAdapters | None = None
         self._first_input: weakref.ref[TorchTensor] | None = None
 
     @contextmanager
-    def at(self, points: Adapters) -> Iterator[None]:
+    def using(self, perturbations: PerturbedAdapters) -> Iterator[None]:
         """Evaluate the one pass inside the block at these points."""
-        with self.within(ForwardPass(points)):
+        with self.resume(ForwardPass(perturbations)):
             yield
 
     @contextmanager
-    def within(self, one: ForwardPass) -> Iterator[None]:
+    def resume(self, one: ForwardPass) -> Iterator[None]:
         """Go on with a pass, which rests again at the end."""
-        self.points, self._first_input = one.points, one.first_input
+        self.perturbations, self._first_input = one.perturbations, one.first_input
         try:
             yield
         finally:
             one.first_input = self._first_input
-            self.points = self._first_input = None
+            self.perturbations = self._first_input = None
 
     def is_shared_across_perturbations(self, x: TorchTensor) -> bool:
         """Whether an adapted layer's input is that of the first one in this pass."""

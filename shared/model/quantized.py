@@ -105,7 +105,7 @@ class Int8Linear(QuantizedLinear):
 _LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}
 
 
-def quantized_linear(
+def quantize_linear(
     weight: Tensor, bias: Tensor | None, quantization: Quantization, dtype: torch.dtype
 ) -> QuantizedLinear:
     """A quantized layer from a full weight [out, in], on the weight's device.
@@ -118,7 +118,7 @@ def quantized_linear(
     return _LAYERS[quantization](weight, bias, dtype)
 
 
-def empty_like(
+def empty_quantized_linear(
     out_features: int,
     in_features: int,
     buffers: Mapping[str, Tensor],

@@ -142,10 +142,12 @@ class CudaBackend:
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
         """Directions of n seeds from an element on, int16 [n, count]."""
-        whole: NDArray[np.int16] = self.drawn(seeds, count, distribution, first).cpu().numpy()
+        whole: NDArray[np.int16] = (
+            self.draw_on_device(seeds, count, distribution, first).cpu().numpy()
+        )
         return whole
 
-    def drawn(
+    def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
         """`directions`, left on the device."""

@@ -149,10 +149,10 @@ class TorchBackend:
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
         for start in range(0, len(seeds), at_once):
             some = slice(start, start + at_once)
-            z[some] = self.drawn(seeds[some], count, distribution, first).cpu().numpy()
+            z[some] = self.draw_on_device(seeds[some], count, distribution, first).cpu().numpy()
         return z
 
-    def drawn(
+    def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
         """`directions`, left on the device."""
@@ -166,13 +166,13 @@ class TorchBackend:
 class DeviceBackend(Backend, Protocol):
     """A backend that can leave directions where it makes them."""
 
-    def drawn(
+    def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
         """`directions` as a tensor on the backend's device."""
 
 
-def drawn(
+def draw_directions(
     backend: Backend,
     seeds: NDArray[np.uint64],
     count: int,
@@ -194,7 +194,7 @@ def drawn(
         int16 [n, count]; multiply by 2⁻¹¹.
     """
     if isinstance(backend, DeviceBackend):
-        return backend.drawn(seeds, count, distribution, first)
+        return backend.draw_on_device(seeds, count, distribution, first)
     return torch.from_numpy(backend.directions(seeds, count, distribution, first)).to(device)
 
 

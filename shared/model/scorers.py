@@ -21,7 +21,7 @@ from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, S
 COSINE_TEMPERATURE = 0.05
 
 Ids = tuple[int, ...]
-Body = Callable[[Sequence[Ids]], Tensor]
+RunBody = Callable[[Sequence[Ids]], Tensor]
 """Runs the unadapted base over sequences: hidden states [m, S, hidden]."""
 
 
@@ -310,7 +310,7 @@ class EncoderScorer(Scorer):
     """
 
     def __init__(
-        self, base: BaseModel, task: ClassificationTask, max_length: int, body: Body
+        self, base: BaseModel, task: ClassificationTask, max_length: int, body: RunBody
     ) -> None:
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
@@ -326,10 +326,10 @@ class EncoderScorer(Scorer):
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Pool, normalise, compare."""
-        points = len(hidden) // len(lengths)
-        pooled = self._pooled(hidden, lengths.repeat(points))
+        perturbations = len(hidden) // len(lengths)
+        pooled = self._pooled(hidden, lengths.repeat(perturbations))
         cosines = nn.functional.linear(pooled, self.label_embeddings)
-        return cosines.view(points, len(prompts), self.labels) / COSINE_TEMPERATURE
+        return cosines.view(perturbations, len(prompts), self.labels) / COSINE_TEMPERATURE
 
     def _pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         hidden = hidden.float()
@@ -343,7 +343,7 @@ class EncoderScorer(Scorer):
         return nn.functional.normalize(pooled, dim=-1)
 
 
-def scorer_for(base: BaseModel, task: Task, max_length: int, body: Body) -> Scorer:
+def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
     """The scorer of a model's family and a task's kind.
 
     Raises:

@@ -178,5 +178,5 @@ class Clients:
         twins: dict[int, Trainer] = self._of_thread.__dict__.setdefault("twins", {})
         first = self._first[self._kind(number)]
         if id(first) not in twins:
-            twins[id(first)] = first.twin()
+            twins[id(first)] = first.copy_sharing_weights()
         return twins[id(first)]

@@ -10,8 +10,9 @@ import torch
 import transformers
 from conftest import save_tokenizer
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import make_trunk_cache
 from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError
@@ -98,7 +99,7 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     base = load_base_model(str(tmp_path))
     assert base.family == family
     with torch.inference_mode():
-        scorer = scorer_for(base, task, 32, Body(base, 0))
+        scorer = scorer_for(base, task, 32, PerturbedBody(base, 0))
     texts = ("the film was good", "a day", "the meal was not very cold ! a walk")
     prompts = [scorer.prompt(text) for text in texts]
     adapter = inject(base, AdapterSettings.model_validate({"layers": "top:2"}), 2)
@@ -107,14 +108,16 @@ def test_points_in_one_pass_on_every_architecture(name: str, tmp_path: Path) -> 
     center = np.random.default_rng(1).normal(0, 0.5, size).astype(np.float32)
     z = directions(np.arange(3, dtype=np.uint64), size, "gaussian")
     first = adapter.first_block
-    engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, 2**20)))
-    plain = ResidentForward(adapter, scorer, Body(base, 0))
-    together = engine.scores(Perturbations.at(adapter.layout, center, z, 0.25), prompts)
+    engine = ResidentForward(
+        adapter, scorer, PerturbedBody(base, first, make_trunk_cache(base, first, 2**20))
+    )
+    plain = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
+    together = engine.scores(Perturbations.from_arrays(adapter.layout, center, z, 0.25), prompts)
     for point in range(6):
         sign = 1 if point < 3 else -1
         moved = center + np.float32(sign * 0.25 / 2048) * z[point % 3].astype(np.float32)
         for index, prompt in enumerate(prompts):
-            alone = plain.scores(Perturbations.at(adapter.layout, moved), [prompt])
+            alone = plain.scores(Perturbations.from_arrays(adapter.layout, moved), [prompt])
             np.testing.assert_allclose(together[point, index], alone[0, 0], atol=5e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-4
 
@@ -134,7 +137,7 @@ def test_behind_its_attention_the_last_block_goes_on_with_what_is_read(
         lengths.append((output[0] if isinstance(output, tuple) else output).shape[1])
 
     with torch.inference_mode():
-        body = Body(base, 0)
+        body = PerturbedBody(base, 0)
         whole = body(sequences)
         base.blocks[-1].register_forward_hook(note)
         for supervised in ([(4,), (2,), (0,)], [(3, 4), (2,), (0, 1, 2)]):
@@ -163,7 +166,7 @@ def test_positions_behind_the_padding_index_are_not_counted(tmp_path: Path) -> N
         }
     )
     with torch.inference_mode():
-        body = Body(base, 0)
+        body = PerturbedBody(base, 0)
         scorer = scorer_for(base, task, 500, body)
         (ids,) = scorer.prompt("film " * 500).sequences
         assert len(ids) == 63

@@ -278,8 +278,10 @@ def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
     z = directions(asked.seeds(0)[0], layout.size, layout.distribution)
 
     def losses(sign: int) -> NDArray[np.float64]:
-        points = Perturbations.at(layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon)
-        scores = trainer.forward.scores(points.part(slice(1), slice(None)), examples)
+        perturbations = Perturbations.from_arrays(
+            layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon
+        )
+        scores = trainer.forward.scores(perturbations.select(slice(1), slice(None)), examples)
         return cross_entropy(scores, data.labels[batch])
 
     examples = [data.prompts[row] for row in batch]

@@ -11,9 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import make_trunk_cache
 from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError, TaskError
@@ -46,7 +47,7 @@ def assembled(
 ) -> tuple[BaseModel, Scorer, Adapter]:
     base = load_base_model(str(folder))
     with torch.inference_mode():
-        scorer = scorer_for(base, task(words), 64, Body(base, 0))
+        scorer = scorer_for(base, task(words), 64, PerturbedBody(base, 0))
     adapter = inject(base, AdapterSettings.model_validate({"layers": "top:2"} | settings), 2)
     return base, scorer, adapter
 
@@ -68,35 +69,39 @@ def z_of(adapter: Adapter, queries: int) -> NDArray[np.int16]:
 def test_one_pass_equals_a_pass_per_point(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
     first = adapter.first_block
-    engine = ResidentForward(adapter, scorer, Body(base, first, trunk_cache(base, first, MiB)))
+    engine = ResidentForward(
+        adapter, scorer, PerturbedBody(base, first, make_trunk_cache(base, first, MiB))
+    )
     center, z, epsilon = somewhere(adapter), z_of(adapter, 3), 0.25
     together = engine.scores(
-        Perturbations.at(adapter.layout, center, z, epsilon), prompts_of(scorer)
+        Perturbations.from_arrays(adapter.layout, center, z, epsilon), prompts_of(scorer)
     )
     assert together.shape == (6, len(TEXTS), 2)
     for point in range(6):
         sign = 1 if point < 3 else -1
         moved = center + np.float32(sign * epsilon / 2048) * z[point % 3].astype(np.float32)
-        alone = engine.scores(Perturbations.at(adapter.layout, moved), prompts_of(scorer))
+        alone = engine.scores(Perturbations.from_arrays(adapter.layout, moved), prompts_of(scorer))
         np.testing.assert_allclose(together[point], alone[0], atol=2e-5)
     assert np.abs(together[0] - together[3]).max() > 1e-3
-    points = Perturbations.at(adapter.layout, center, z, epsilon)
-    in_parts = engine.scores(points, prompts_of(scorer), Schedule(micro_batch=3))
+    perturbations = Perturbations.from_arrays(adapter.layout, center, z, epsilon)
+    in_parts = engine.scores(perturbations, prompts_of(scorer), Schedule(micro_batch=3))
     np.testing.assert_allclose(in_parts, together, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_trunk_changes_nothing(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
-    points = Perturbations.at(adapter.layout, somewhere(adapter), z_of(adapter, 2), 0.1)
+    perturbations = Perturbations.from_arrays(
+        adapter.layout, somewhere(adapter), z_of(adapter, 2), 0.1
+    )
     budgets = {"cached": MiB, "thrashing": 1, "in the pass": 0}
     scores = {}
     for name, cache_bytes in budgets.items():
-        cache = trunk_cache(base, adapter.first_block, cache_bytes)
-        engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block, cache))
-        scores[name] = [engine.scores(points, prompts_of(scorer)) for _ in range(2)]
-    whole = ResidentForward(adapter, scorer, Body(base, 0))
-    expected = whole.scores(points, prompts_of(scorer))
+        cache = make_trunk_cache(base, adapter.first_block, cache_bytes)
+        engine = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block, cache))
+        scores[name] = [engine.scores(perturbations, prompts_of(scorer)) for _ in range(2)]
+    whole = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
+    expected = whole.scores(perturbations, prompts_of(scorer))
     for first, second in scores.values():
         np.testing.assert_array_equal(first, second)
         np.testing.assert_allclose(first, expected, atol=2e-5)
@@ -106,9 +111,9 @@ def test_a_shared_trunk_changes_nothing(family: str, model_folder: ModelFolder) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zero_adapter_is_the_plain_model(family: str, model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder(family))
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
+    engine = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
-    scores = engine.scores(Perturbations.at(adapter.layout, zeros), prompts_of(scorer))[0]
+    scores = engine.scores(Perturbations.from_arrays(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder(family)))
     words = [plain.tokenizer.convert_tokens_to_ids(word) for word in ("terrible", "great")]
     for text, found in zip(TEXTS, scores, strict=True):
@@ -141,9 +146,9 @@ def reference(plain: BaseModel, text: str, words: list[int]) -> NDArray[np.float
 def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None:
     words = ("very bad", "great")
     base, scorer, adapter = assembled(model_folder("causal"), words)
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
+    engine = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
     zeros = np.zeros(adapter.layout.size, np.float32)
-    scores = engine.scores(Perturbations.at(adapter.layout, zeros), prompts_of(scorer))[0]
+    scores = engine.scores(Perturbations.from_arrays(adapter.layout, zeros), prompts_of(scorer))[0]
     plain = load_base_model(str(model_folder("causal")))
     tokenizer = plain.tokenizer
     for text, found in zip(TEXTS, scores, strict=True):
@@ -158,13 +163,13 @@ def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None
 
 def test_label_bias_is_added_per_point(model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder("encoder"), **{"label-bias": True})
-    engine = ResidentForward(adapter, scorer, Body(base, adapter.first_block))
+    engine = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
     place, rows = adapter.layout.place(LABEL_BIAS)
     assert rows == 2
     center = np.zeros(adapter.layout.size, np.float32)
-    plain = engine.scores(Perturbations.at(adapter.layout, center), prompts_of(scorer))
+    plain = engine.scores(Perturbations.from_arrays(adapter.layout, center), prompts_of(scorer))
     center[place] = [0.5, -1.0]
-    biased = engine.scores(Perturbations.at(adapter.layout, center), prompts_of(scorer))
+    biased = engine.scores(Perturbations.from_arrays(adapter.layout, center), prompts_of(scorer))
     np.testing.assert_allclose(biased - plain, np.broadcast_to([0.5, -1.0], plain.shape), atol=1e-5)
 
 
@@ -244,11 +249,14 @@ def test_a_twin_shares_the_weights_and_nothing_else(
     if quantization != "none":
         pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
     base = load_base_model(str(model_folder("causal")), quantization=quantization)
-    twin = base.twin()
-    weights = [{w.data_ptr() for w in b.network.state_dict().values()} for b in (base, twin)]
+    copy_sharing_weights = base.copy_sharing_weights()
+    weights = [
+        {w.data_ptr() for w in b.network.state_dict().values()}
+        for b in (base, copy_sharing_weights)
+    ]
     assert weights[0] == weights[1]
-    inject(twin, AdapterSettings(), 2)
-    names = [{name for name, _ in b.network.named_modules()} for b in (base, twin)]
+    inject(copy_sharing_weights, AdapterSettings(), 2)
+    names = [{name for name, _ in b.network.named_modules()} for b in (base, copy_sharing_weights)]
     assert names[0] < names[1]
 
 

@@ -17,7 +17,7 @@ from server.store import read_layout, replayed
 from shared.config import AdapterSettings
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.ledger.proving import proven
-from shared.model.loading import load_base_model, structure_of
+from shared.model.loading import load_base_model, load_structure
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.peft import write_peft_adapter
 from shared.replay import to_float32
@@ -36,7 +36,7 @@ def ours(folder: Path, numbers: np.ndarray, settings: AdapterSettings, **loading
     adapter = inject(base, settings, 2)
     with torch.inference_mode():
         plain = base.network(input_ids=IDS)[0]
-        with adapter.at(Perturbations.at(adapter.layout, numbers)):
+        with adapter.using(Perturbations.from_arrays(adapter.layout, numbers)):
             return plain, base.network(input_ids=IDS)[0]
 
 
@@ -47,7 +47,7 @@ def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,
         "encoder": transformers.AutoModel,
-    }[structure_of(str(folder)).family]
+    }[load_structure(str(folder)).family]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         base = loader.from_pretrained(folder, local_files_only=True, **loading)
@@ -63,7 +63,7 @@ def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
 
 
 def exported(folder: Path, out: Path, settings: AdapterSettings) -> np.ndarray:
-    base = structure_of(str(folder))
+    base = load_structure(str(folder))
     layout = inject(load_base_model(str(folder)), settings, 2).layout
     numbers = np.random.default_rng(0).normal(0, 0.5, layout.size).astype(np.float32)
     write_peft_adapter(base, str(folder), layout, numbers, out)
@@ -218,7 +218,7 @@ def test_a_run_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, model_folder: ModelFolder) -> None:
     layout = inject(load_base_model(str(model_folder("causal"))), AdapterSettings(), 2).layout
-    other = structure_of(str(model_folder("masked")))
+    other = load_structure(str(model_folder("masked")))
     with pytest.raises(ModelError, match="the adapter is of another model"):
         write_peft_adapter(other, "x", layout, np.zeros(layout.size, np.float32), tmp_path / "out")
     assert not (tmp_path / "out").exists()

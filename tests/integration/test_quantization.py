@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_architectures import ARCHITECTURES, save_tokenizer
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
+from client.forward.trunk_cache import make_trunk_cache
 from shared.config import AdapterSettings
 from shared.errors import ModelError
 from shared.model import quantized
 from shared.model.checkpoint import parameters_on_meta
-from shared.model.loading import load_base_model, structure_of
+from shared.model.loading import load_base_model, load_structure
 from shared.model.lora_fa import inject
-from shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantized_linear
+from shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 
@@ -37,7 +38,7 @@ def random_weight(rows: int = 48, columns: int = 64) -> torch.Tensor:
 @pytest.mark.parametrize(("kind", "error"), [("nf4", 0.12), ("int8", 0.011)])
 def test_a_quantized_layer_is_close_and_linear(kind: Any, error: float, dtype: torch.dtype) -> None:
     weight, bias = random_weight(), torch.arange(48.0)
-    layer = quantized_linear(weight, bias, kind, dtype)
+    layer = quantize_linear(weight, bias, kind, dtype)
     assert (layer.in_features, layer.out_features) == (64, 48)
     found = layer.dequantized()
     assert found.dtype == dtype
@@ -56,7 +57,7 @@ def test_a_quantized_layer_is_close_and_linear(kind: Any, error: float, dtype: t
 def test_rows_of_zeros_stay_zero(kind: Any) -> None:
     weight = random_weight()
     weight[5] = 0
-    found = quantized_linear(weight, None, kind, torch.float32).dequantized()
+    found = quantize_linear(weight, None, kind, torch.float32).dequantized()
     assert torch.isfinite(found).all()
     assert not found[5].any()
 
@@ -66,7 +67,7 @@ def test_weights_that_are_not_finite_are_refused(kind: Any) -> None:
     weight = random_weight()
     weight[3, 4] = torch.inf
     with pytest.raises(ModelError, match="not finite"):
-        quantized_linear(weight, None, kind, torch.float32)
+        quantize_linear(weight, None, kind, torch.float32)
 
 
 def test_sizes_are_what_the_formats_promise() -> None:
@@ -74,8 +75,8 @@ def test_sizes_are_what_the_formats_promise() -> None:
         return sum(buffer.nbytes for buffer in layer.buffers())
 
     weight = random_weight(64, 128)
-    nf4 = quantized_linear(weight, None, "nf4", torch.float32)
-    int8 = quantized_linear(weight, None, "int8", torch.float32)
+    nf4 = quantize_linear(weight, None, "nf4", torch.float32)
+    int8 = quantize_linear(weight, None, "int8", torch.float32)
     assert bytes_of(nf4) == weight.numel() // 2 + 4 * weight.numel() // 64
     assert bytes_of(int8) == weight.numel() + 4 * 64
 
@@ -109,7 +110,7 @@ def test_loading_is_the_same_as_quantizing_what_transformers_loads(
         if id(module) in blocks and (isinstance(module, torch.nn.Linear) or transposed):
             weight: Any = module.weight
             parent, _, child = path.rpartition(".")
-            layer = quantized_linear(
+            layer = quantize_linear(
                 weight.t().contiguous() if transposed else weight,
                 module.bias,  # type: ignore[arg-type]
                 kind,
@@ -269,7 +270,7 @@ def test_a_build_without_kernels_for_the_device_is_found_first(
 def test_parameters_on_meta_take_no_memory_and_the_patch_goes_away(
     model_folder: ModelFolder,
 ) -> None:
-    base = structure_of(str(model_folder("causal")))
+    base = load_structure(str(model_folder("causal")))
     assert all(parameter.is_meta for parameter in base.network.parameters())
     assert not any(buffer.is_meta for buffer in base.network.buffers())
     with pytest.raises(ZeroDivisionError), parameters_on_meta():
@@ -287,13 +288,13 @@ def test_adapters_sit_on_quantized_layers(
     settings = AdapterSettings(layers="top:2")
     assert inject(loaded, settings, 2).layout.hash == inject(plain, settings, 2).layout.hash
     assert loaded.model_id == plain.model_id
-    Body(loaded, 1, trunk_cache(loaded, 1, 2**20))([(7, 8, 9), (10, 11)])
+    PerturbedBody(loaded, 1, make_trunk_cache(loaded, 1, 2**20))([(7, 8, 9), (10, 11)])
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_dequantizes_to_the_same_weights(kind: Any) -> None:
-    on_cpu = quantized_linear(random_weight(), None, kind, torch.float32).dequantized()
-    on_gpu = quantized_linear(random_weight().cuda(), None, kind, torch.float32).dequantized()
+    on_cpu = quantize_linear(random_weight(), None, kind, torch.float32).dequantized()
+    on_gpu = quantize_linear(random_weight().cuda(), None, kind, torch.float32).dequantized()
     np.testing.assert_allclose(on_gpu.cpu(), on_cpu, rtol=0, atol=1e-2 if kind == "int8" else 1e-5)

@@ -18,7 +18,7 @@ import shared.replay_numba
 from shared.directions import Distribution, directions
 from shared.errors import ReplayError
 from shared.model import replay_torch
-from shared.model.replay_torch import TorchBackend, backend_for, drawn
+from shared.model.replay_torch import TorchBackend, backend_for, draw_directions
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import Backend, CoefficientBlock, Shrink, replay, zero_state
 from shared.replay_numba import NumbaBackend
@@ -91,7 +91,7 @@ def test_a_part_of_a_direction_is_cut_out_of_the_whole(
     seeds, _ = scalars_of(2)
     z = backend.directions(seeds, size, how, first)
     np.testing.assert_array_equal(z, directions(seeds, first + size, how)[:, first:])
-    as_tensor = drawn(backend, seeds, size, how, first, CPU)
+    as_tensor = draw_directions(backend, seeds, size, how, first, CPU)
     assert as_tensor.dtype == torch.int16
     np.testing.assert_array_equal(as_tensor.numpy(), z)
 

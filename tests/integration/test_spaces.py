@@ -14,7 +14,7 @@ from test_architectures import ARCHITECTURES
 
 from client.estimators.mezo import mezo_estimator
 from client.estimators.prge import LossRequest, run_estimator
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.spaces import space as spaces
@@ -28,7 +28,7 @@ from shared.config import AdapterSettings
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
 from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import Adapters, LoRAFALinear
+from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay_numba import NumbaBackend
 from shared.tasks.kinds import ClassificationTask
@@ -70,15 +70,15 @@ class Rig:
     def __init__(self, folder: Path, kind: str, **loading: Any) -> None:
         self.base: BaseModel = load_base_model(str(folder), **loading)
         with torch.inference_mode():
-            self.scorer = scorer_for(self.base, TASK, 40, Body(self.base, 0))
+            self.scorer = scorer_for(self.base, TASK, 40, PerturbedBody(self.base, 0))
         self.space = BUILD[kind](self.base)
         adapter = self.space.adapter
-        body = Body(self.base, adapter.first_block)
+        body = PerturbedBody(self.base, adapter.first_block)
         self.forward = ResidentForward(adapter, self.scorer, body)
         self.prompts = [self.scorer.prompt(text) for text in TEXTS]
 
-    def run(self, points: Adapters) -> NDArray[np.float32]:
-        return self.forward.scores(points, self.prompts, Schedule(micro_batch=3))
+    def run(self, perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        return self.forward.scores(perturbations, self.prompts, Schedule(micro_batch=3))
 
     def theta(self) -> NDArray[np.float32]:
         return self.space.values(0, self.space.size).numpy().copy()
@@ -90,8 +90,8 @@ class Rig:
             self.space.add(first, torch.from_numpy(change[first : first + count]))
 
     def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
-        def run(points: Adapters) -> NDArray[np.float32]:
-            return self.forward.scores(points, [self.prompts[i] for i in request.batch])
+        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+            return self.forward.scores(perturbations, [self.prompts[i] for i in request.batch])
 
         scores = self.space.evaluate(run, request.seeds, request.epsilon)
         return cross_entropy(scores, LABELS[request.batch])
@@ -127,7 +127,7 @@ def test_theta_comes_back_when_scoring_fails(kind: str, model_folder: ModelFolde
     rig = Rig(model_folder("causal"), kind)
     theta, center = rig.theta(), rig.space.evaluate(rig.run)
 
-    def fail(points: Adapters) -> NDArray[np.float32]:
+    def fail(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -273,15 +273,15 @@ def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     with pytest.raises(ModelError, match="prefix of 64 tokens does not fit a context of 64"):
         PrefixSpace(base, 64, 7, BACKEND)
     space = PrefixSpace(base, 40, 7, BACKEND)
-    body = Body(base, 0)
+    body = PerturbedBody(base, 0)
 
-    def run(points: Adapters) -> NDArray[np.float32]:
+    def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
         return np.asarray(body([tuple(range(25))]))
 
     with pytest.raises(ModelError, match=r"25 tokens does not fit.*lower model\.max-length"):
         space.evaluate(run)
 
-    def generate(points: Adapters) -> NDArray[np.float32]:
+    def generate(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
         return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
 
     with pytest.raises(ModelError, match=r"has a cache already.*run whole sequences"):

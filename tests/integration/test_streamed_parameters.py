@@ -12,7 +12,7 @@ from streams import SHAPES, TASK, TEXTS, Shape
 
 from client.estimators import mezo
 from client.estimators.prge import LossRequest, run_estimator
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.forward.streamed import StreamedBody, StreamedForward
@@ -21,14 +21,14 @@ from client.spaces import streamed as streamed_spaces
 from client.spaces.full import FullSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
-from client.streaming.block_store import BlockStore, HostStore, copied_to_files
-from client.streaming.loading import load
+from client.streaming.block_store import BlockStore, HostStore, copy_to_files
+from client.streaming.loading import load_model
 from client.streaming.stream import Scheduling
 from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
 from shared.config import ModelSettings
 from shared.directions import WHOLE_BLOCKS
 from shared.errors import ModelError
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import scorer_for
 from shared.replay_numba import NumbaBackend
 from shared.tasks.objectives import cross_entropy
@@ -71,17 +71,17 @@ class Rig:
         **streaming: Any,
     ) -> None:
         settings = {"path": str(folder), "dtype": dtype, "stream": tier if to else "off"}
-        loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+        loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
         base = loaded.base
         if to is None or loaded.store is None:
             self.space = FullSpace(base, BACKEND, keep_copy)
-            body = Body(base, 0)
+            body = PerturbedBody(base, 0)
         else:
             kept = travels or (torch.float32 if keep_copy else base.network.dtype)
             store: BlockStore = (
                 HostStore(loaded.store, kept, model=base.network.dtype)
                 if tier == "host"
-                else copied_to_files(loaded.store, to, kept, base.network.dtype)
+                else copy_to_files(loaded.store, to, kept, base.network.dtype)
             )
             self.space = StreamedFullSpace(base, store, BACKEND, keep_copy, **streaming)
             body = StreamedBody(base, 0)
@@ -95,13 +95,13 @@ class Rig:
         )
         self.prompts = [self.scorer.prompt(text) for text in TEXTS]
 
-    def run(self, points: Adapters) -> NDArray[np.float32]:
-        return self.forward.scores(points, self.prompts, Schedule(micro_batch=3))
+    def run(self, perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        return self.forward.scores(perturbations, self.prompts, Schedule(micro_batch=3))
 
     def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
-        def run(points: Adapters) -> NDArray[np.float32]:
+        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             prompts = [self.prompts[i] for i in request.batch]
-            return self.forward.scores(points, prompts, Schedule(micro_batch=2))
+            return self.forward.scores(perturbations, prompts, Schedule(micro_batch=2))
 
         scores = self.space.evaluate(run, request.seeds, request.epsilon)
         return cross_entropy(scores, LABELS[request.batch])
@@ -179,9 +179,9 @@ def test_a_block_moves_once_per_step(shape_folder: Shape, tmp_path: Path) -> Non
         rig = Rig(shape_folder("Llama", True), tmp_path / str(deferred), deferred=deferred)
         assert isinstance(rig.space, StreamedFullSpace)
         rig.train(2)
-        before = rig.space.stream.traffic.blocks
+        before = rig.space.stream.statistics.blocks
         rig.train(4)
-        moved[deferred] = (rig.space.stream.traffic.blocks - before) / 4
+        moved[deferred] = (rig.space.stream.statistics.blocks - before) / 4
     assert moved[True] <= 4 + 1  # the first one comes ahead
     assert moved[False] >= 2 * 4
 
@@ -192,7 +192,7 @@ def test_the_store_is_up_to_date_after_a_flush(shape_folder: Shape, tmp_path: Pa
     rig.train(2)
 
     def stored() -> list[bytes]:
-        rig.space.stream.settle()  # type: ignore[attr-defined]
+        rig.space.stream.finish_writes()  # type: ignore[attr-defined]
         return [file.read_bytes() for file in sorted(tmp_path.glob("*.safetensors"))]
 
     before = stored()
@@ -249,8 +249,8 @@ def test_a_failed_step_leaves_theta_where_it_was(shape_folder: Shape, tmp_path: 
     rig = Rig(shape_folder("Llama", True), tmp_path)
     before = rig.space.digest()
 
-    def fails(points: Adapters) -> NDArray[np.float32]:
-        with rig.space.visit(1) as stand:  # type: ignore[attr-defined]
+    def fails(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        with rig.space.at_stage(1) as stand:  # type: ignore[attr-defined]
             stand(0)
             raise KeyboardInterrupt
 
@@ -264,7 +264,7 @@ def test_a_failed_step_leaves_theta_where_it_was(shape_folder: Shape, tmp_path: 
 def test_quantized_weights_are_refused(shape_folder: Shape, tmp_path: Path) -> None:
     settings = {"path": str(shape_folder("OPT", True)), "quantization": "int8", "stream": "disk"}
     settings["stream_folder"] = str(tmp_path)
-    loaded = load(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
+    loaded = load_model(ModelSettings.model_validate(settings, by_alias=False, by_name=True))
     assert loaded.store is not None
     with pytest.raises(ModelError, match="quantized weights cannot be trained"):
         StreamedFullSpace(loaded.base, loaded.store, BACKEND)

@@ -10,12 +10,13 @@ from helpers import instruction_with
 from numpy.typing import NDArray
 from streams import SHAPES, TASK, TEXTS, Shape, save_shape
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.grouping import GROUPINGS, Schedule
-from client.forward.resident import ONE_PASS, ResidentForward
+from client.forward.resident import SINGLE_PASS, ResidentForward
 from client.forward.streamed import StreamedBody, StreamedForward
-from client.streaming.loading import load
-from client.streaming.stream import AS_MEANT, BlockStream, Scheduling
+from client.forward.trunk_cache import make_trunk_cache
+from client.streaming.loading import load_model
+from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from client.training.trainer import Trainer
 from shared.config import AdapterSettings, ModelSettings, RunConfig
 from shared.directions import directions
@@ -36,31 +37,33 @@ class Rig:
         stream: str = "off",
         layers: str = "all",
         cached: bool = False,
-        scheduling: Scheduling = AS_MEANT,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
         **settings: Any,
     ) -> None:
         given = {"path": str(folder), "stream": stream} | settings
-        loaded = load(ModelSettings.model_validate(given, by_alias=False, by_name=True))
+        loaded = load_model(ModelSettings.model_validate(given, by_alias=False, by_name=True))
         self.base = base = loaded.base
         self.stream = loaded.store and BlockStream(base, loaded.store, scheduling=scheduling)
         streamed = loaded.store is not None
-        body = StreamedBody if streamed else Body
+        body = StreamedBody if streamed else PerturbedBody
         with torch.inference_mode():
-            self.scorer: Scorer = scorer_for(base, TASK, 40, Body(base, 0))
+            self.scorer: Scorer = scorer_for(base, TASK, 40, PerturbedBody(base, 0))
         self.adapter: Adapter = inject(base, AdapterSettings(layers=layers, rank=2), 2)
         first = self.adapter.first_block
-        cache = trunk_cache(base, first, 2**20) if cached else None
+        cache = make_trunk_cache(base, first, 2**20) if cached else None
         self.forward: ResidentForward = (StreamedForward if streamed else ResidentForward)(
             self.adapter, self.scorer, body(base, first, cache)
         )
         self.prompts: list[Prompt] = [self.scorer.prompt(text) for text in TEXTS]
 
-    def scores(self, schedule: Schedule = ONE_PASS) -> NDArray[np.float32]:
+    def scores(self, schedule: Schedule = SINGLE_PASS) -> NDArray[np.float32]:
         layout = self.adapter.layout
         center = np.random.default_rng(0).normal(0, 0.1, layout.size).astype(np.float32)
         z = directions(SEEDS, layout.size, "gaussian")
-        points = Perturbations.at(layout, center, z, EPSILON, self.base.network.device)
-        return self.forward.scores(points, self.prompts, schedule)
+        perturbations = Perturbations.from_arrays(
+            layout, center, z, EPSILON, self.base.network.device
+        )
+        return self.forward.scores(perturbations, self.prompts, schedule)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -87,12 +90,12 @@ def test_every_grouping_reads_a_block_once(
     rig = Rig(folder, "disk", layers="top:2", cached=cached)
     np.testing.assert_array_equal(rig.scores(schedule), wanted)
     assert rig.stream is not None
-    rig.stream.settle()
-    before = rig.stream.traffic.blocks
+    rig.stream.finish_writes()
+    before = rig.stream.statistics.blocks
     np.testing.assert_array_equal(rig.scores(schedule), wanted)
-    rig.stream.settle()
+    rig.stream.finish_writes()
     # One more comes ahead: the first of the next step.
-    assert rig.stream.traffic.blocks - before <= (2 if cached else 4) + 1
+    assert rig.stream.statistics.blocks - before <= (2 if cached else 4) + 1
 
 
 @pytest.mark.parametrize(
@@ -146,12 +149,12 @@ def test_a_trainer_reports_the_same_bytes(settings: dict[str, Any]) -> None:
         trainer = Trainer(RunConfig.of(settings | {"model.stream": stream}, "test"))
         state = zero_state(trainer.layout.size)
         instruction = instruction_with(layout_hash=trainer.layout.hash, queries=2, batch=4)
-        reports.append(trainer.twin().train(instruction, state, 0, 3).encode())
+        reports.append(trainer.copy_sharing_weights().train(instruction, state, 0, 3).encode())
     assert reports[0] == reports[1] == reports[2]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheduling", [AS_MEANT, Scheduling(overlap=False)])
+@pytest.mark.parametrize("scheduling", [DEFAULT_SCHEDULING, Scheduling(overlap=False)])
 def test_cuda_streams_give_the_bits_of_a_resident_model(
     scheduling: Scheduling, shape_folder: Shape
 ) -> None:

@@ -14,9 +14,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.forward.body import Body, trunk_cache
+from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
+from client.forward.trunk_cache import make_trunk_cache
 from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ConfigError, TaskError
@@ -64,7 +65,9 @@ class Rig(NamedTuple):
         return self.scorer.prompt(example.text, example.answers, example.cut)
 
     def zero(self) -> Perturbations:
-        return Perturbations.at(self.adapter.layout, np.zeros(self.adapter.layout.size, np.float32))
+        return Perturbations.from_arrays(
+            self.adapter.layout, np.zeros(self.adapter.layout.size, np.float32)
+        )
 
 
 def examples_of(rows: Sequence[dict[str, Any]], task: Task) -> list[Example]:
@@ -74,11 +77,11 @@ def examples_of(rows: Sequence[dict[str, Any]], task: Task) -> list[Example]:
 def rig_of(folder: Path, task: Task, max_length: int = 64) -> Rig:
     base = load_base_model(str(folder))
     with torch.inference_mode():
-        scorer = scorer_for(base, task, max_length, Body(base, 0))
+        scorer = scorer_for(base, task, max_length, PerturbedBody(base, 0))
     settings = AdapterSettings.model_validate({"layers": "top:2", "rank": 4})
     adapter = inject(base, settings, scorer.labels)
-    cache = trunk_cache(base, adapter.first_block, 2**20)
-    body = Body(base, adapter.first_block, cache)
+    cache = make_trunk_cache(base, adapter.first_block, 2**20)
+    body = PerturbedBody(base, adapter.first_block, cache)
     return Rig(base, scorer, adapter, ResidentForward(adapter, scorer, body))
 
 
@@ -149,13 +152,13 @@ def test_every_grouping_gives_the_same_scores(kind: str, model_folder: ModelFold
     prompts = rig.prompts(rows, task)
     center = np.random.default_rng(1).normal(0, 0.5, rig.adapter.layout.size).astype(np.float32)
     z = directions(np.arange(2, dtype=np.uint64), rig.adapter.layout.size, "gaussian")
-    points = Perturbations.at(rig.adapter.layout, center, z, 0.25)
-    whole = rig.forward.scores(points, prompts)
+    perturbations = Perturbations.from_arrays(rig.adapter.layout, center, z, 0.25)
+    whole = rig.forward.scores(perturbations, prompts)
     assert whole.shape[:2] == (4, len(rows))
     there = np.isfinite(whole[0])
     assert np.abs(whole[0][there] - whole[2][there]).max() > 1e-3
     for grouping, size in (("sequential", 1), ("inner", 2), ("outer", 3)):
-        again = rig.forward.scores(points, prompts, Schedule(grouping, size))  # type: ignore[arg-type]
+        again = rig.forward.scores(perturbations, prompts, Schedule(grouping, size))  # type: ignore[arg-type]
         np.testing.assert_allclose(again, whole, atol=3e-5)
 
 
@@ -180,7 +183,7 @@ def test_decoding_takes_the_likeliest_token_until_the_stop_or_the_limit(
     rig = rig_of(model_folder("causal"), QA)
     plain = load_base_model(str(model_folder("causal")))
     texts = [example.text for example in examples_of(QA_ROWS, QA)]
-    answers = rig.forward.answers(
+    answers = rig.forward.decode_answers(
         rig.zero(), [rig.scorer.prompt(text) for text in texts], micro_batch
     )
     free = [decoded(plain, plain_greedy(plain, text, QA.tokens)) for text in texts]
@@ -193,48 +196,52 @@ def test_decoding_follows_the_adapter_and_ends_at_the_stop(model_folder: ModelFo
     rig = rig_of(model_folder("causal"), free)
     prompt = rig.scorer.prompt("the film ! it was")
     noise = np.random.default_rng(3).normal(0, 3, rig.adapter.layout.size).astype(np.float32)
-    (plain,) = rig.forward.answers(rig.zero(), [prompt])
-    (moved,) = rig.forward.answers(Perturbations.at(rig.adapter.layout, noise), [prompt])
+    (plain,) = rig.forward.decode_answers(rig.zero(), [prompt])
+    (moved,) = rig.forward.decode_answers(
+        Perturbations.from_arrays(rig.adapter.layout, noise), [prompt]
+    )
     assert plain != moved
     assert len(plain.split()) == free.tokens
     first, second, *_ = plain.split()
     stopping = free.model_copy(update={"text": f"{{q}} it was {{answer}} {second}"})
     other = rig_of(model_folder("causal"), stopping)
-    assert other.forward.answers(other.zero(), [prompt]) == [first.partition(second)[0].strip()]
+    assert other.forward.decode_answers(other.zero(), [prompt]) == [
+        first.partition(second)[0].strip()
+    ]
 
 
 def test_decoding_ends_at_the_end_of_text_token(model_folder: ModelFolder) -> None:
     free = QA.model_copy(update={"text": "{q} it was {answer}"})
     rig = rig_of(model_folder("causal"), free)
     prompt = rig.scorer.prompt("the film ! it was")
-    first = rig.forward.answers(rig.zero(), [prompt])[0].split()[0]
+    first = rig.forward.decode_answers(rig.zero(), [prompt])[0].split()[0]
     rig.base.tokenizer.eos_token = first
-    assert rig.forward.answers(rig.zero(), [prompt]) == [""]
+    assert rig.forward.decode_answers(rig.zero(), [prompt]) == [""]
 
 
 def test_only_a_generation_is_decoded_and_only_at_one_point(model_folder: ModelFolder) -> None:
     choice = rig_of(model_folder("causal"), CHOICE)
     with pytest.raises(TaskError, match="only a generation task has answers to decode"):
-        choice.forward.answers(choice.zero(), [])
+        choice.forward.decode_answers(choice.zero(), [])
     rig = rig_of(model_folder("causal"), QA)
     z = directions(np.arange(1, dtype=np.uint64), rig.adapter.layout.size, "gaussian")
-    pair = Perturbations.at(
+    pair = Perturbations.from_arrays(
         rig.adapter.layout, np.zeros(rig.adapter.layout.size, np.float32), z, 0.1
     )
     with pytest.raises(ValueError, match="at one point, not at 2"):
-        rig.forward.answers(pair, [])
-    assert rig.forward.answers(rig.zero(), []) == []
+        rig.forward.decode_answers(pair, [])
+    assert rig.forward.decode_answers(rig.zero(), []) == []
 
 
 def test_decoding_leaves_the_trunk_cache_alone(model_folder: ModelFolder) -> None:
     rig = rig_of(model_folder("causal"), QA)
-    cache = trunk_cache(rig.base, rig.adapter.first_block, 2**20)
+    cache = make_trunk_cache(rig.base, rig.adapter.first_block, 2**20)
     assert cache is not None
     forward = ResidentForward(
-        rig.adapter, rig.scorer, Body(rig.base, rig.adapter.first_block, cache)
+        rig.adapter, rig.scorer, PerturbedBody(rig.base, rig.adapter.first_block, cache)
     )
     prompt = rig.scorer.prompt("the film ! it was")
-    forward.answers(rig.zero(), [prompt])
+    forward.decode_answers(rig.zero(), [prompt])
     assert cache.get(prompt.sequences[0]) is None
 
 
@@ -251,7 +258,7 @@ def test_other_families_refuse_what_they_cannot_do(
 @pytest.mark.parametrize("task", [CHOICE, QA], ids=["choice", "generation"])
 def test_a_label_bias_needs_labels(task: Task, model_folder: ModelFolder) -> None:
     base = load_base_model(str(model_folder("causal")))
-    scorer = scorer_for(base, task, 64, Body(base, 0))
+    scorer = scorer_for(base, task, 64, PerturbedBody(base, 0))
     settings = AdapterSettings.model_validate({"label-bias": True})
     with pytest.raises(ConfigError, match=r"adapter\.label-bias: .* the same labels"):
         inject(base, settings, scorer.labels)
@@ -268,11 +275,11 @@ def test_answers_that_no_token_can_say(model_folder: ModelFolder) -> None:
 def test_a_candidate_at_the_beginning_needs_a_token_before_it(model_folder: ModelFolder) -> None:
     base = load_base_model(str(model_folder("causal")))
     base.tokenizer.bos_token = None
-    scorer = scorer_for(base, CHOICE, 64, Body(base, 0))
+    scorer = scorer_for(base, CHOICE, 64, PerturbedBody(base, 0))
     with pytest.raises(TaskError, match="has no token that begins one"):
         scorer.prompt("", ("good", "bad"))
     base.tokenizer.eos_token = "."
-    scorer = scorer_for(base, CHOICE, 64, Body(base, 0))
+    scorer = scorer_for(base, CHOICE, 64, PerturbedBody(base, 0))
     assert scorer.prompt("", ("good", "bad")).sequences[0] == (
         base.tokenizer.convert_tokens_to_ids("."),
     )
@@ -334,7 +341,7 @@ _real: list[Scorer] = []
 def real_scorer() -> Scorer:
     if not _real:
         base = load_base_model(str(movie_llama()))
-        _real.append(scorer_for(base, load_task("sst2"), 64, Body(base, 0)))
+        _real.append(scorer_for(base, load_task("sst2"), 64, PerturbedBody(base, 0)))
     return _real[0]
 
 
@@ -373,7 +380,7 @@ def test_a_real_model_answers_as_the_plain_model_would() -> None:
     )
     rig = rig_of(movie_llama(), task, 64)
     texts = ["the film was", "i think that the actors were", "overall it was"]
-    answers = rig.forward.answers(rig.zero(), [rig.scorer.prompt(text) for text in texts])
+    answers = rig.forward.decode_answers(rig.zero(), [rig.scorer.prompt(text) for text in texts])
     plain = load_base_model(str(movie_llama()))
     free = [decoded(plain, plain_greedy(plain, text, 6)) for text in texts]
     assert answers == [text.partition(".")[0].strip() for text in free]

@@ -16,7 +16,7 @@ from tuning import Settings, lasting, small, tuned, tuning_of
 from client.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
 from client.baselines.icl import InContext, demonstration
 from client.baselines.linear_probe import LinearProbe
-from client.forward.body import Body
+from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
 from client.tuning import run as runs
@@ -105,7 +105,7 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     learner = FirstOrder(bench, Path(settings["out"]), bytes(32))
     (center,) = learner._trained.values()
     train, batch = bench.splits["train"], bench.batch(0)
-    scores = learner._forward.one_pass(learner._here, [train.prompts[i] for i in batch])[0]
+    scores = learner._forward.score_pass(learner._here, [train.prompts[i] for i in batch])[0]
     loss = learner._loss(scores, torch.from_numpy(train.labels[batch])) / len(batch)
     loss.backward()  # type: ignore[no-untyped-call]
     other = bench_of(settings)
@@ -114,10 +114,12 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     z = directions(seeds, space.size, "gaussian").astype(np.float32) / 2048
     assert center.grad is not None
     expected = z @ center.grad.numpy()
-    body = Body(other.base, space.adapter.first_block)
+    body = PerturbedBody(other.base, space.adapter.first_block)
     forward = ResidentForward(space.adapter, other.scorer, body)
     prompts = [train.prompts[i] for i in batch]
-    found = space.evaluate(lambda points: forward.scores(points, prompts), seeds, 1e-3)
+    found = space.evaluate(
+        lambda perturbations: forward.scores(perturbations, prompts), seeds, 1e-3
+    )
     plus, minus = np.split(other.objective(found, train.labels[batch]), 2)
     np.testing.assert_allclose((plus - minus) / 2e-3, expected, rtol=0.01, atol=5e-3)
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from streams import save_shape
 
 from client.streaming import loading
-from client.streaming.block_store import FileStore, allocated, copied_to_files
-from client.streaming.loading import load, tier_of
+from client.streaming.block_store import FileStore, allocate, copy_to_files
+from client.streaming.loading import choose_tier, load_model
 from client.streaming.packed_block import PackedBlock
 from client.streaming.reading import read_directly
-from client.streaming.sizes import Sizes, sizes_of
+from client.streaming.sizes import ModelSizes, read_model_sizes
 from client.streaming.stream import BlockStream
 from client.streaming.tensor_locations import tensor_locations
 from shared.config import ModelSettings
@@ -38,26 +38,26 @@ def settings_of(folder: Path, **more: Any) -> ModelSettings:
 
 
 def stream_of(folder: Path, **more: Any) -> BlockStream:
-    loaded = load(settings_of(folder, **more))
+    loaded = load_model(settings_of(folder, **more))
     assert loaded.store is not None
     return BlockStream(loaded.base, loaded.store)
 
 
 def through(stream: BlockStream) -> None:
-    for block in range(stream.count):
-        stream.block(block)
+    for block in range(stream.block_count):
+        stream.load_block(block)
 
 
 def test_a_file_that_goes_missing_and_comes_back(folder: Path) -> None:
     stream = stream_of(folder)
-    wanted = {name: tensor.clone() for name, tensor in stream.block(2).items()}
-    stream.leave()
+    wanted = {name: tensor.clone() for name, tensor in stream.load_block(2).items()}
+    stream.unload_block()
     (folder / FILE).rename(folder / "away")
     for _ in range(2):
         with pytest.raises(ModelError, match=r"cannot be read: No such file .* put it back"):
             through(stream)
     (folder / "away").rename(folder / FILE)
-    found = stream.block(2)
+    found = stream.load_block(2)
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
@@ -103,7 +103,7 @@ def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.Mon
 def test_a_truncated_file_is_found_before_anything_is_loaded(folder: Path) -> None:
     os.truncate(folder / FILE, (folder / FILE).stat().st_size - 1)
     with pytest.raises(ModelError, match=r"is truncated: .* and its tensors need"):
-        load(settings_of(folder))
+        load_model(settings_of(folder))
 
 
 @pytest.mark.parametrize(
@@ -156,34 +156,34 @@ def test_a_checkpoint_that_lacks_a_block(folder: Path) -> None:
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / FILE, {"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks model.layers.1.mlp.up_proj.weight"):
-        load(settings_of(folder))
+        load_model(settings_of(folder))
 
 
 def test_a_full_disk_is_said_and_the_checkpoint_stays_as_it_was(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (folder / FILE).read_bytes()
-    loaded = load(settings_of(folder))
+    loaded = load_model(settings_of(folder))
     assert loaded.store is not None
-    store = copied_to_files(loaded.store, tmp_path / "blocks", torch.float32)
+    store = copy_to_files(loaded.store, tmp_path / "blocks", torch.float32)
     stream = BlockStream(loaded.base, store, torch.float32, changes=True)
 
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
-    next(iter(stream.block(0).values())).zero_()
-    stream.changed()
+    next(iter(stream.load_block(0).values())).zero_()
+    stream.mark_changed()
     with pytest.raises(ModelError, match="cannot be written: No space left on device; free space"):
-        stream.settle()
+        stream.finish_writes()
     assert (folder / FILE).read_bytes() == before
 
 
 def test_blocks_that_are_only_read_cannot_be_changed(folder: Path) -> None:
     stream = stream_of(folder)
-    stream.block(0)
+    stream.load_block(0)
     with pytest.raises(AssertionError, match="only read"):
-        stream.changed()
+        stream.mark_changed()
 
 
 def test_memory_that_is_too_small_is_found_at_the_start(
@@ -191,13 +191,13 @@ def test_memory_that_is_too_small_is_found_at_the_start(
 ) -> None:
     monkeypatch.setattr(loading, "free_memory", lambda: 1000)
     with pytest.raises(ModelError, match="even with streamed blocks, embeddings and head take"):
-        load(settings_of(folder))
+        load_model(settings_of(folder))
     with pytest.raises(ModelError, match="do not fit the memory of cpu"):
-        allocated(2**60, torch.device("cpu"))
+        allocate(2**60, torch.device("cpu"))
 
 
 def test_auto_streams_what_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = sizes_of(settings_of(folder))
+    sizes = read_model_sizes(settings_of(folder))
     assert sizes is not None
     weights = sum(tensor.nbytes for tensor in load_file(folder / FILE).values())
     assert sizes.total == weights
@@ -205,20 +205,20 @@ def test_auto_streams_what_does_not_fit(folder: Path, monkeypatch: pytest.Monkey
     auto = settings_of(folder, stream="auto")
     for free, tier in ((2 * weights, None), (weights, "disk")):
         monkeypatch.setattr(loading, "free_memory", lambda free=free: free)
-        assert tier_of(auto) == tier
-    assert tier_of(settings_of(folder / "absent", stream="auto")) is None
-    assert tier_of(settings_of(folder, stream="off")) is None
-    assert sizes_of(settings_of(Path("embedded"))) == Sizes(0, 0, 0)
+        assert choose_tier(auto) == tier
+    assert choose_tier(settings_of(folder / "absent", stream="auto")) is None
+    assert choose_tier(settings_of(folder, stream="off")) is None
+    assert read_model_sizes(settings_of(Path("embedded"))) == ModelSizes(0, 0, 0)
 
 
 def test_a_slow_disk_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     stream = stream_of(folder)
-    stream.traffic.bytes, stream.traffic.reading_seconds = 10**9, 10.0
-    stream.traffic.waiting_seconds = 8.0
-    assert stream.complaint(100.0) == ""
-    said = stream.complaint(10.0)
+    stream.statistics.bytes, stream.statistics.reading_seconds = 10**9, 10.0
+    stream.statistics.waiting_seconds = 8.0
+    assert stream.slow_disk_warning(100.0) == ""
+    said = stream.slow_disk_warning(10.0)
     assert said.startswith("the disk gives 100 MB/s of blocks, and 8.0 of 10.0 s were spent")
-    stream.traffic.waiting_seconds = 1e9
+    stream.statistics.waiting_seconds = 1e9
     with caplog.at_level("WARNING", "samara.stream"):
         for _ in range(5):
             through(stream)
@@ -227,9 +227,9 @@ def test_a_slow_disk_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture
 
 def test_buffers_are_given_back_and_made_again(folder: Path) -> None:
     stream = stream_of(folder)
-    wanted = {name: tensor.clone() for name, tensor in stream.block(1).items()}
-    stream.release()
-    found = stream.block(1)
+    wanted = {name: tensor.clone() for name, tensor in stream.load_block(1).items()}
+    stream.free_buffers()
+    found = stream.load_block(1)
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
@@ -240,10 +240,10 @@ def test_pieces_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tensors = {"a": torch.arange(33.0), "b": torch.arange(5, dtype=torch.int8)}
     save_file(tensors, tmp_path / "x")
     places = tensor_locations(tmp_path / "x")
-    bucket = PackedBlock.of((name, p.dtype, p.shape, 24) for name, p in places.items())
-    store = FileStore([places], [bucket])
+    packed_block = PackedBlock.lay_out((name, p.dtype, p.shape, 24) for name, p in places.items())
+    store = FileStore([places], [packed_block])
     room = torch.empty(store.largest, dtype=torch.uint8)
     store.fetch(0, room)
-    for name, view in bucket.views(room).items():
+    for name, view in packed_block.views(room).items():
         assert torch.equal(view, tensors[name])
         assert (view.data_ptr() - room.data_ptr()) % 64 == 24

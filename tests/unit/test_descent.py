@@ -25,7 +25,7 @@ from client.tuning.descent import (
 )
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import TrainingError
-from shared.model.lora_fa import Adapters
+from shared.model.lora_fa import PerturbedAdapters
 from shared.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]
@@ -48,11 +48,11 @@ class ToySpace(FlatSpace, SequentialSpace):
     def theta(self) -> FloatArray:
         return self.values(0, self.size).numpy().copy()
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[Adapters]:
+    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         raise NotImplementedError
 
     @contextmanager
-    def _center(self) -> Iterator[Adapters]:
+    def _center(self) -> Iterator[PerturbedAdapters]:
         yield self._here
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import samara
 from client.estimators import prge
 from client.estimators.prge import LossRequest, run_estimator
-from client.forward.grouping import GROUPINGS, grouped, perturbations_per_pass
+from client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
 from devices.hardware.estimate import estimate
 from devices.hardware.footprint import footprint
 from devices.hardware.model_shape import BUILT_IN, Linear, model_shape
@@ -129,9 +129,11 @@ def test_passes_are_those_of_the_client(
 
     def losses_of(request: LossRequest) -> Any:
         z = torch.zeros(len(request.seeds), 1) if len(request.seeds) else None
-        points = Perturbations(LAYOUT, torch.zeros(1), z, request.epsilon, request.signs)
-        found.update(len(places) * len(request.batch) for places, _ in grouped(points, mode))
-        return np.zeros(points.count)
+        perturbations = Perturbations(LAYOUT, torch.zeros(1), z, request.epsilon, request.signs)
+        found.update(
+            len(places) * len(request.batch) for places, _ in split_by_grouping(perturbations, mode)
+        )
+        return np.zeros(perturbations.count)
 
     seeds, batch = np.arange(3, dtype=np.uint64), np.arange(4)
     run_estimator(prge.prge_estimator(seeds, batch, 0.01, curvature, differences), losses_of)

@@ -8,16 +8,16 @@ from client.forward.grouping import (
     GROUPINGS,
     Grouping,
     Schedule,
+    candidate_micro_batches,
+    choose_fastest,
     distinct_groupings,
-    fastest,
-    grouped,
-    largest_fitting,
-    micro_batches,
+    find_largest_micro_batch,
     perturbations_per_pass,
+    split_by_grouping,
 )
 from shared.directions import directions
 from shared.model.dual_forwarding import DualForwarding
-from shared.model.lora_fa import Adapters, Perturbations
+from shared.model.lora_fa import Perturbations, PerturbedAdapters
 
 LAYOUT = layout_of()
 CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
@@ -25,7 +25,7 @@ CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
 
 def points_of(queries: int) -> Perturbations:
     z = directions(np.arange(queries, dtype=np.uint64), LAYOUT.size, "gaussian")
-    return Perturbations.at(LAYOUT, CENTER, z, 0.5)
+    return Perturbations.from_arrays(LAYOUT, CENTER, z, 0.5)
 
 
 def dual_of(queries: int) -> DualForwarding:
@@ -37,10 +37,10 @@ def dual_of(queries: int) -> DualForwarding:
 @pytest.mark.parametrize("queries", [1, 2, 5])
 @pytest.mark.parametrize("make", [points_of, dual_of])
 def test_groups_hold_every_point_once(make: object, queries: int, grouping: Grouping) -> None:
-    points: Adapters = make(queries)  # type: ignore[operator]
-    whole = points.tensor("second").numpy()
+    perturbations: PerturbedAdapters = make(queries)  # type: ignore[operator]
+    whole = perturbations.tensor("second").numpy()
     seen = []
-    for places, some in grouped(points, grouping):
+    for places, some in split_by_grouping(perturbations, grouping):
         assert len(places) == some.count == perturbations_per_pass(grouping, queries)
         np.testing.assert_array_equal(some.tensor("second").numpy(), whole[places])
         seen += list(places)
@@ -48,7 +48,9 @@ def test_groups_hold_every_point_once(make: object, queries: int, grouping: Grou
 
 
 def test_a_single_point_is_left_whole() -> None:
-    (places, alone), *rest = grouped(Perturbations.at(LAYOUT, CENTER), "sequential")
+    (places, alone), *rest = split_by_grouping(
+        Perturbations.from_arrays(LAYOUT, CENTER), "sequential"
+    )
     assert (list(places), alone.count, rest) == ([0], 1, [])
 
 
@@ -77,7 +79,7 @@ def test_what_fits_is_never_over_the_budget(
         tried.append(examples)
         return max(fixed + each * examples for fixed, each in stages)
 
-    fitting = largest_fitting(peak_bytes, budget, most)
+    fitting = find_largest_micro_batch(peak_bytes, budget, most)
     assert 0 <= fitting <= most
     assert all(peak_bytes(examples) <= budget for examples in list(tried) if examples > 1)
     assert fitting == 0 or peak_bytes(fitting) <= budget
@@ -87,20 +89,20 @@ def test_what_fits_is_never_over_the_budget(
 
 @given(st.integers(1, 1_000))
 def test_with_memory_in_proportion_all_that_fits_is_found(most: int) -> None:
-    assert largest_fitting(lambda examples: 7 * examples, 7 * 100, most) == min(most, 100)
+    assert find_largest_micro_batch(lambda examples: 7 * examples, 7 * 100, most) == min(most, 100)
 
 
 def test_micro_batches_are_halves() -> None:
-    assert list(micro_batches(8)) == [8, 4, 2, 1]
-    assert list(micro_batches(5)) == [5, 3, 2, 1]
-    assert list(micro_batches(1)) == [1]
+    assert list(candidate_micro_batches(8)) == [8, 4, 2, 1]
+    assert list(candidate_micro_batches(5)) == [5, 3, 2, 1]
+    assert list(candidate_micro_batches(1)) == [1]
 
 
 def test_the_fastest_is_chosen_and_close_ones_are_timed_again() -> None:
     slow, close, best = Schedule("both"), Schedule("inner"), Schedule("outer")
     times = {slow: [9.0], close: [1.0, 1.3, 1.3, 1.3], best: [1.2, 0.9, 1.2, 1.2]}
     calls = {schedule: iter(series) for schedule, series in times.items()}
-    chosen, shortest = fastest(times, lambda schedule: next(calls[schedule]))
+    chosen, shortest = choose_fastest(times, lambda schedule: next(calls[schedule]))
     assert chosen == best
     assert shortest == {slow: 9.0, close: 1.0, best: 0.9}
     assert all(next(call, None) is None for call in calls.values())

@@ -2,13 +2,13 @@ import gc
 
 import torch
 
-from client.forward.peak_memory import peak_memory
+from client.forward.peak_memory import measure_peak_memory
 
 CPU = torch.device("cpu")
 
 
 def test_the_peak_is_what_lives_at_once() -> None:
-    with torch.inference_mode(), peak_memory(CPU) as peak:
+    with torch.inference_mode(), measure_peak_memory(CPU) as peak:
         first = torch.ones(1000)
         second = first + 1
         del first
@@ -20,7 +20,7 @@ def test_the_peak_is_what_lives_at_once() -> None:
 
 def test_views_and_what_was_there_before_cost_nothing() -> None:
     before = torch.ones(1000)
-    with torch.inference_mode(), peak_memory(CPU) as peak:
+    with torch.inference_mode(), measure_peak_memory(CPU) as peak:
         before.view(10, 100).t()[3:]
         before.add_(1)
     assert peak.bytes == 0

@@ -203,7 +203,7 @@ def test_a_disk_that_is_slower_than_its_profile_says(
     found = storage(streamed, board)
     assert found is not None
     assert re.search(r"\d MB/s of .*safetensors; .* on paper", found.finding)
-    monkeypatch.setattr(preflight, "disk_rate", lambda file, pieces: rate)
+    monkeypatch.setattr(preflight, "measure_disk_rate", lambda file, pieces: rate)
     found = storage(streamed, board)
     assert found is not None
     assert found.outcome is outcome

@@ -54,7 +54,7 @@ class InPlaceMeZO:
             parameter.add_(z, alpha=scale)
 
 
-def lora_parameters(base: BaseModel, points: Perturbations) -> list[Tensor]:
+def lora_parameters(base: BaseModel, perturbations: Perturbations) -> list[Tensor]:
     """A and B of every adapted layer as plain LoRA trains them; they are views, not copies.
 
     Args:
@@ -64,14 +64,14 @@ def lora_parameters(base: BaseModel, points: Perturbations) -> list[Tensor]:
     parameters = []
     for layer in base.body.modules():
         if isinstance(layer, LoRAFALinear):
-            parameters += [layer.a, points.tensor(layer.name)[0]]
+            parameters += [layer.a, perturbations.tensor(layer.name)[0]]
     return parameters
 
 
 def whole_network_loss(
     base: BaseModel,
     adapter: Adapter,
-    points: Perturbations,
+    perturbations: Perturbations,
     ids: Tensor,
     mask: Tensor,
     labels: Tensor,
@@ -86,7 +86,7 @@ def whole_network_loss(
         mask: int64 [B, S].
         labels: int64 [B], token ids.
     """
-    with torch.inference_mode(), adapter.at(points):
+    with torch.inference_mode(), adapter.using(perturbations):
         logits = base.network(input_ids=ids, attention_mask=mask).logits
     last = logits[torch.arange(len(ids)), mask.sum(1) - 1].float()
     return float(torch.nn.functional.cross_entropy(last, labels))
