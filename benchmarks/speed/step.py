@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from client.forward.in_place import InPlaceMeZO, lora_parameters, whole_network_loss
 
+from benchmarks.speed.in_place_mezo import InPlaceMeZO, lora_parameters, whole_network_loss
 from benchmarks.speed.shapes import TASK, random_base, timed
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, distinct_groupings

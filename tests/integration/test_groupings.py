@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.in_place_mezo import InPlaceMeZO, lora_parameters, whole_network_loss
+from benchmarks.speed.in_place_mezo import InPlaceMeZO, lora_parameters, whole_network_loss
 from client.forward.body import PerturbedBody
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.peak_memory import measure_peak_memory
