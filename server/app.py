@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from server.live.journal import journal
 from server.live.keys import KEYS_VARIABLE, Keys
-from server.rounds.clusters import Clusters
-from server.rounds.recorded_cohorts import RepeatedCohorts
+from server.rounds.clusters import ClusteredStrategy
+from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import RunStore, finish
 from server.transport.clock import Clock
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 def serve(
     config: RunConfig,
     grid: Grid,
-    cohorts: RepeatedCohorts | None = None,
+    cohorts: RecordedCohorts | None = None,
     clock: Clock | None = None,
     patient: bool = False,
 ) -> Path:
@@ -118,7 +118,7 @@ def _serve_clusters(
     begun: float,
 ) -> Path:
     """The same for clients in clusters, which are found first."""
-    strategy = Clusters(config, folder, layout, run_id, roster)
+    strategy = ClusteredStrategy(config, folder, layout, run_id, roster)
     try:
         if (folder / RESULT_FILE).exists():
             log.info("%s holds this very run, finished", folder)
@@ -138,7 +138,7 @@ def _serve_clusters(
 
 
 def _run(
-    strategy: ScalarStrategy | Clusters,
+    strategy: ScalarStrategy | ClusteredStrategy,
     post: DeadlineGrid,
     config: RunConfig,
     done: int,

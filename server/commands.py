@@ -225,7 +225,7 @@ def verify(run: Run) -> None:
     """
     from rich.console import Console
 
-    from server.store import cluster_folders, read_layout, replayed
+    from server.store import cluster_folders, read_layout, replay_run
     from shared.errors import LedgerError
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
@@ -235,7 +235,7 @@ def verify(run: Run) -> None:
             verify(cluster)
         return
     layout = read_layout(run)
-    steps = replayed(run)
+    steps = replay_run(run)
     begin = step = next(steps)
     scalars = 0
     for step in steps:

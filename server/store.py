@@ -51,7 +51,7 @@ class RunStore:
         """
         self.folder, self.layout = folder, layout
         self.last: dict[str, Any] = {}
-        keep_layout(folder, layout)
+        ensure_layout(folder, layout)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
         told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
@@ -94,7 +94,7 @@ def _a_message_for(file: Path) -> Iterator[None]:
         ) from error
 
 
-def keep_layout(folder: Path, layout: Layout) -> None:
+def ensure_layout(folder: Path, layout: Layout) -> None:
     """Make the folder of a run, with its layout.
 
     Raises:
@@ -154,7 +154,7 @@ def ledger_of(run: Path) -> Path:
     return run / LEDGER_FOLDER
 
 
-def replayed(folder: Path) -> Iterator[Step]:
+def replay_run(folder: Path) -> Iterator[Step]:
     """Replay a run's ledger, proving every digest on the way; see `proven`.
 
     Raises:

@@ -215,7 +215,7 @@ class RoundDelta:
         ]
 
 
-def reverting(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
+def revert_delta(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
     """A round that takes others back: their coefficients, negated, so that all sums are exact.
 
     What one of them takes back of the others is gone already and not in it.

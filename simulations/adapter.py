@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from client.personal.methods import composition
 from client.personal.private_rounds import personal_ledger
 from server.rounds.clusters import cluster_folder
-from server.store import read_layout, replayed
+from server.store import read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
@@ -83,7 +83,7 @@ class FinishedRun:
                 )
             folder = cluster_folder(folder, groups[client])
         state = zero_state(self.layout.size)
-        for step in replayed(folder):
+        for step in replay_run(folder):
             state = step.state
         return state
 

@@ -14,7 +14,7 @@ from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from client.training.trainer import trainer_for
 from devices.live.settings import ClientSettings
 from server.app import serve
-from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
+from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.frames.instructions import Split
@@ -47,7 +47,7 @@ def simulate(
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
-    cohorts = RepeatedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
+    cohorts = RecordedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
     if cohorts and engine == "flower":
         raise ConfigError("--cohorts-from repeats a run in the in-process engine only")
     if config.fleet.devices:
@@ -80,7 +80,7 @@ def simulate(
 def _repeated(
     config: RunConfig,
     on_message: Callable[[str, int], None],
-    cohorts: RepeatedCohorts | None,
+    cohorts: RecordedCohorts | None,
     homes: Sequence[Path],
 ) -> Path:
     """Repeat a live run by clients with the data of its devices, one after the other."""

@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.accuracy.cluster_groups import right
 from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.linear_model import Texts
-from server.rounds.clustering import grouped
-from server.rounds.clusters import finding, scalars_to_ask
+from server.rounds.clustering import cluster_clients
+from server.rounds.clusters import clustering_instruction, clustering_steps_and_batch
 from shared.config import AdapterSettings, ModelSettings, RunConfig
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
@@ -47,12 +47,12 @@ def placed_right(here: Texts, config: RunConfig, alpha: float) -> int:
     """Clients that are with most of their kind, by the division of the run's seed."""
     places = [Example(str(i), int(own), "", "train") for i, own in enumerate(here.labels)]
     shares = partition(places, "dirichlet", CLIENTS, alpha, config.seed)
-    asked = finding(config, bytes(8), bytes(32), bytes(32))
+    asked = clustering_instruction(config, bytes(8), bytes(32), bytes(32))
     found = {}
     for device, share in enumerate(shares):
         own = here.some(np.array([int(example.text) for example in share]))
         found[device] = replace(own, labels=own.labels ^ device % 2).scalars(asked, device)
-    return right(grouped(found, 2))
+    return right(cluster_clients(found, 2))
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
                 RunConfig.of(settings | {"seed": s}, "benchmark") for s in range(given.seeds)
             ]
             config = configs[0]
-            steps, batch = scalars_to_ask(config)
+            steps, batch = clustering_steps_and_batch(config)
             of_seeds = [placed_right(here, own, alpha) for own in configs]
             table.add_row(
                 f"{alpha:g}",

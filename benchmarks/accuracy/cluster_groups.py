@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from server.rounds.clustering import agreement, differences
-from server.rounds.clusters import GROUPS_FILE, Groups
+from server.rounds.clustering import cosine_similarities, distinctive_parts
+from server.rounds.clusters import ASSIGNMENTS_FILE, ClusterAssignments
 from shared.config import RunConfig
 from shared.result import RunResult
 from shared.settings import parse_assignment
@@ -66,9 +66,9 @@ def right(groups: dict[int, int]) -> int:
 
 def contrast(file: Path) -> tuple[float, float]:
     """Mean cosine of what two clients' scalars do not have in common: of one kind, of two kinds."""
-    scalars = Groups.read(file).scalars
+    scalars = ClusterAssignments.read(file).scalars
     devices = sorted(scalars)
-    cosines = agreement(differences([scalars[device] for device in devices]))
+    cosines = cosine_similarities(distinctive_parts([scalars[device] for device in devices]))
     alike = np.equal.outer([d % 2 for d in devices], [d % 2 for d in devices])
     own = ~np.eye(len(devices), dtype=np.bool_)
     return float(cosines[alike & own].mean()), float(cosines[~alike].mean())
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = ["", ""]
         if "cluster" in given.methods:
             groups = RunResult.read(place / "cluster").groups
-            alike, opposed = contrast(place / "cluster" / GROUPS_FILE)
+            alike, opposed = contrast(place / "cluster" / ASSIGNMENTS_FILE)
             found = [f"{right(groups)} of {len(groups)}", f"{alike:+.2f}, {opposed:+.2f}"]
         table.add_row(f"{alpha:g}", str(seed), positive[alpha, seed], *found, *reached)
     Console(width=110).print(table)

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from client.training.trainer import figures, trainer_for
-from server.store import replayed
+from server.store import replay_run
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.result import read_result
@@ -25,7 +25,7 @@ def main() -> None:
     config = RunConfig.of(read_result(arguments.run)["config"] | whole, str(arguments.run))
     trainer = trainer_for(config)
     print("round  split       accuracy  loss")
-    for step in replayed(arguments.run):
+    for step in replay_run(arguments.run):
         if step.record is None or step.round % arguments.every:
             continue
         for split in (Split.VALIDATION, Split.TEST):

@@ -17,8 +17,8 @@ from benchmarks.accuracy.words_baseline import divided
 from client.estimators.prge import LossRequest, run_estimator
 from client.personal.methods import composition, kept_share, pull
 from client.training.local_step_plan import LocalStepPlan
-from server.rounds.clustering import grouped
-from server.rounds.clusters import finding
+from server.rounds.clustering import cluster_clients
+from server.rounds.clusters import clustering_instruction
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames.instructions import TrainInstruction
@@ -164,9 +164,12 @@ class LinearRun:
         """The clients that train, each with its cluster; without clusters that is one."""
         if self._config.method != "cluster":
             return dict.fromkeys(self._training, 0)
-        asked, texts = finding(self._config, bytes(8), bytes(32), bytes(32)), self._users.splits
+        asked, texts = (
+            clustering_instruction(self._config, bytes(8), bytes(32), bytes(32)),
+            self._users.splits,
+        )
         scalars = {c: texts["train"][c].scalars(asked, c) for c in self._training}
-        return grouped(scalars, self._config.cohort.clusters)
+        return cluster_clients(scalars, self._config.cohort.clusters)
 
     def _private(self, w: Floats, client: int) -> Floats:
         p, rate = np.zeros_like(w), self._config.personal.learning_rate

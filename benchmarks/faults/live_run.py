@@ -19,7 +19,7 @@ import psutil
 
 from client.protocol.session_store import decode_session
 from server.live.keys import KEYS_FOLDER, Keys
-from server.store import METRICS_FILE, read_layout, replayed
+from server.store import METRICS_FILE, read_layout, replay_run
 from shared.events import Tail
 from shared.replay import digest
 from shared.settings import Scalar
@@ -190,7 +190,7 @@ class LiveRun:
     def digests(self) -> dict[int, str]:
         """The digest after every round of the ledger, each proven by replay."""
         layout = read_layout(self.run)
-        return {s.round: digest(layout.hash, s.state).hex() for s in replayed(self.run)}
+        return {s.round: digest(layout.hash, s.state).hex() for s in replay_run(self.run)}
 
     def positions(self) -> dict[str, tuple[int, str]]:
         """Round and digest of every client's session on disk."""

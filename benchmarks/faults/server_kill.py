@@ -33,8 +33,8 @@ from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
 from server.live.keys import KEYS_FOLDER, Keys
-from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
-from server.store import METRICS_FILE, replayed
+from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from server.store import METRICS_FILE, replay_run
 from shared.config import RunConfig
 from shared.events import Tail
 from shared.result import RESULT_FILE, read_result
@@ -189,14 +189,14 @@ def check(
     layout_hash = bytes.fromhex(read_result(run)["layout_hash"])
     from shared.replay import digest
 
-    for step in replayed(run):
+    for step in replay_run(run):
         rounds[step.round] = digest(layout_hash, step.state).hex()
     for number, said in acknowledged.items():
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
     result = read_result(run)
     config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
     grid = InProcessGrid(app, CLIENTS, config.flat(), nodes=nodes)
-    again = serve(config, grid, RepeatedCohorts(read_cohorts(run)))
+    again = serve(config, grid, RecordedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == result["final_digest"], "another end"
     return (
         f"{what}: {len(acknowledged)} rounds acknowledged, none lost; {len(rounds) - 1} rounds end "

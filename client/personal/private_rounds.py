@@ -27,7 +27,7 @@ from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
-from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, reverting
+from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
 from shared.runs import run_folder
 from shared.step_record import STEP_SIZE_FILE, StepRecord
 from shared.step_size import Observation, StepSize
@@ -272,7 +272,7 @@ def _taken_back(
     """A round that takes others back, or everything where these cannot be taken back exactly."""
     number, token = instruction.round, token_of(instruction.encode())
     try:
-        delta = reverting(number, PERSONAL_TRACK, token, undone)
+        delta = revert_delta(number, PERSONAL_TRACK, token, undone)
         check_fits(private, delta.changes)
     except ReplayError:  # what shrinks have rounded off is gone, but the global model is there
         return RoundDelta(number, PERSONAL_TRACK, token, (), NOTHING)

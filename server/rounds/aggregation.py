@@ -38,7 +38,7 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
         raise ReportError(f"client {report.client} reports without having examples")
 
 
-def staleness(rounds_late: int) -> float:
+def staleness_weight(rounds_late: int) -> float:
     """What a report counts that is so many rounds late: 1/√(1 + late), as in FedBuff.
 
     Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation (2022), section 5.
@@ -64,8 +64,8 @@ def aggregate(
         reports: at most one per client, in any order.
         weight_cap: examples beyond which a report gains no weight.
         late: reports of earlier rounds that came in this one, with the instruction that each
-            answers; directions are independent. Each weighs `staleness` of what it would have,
-            and its directions are those of its own round.
+            answers; directions are independent. Each weighs `staleness_weight` times its usual
+            weight, and its directions are those of its own round.
 
     Returns:
         The delta: one group per client with independent seeds, one in all with shared seeds or
@@ -83,7 +83,7 @@ def aggregate(
         raise ReportError(f"a client reports twice among {clients}")
     examples: list[float] = [min(report.examples, weight_cap) for report in reports]
     examples += [
-        staleness(instruction.round - asked.round) * min(report.examples, weight_cap)
+        staleness_weight(instruction.round - asked.round) * min(report.examples, weight_cap)
         for asked, report in late
     ]
     scalars = _scalars(instruction, reports, late, examples) if everybody else ()
@@ -104,7 +104,7 @@ def aggregate(
     )
 
 
-def observed(
+def observe_round(
     instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int
 ) -> Observation:
     """What a round tells about the step size.

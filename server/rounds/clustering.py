@@ -21,7 +21,7 @@ Scalars = Mapping[int, NDArray[np.float64]]
 _RESTARTS = 20
 
 
-def differences(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def distinctive_parts(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """What is a client's own in its lists, float64 [clients, steps · queries].
 
     Args:
@@ -36,14 +36,14 @@ def differences(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return own
 
 
-def agreement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def cosine_similarities(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cosines between the rows of a matrix, [clients, clients]; 0 with a row of zeros."""
     rows = _unit(rows)
     cosines: NDArray[np.float64] = rows @ rows.T
     return cosines
 
 
-def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
+def cluster_clients(scalars: Scalars, groups: int) -> dict[int, int]:
     """Divide clients into groups, counted from 0 in the order of their lowest client.
 
     What is the clients' own, brought to length 1 again so that nobody's noise leads, is divided by
@@ -60,7 +60,7 @@ def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
     # Imported here because it takes seconds.
     from sklearn.cluster import KMeans
 
-    rows = _unit(differences([scalars[client] for client in clients]))
+    rows = _unit(distinctive_parts([scalars[client] for client in clients]))
     left, sizes, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     places = (left * sizes)[:, : groups - 1]
     found = KMeans(groups, n_init=_RESTARTS, random_state=0).fit_predict(places).tolist()
@@ -68,10 +68,12 @@ def grouped(scalars: Scalars, groups: int) -> dict[int, int]:
     return {client: order[name] for client, name in zip(clients, found, strict=True)}
 
 
-def nearest(own: NDArray[np.float64], scalars: Scalars, groups: Mapping[int, int]) -> int:
+def nearest_cluster(own: NDArray[np.float64], scalars: Scalars, groups: Mapping[int, int]) -> int:
     """The group with whose members a newcomer's list agrees best on the average."""
     clients = [client for client in groups if client in scalars]
-    cosines = agreement(differences([own, *(scalars[client] for client in clients)]))[0, 1:]
+    cosines = cosine_similarities(
+        distinctive_parts([own, *(scalars[client] for client in clients)])
+    )[0, 1:]
     member = np.array([groups[client] for client in clients])
     means = {group: float(cosines[member == group].mean()) for group in sorted(set(member))}
     return int(max(means, key=lambda group: means[group]))

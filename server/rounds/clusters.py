@@ -24,10 +24,10 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from server.rounds.aggregation import check_report
-from server.rounds.clustering import grouped, nearest
-from server.rounds.evaluation import put_together
+from server.rounds.clustering import cluster_clients, nearest_cluster
+from server.rounds.evaluation import merge_histories
 from server.rounds.strategy import ScalarStrategy
-from server.store import METRICS_FILE, RunStore, keep_layout
+from server.store import METRICS_FILE, RunStore, ensure_layout
 from server.transport.messages import make_message, read_frame
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
@@ -50,7 +50,7 @@ from shared.replay import digest, zero_state
 
 log = logging.getLogger("samara.server")
 
-GROUPS_FILE = "groups.json"
+ASSIGNMENTS_FILE = "groups.json"
 STEPS, DIRECTIONS = 8, 64
 """At least so many steps find clusters, in which labels take turns, and so many directions."""
 
@@ -65,7 +65,7 @@ def cluster_id(run_id: bytes, cluster: int) -> bytes:
     return hashlib.sha256(run_id + cluster.to_bytes(4, "little")).digest()[:8]
 
 
-def scalars_to_ask(config: RunConfig) -> tuple[int, int]:
+def clustering_steps_and_batch(config: RunConfig) -> tuple[int, int]:
     """Steps and batch of the scalars that find clusters, within as many losses as rounds take.
 
     What a client says of a direction is mostly the noise of its batch: so the budget goes into
@@ -81,7 +81,9 @@ def scalars_to_ask(config: RunConfig) -> tuple[int, int]:
     return steps, losses // (steps * (queries + 1))
 
 
-def finding(config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes) -> TrainInstruction:
+def clustering_instruction(
+    config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes
+) -> TrainInstruction:
     """What clients are asked so that clusters are found.
 
     Args:
@@ -90,7 +92,7 @@ def finding(config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes) 
         layout_hash: of the adapter, 32 bytes.
         start: digest of the base's state, 32 bytes.
     """
-    steps, batch = scalars_to_ask(config)
+    steps, batch = clustering_steps_and_batch(config)
     return TrainInstruction(
         run_id=run_id,
         round=1,
@@ -111,13 +113,13 @@ def finding(config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes) 
 
 
 @dataclass
-class Groups:
+class ClusterAssignments:
     """Who belongs to which cluster, and why.
 
     Attributes:
         clusters: by client, counted from 0.
         scalars: by client, float64 [steps, queries], along the same directions for all.
-        bytes_up, bytes_down: what finding them took.
+        bytes_up, bytes_down: what finding the clusters took.
     """
 
     clusters: dict[int, int] = field(default_factory=dict)
@@ -166,7 +168,7 @@ class Groups:
 class _Part(Roster):
     """The clients of one cluster, as its strategy sees them; the whole roster knows them."""
 
-    def __init__(self, whole: Roster, groups: Groups, cluster: int) -> None:
+    def __init__(self, whole: Roster, groups: ClusterAssignments, cluster: int) -> None:
         self._whole, self._groups, self._cluster = whole, groups, cluster
 
     @property
@@ -188,7 +190,7 @@ class _Part(Roster):
         return self._whole.refusal_reason(entry)
 
 
-class Clusters(Strategy):
+class ClusteredStrategy(Strategy):
     """A federation per cluster, side by side; every client's messages go to its own."""
 
     def __init__(
@@ -206,10 +208,10 @@ class Clusters(Strategy):
         Raises:
             LedgerError: if the folder holds another run, or a damaged one.
         """
-        keep_layout(folder, layout)
+        ensure_layout(folder, layout)
         self._config, self._folder, self._layout = config, folder, layout
         self._run_id, self._roster = run_id, roster
-        self.groups = Groups.read(folder / GROUPS_FILE)
+        self.groups = ClusterAssignments.read(folder / ASSIGNMENTS_FILE)
         rounds = config.federated_rounds - config.cohort.clustering_rounds
         own = {"method": "global", "rounds": rounds, "personal.rounds": 0}
         self._own = RunConfig.of(config.flat() | own, "cluster")
@@ -244,7 +246,7 @@ class Clusters(Strategy):
 
     def events(self) -> list[dict[str, Any]]:
         """The clusters' rounds and evaluations, put together."""
-        return put_together([store.events() for store in self._stores])
+        return merge_histories([store.events() for store in self._stores])
 
     def find(self, grid: Grid) -> None:
         """Ask clients that are in no cluster for scalars along common directions, and place them.
@@ -260,10 +262,12 @@ class Clusters(Strategy):
         groups.scalars |= found
         if not groups.clusters:
             training = {d: s for d, s in found.items() if d not in self._config.newcomers}
-            groups.clusters |= grouped(training, self._config.cohort.clusters)
+            groups.clusters |= cluster_clients(training, self._config.cohort.clusters)
         for client in sorted(found.keys() - groups.clusters.keys()):
-            groups.clusters[client] = nearest(found[client], groups.scalars, groups.clusters)
-        groups.write(self._folder / GROUPS_FILE)
+            groups.clusters[client] = nearest_cluster(
+                found[client], groups.scalars, groups.clusters
+            )
+        groups.write(self._folder / ASSIGNMENTS_FILE)
         for cluster in range(self._config.cohort.clusters):
             clients = sorted(d for d, own in groups.clusters.items() if own == cluster)
             log.info("cluster %d: clients %s", cluster + 1, ", ".join(map(str, clients)))
@@ -274,7 +278,7 @@ class Clusters(Strategy):
         """What these clients answer, by client; who does not answer soundly stays without."""
         settings, layout = self._config, self._layout
         start = digest(layout.hash, zero_state(layout.size))
-        instruction = finding(settings, self._run_id, layout.hash, start)
+        instruction = clustering_instruction(settings, self._run_id, layout.hash, start)
         frame, seconds = instruction.encode(), settings.cohort.timeout
         messages = [
             make_message(entry.node, MessageType.TRAIN, "groups", frame, CatchUp(), seconds)
@@ -369,7 +373,7 @@ class Clusters(Strategy):
 
     def _note(self) -> None:
         """Append what the clusters told just now to the metrics of the run, for whoever watches."""
-        for event in put_together([[store.last] for store in self._stores if store.last]):
+        for event in merge_histories([[store.last] for store in self._stores if store.last]):
             try:
                 append_event(self._folder / METRICS_FILE, event)
             except OSError as error:

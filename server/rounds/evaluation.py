@@ -16,7 +16,7 @@ GLOBAL = "global"
 """The column of the federation's model."""
 
 
-def outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
+def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
     """Clients that evaluate other labels or columns than most do.
 
     Args:
@@ -27,7 +27,7 @@ def outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
     return [client for client, shape in shapes.items() if shape != usual]
 
 
-def summed(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
+def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
     """Figures of every column that counts an example.
 
     Args:
@@ -50,7 +50,7 @@ def summed(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
     return {name: _figures(parts) for name, parts in columns.items() if parts}
 
 
-def best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
+def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
     """The round after which the global model was best on validation; the later of equals.
 
     Args:
@@ -72,7 +72,7 @@ def best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) 
     return max(means, key=lambda number: (means[number], number)) if means else None
 
 
-def put_together(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """What federations that ran side by side told, as if they were one.
 
     Args:

@@ -20,7 +20,7 @@ def describe(event: dict[str, Any]) -> str:
     return f"round {event['round']}: {event['split']} accuracy: {figures}"
 
 
-def unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
+def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
     """How many of the last rounds in a row used no report; one that takes rounds back used some."""
     unused = 0
     for event in events:

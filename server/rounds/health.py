@@ -11,7 +11,7 @@ class _Record:
     rests_until: int = 0
 
 
-class Health:
+class ClientHealth:
     """Failures in a row, by client; every failure past the patience doubles the rest.
 
     Args:
@@ -22,7 +22,7 @@ class Health:
         self._patience = patience
         self._records: dict[int, _Record] = {}
 
-    def failed(self, client: int, round_number: int) -> int:
+    def record_failure(self, client: int, round_number: int) -> int:
         """Count a failure; returns for how many rounds the client rests, 0 if it need not."""
         record = self._records.setdefault(client, _Record())
         record.failures += 1
@@ -31,15 +31,15 @@ class Health:
         record.rests_until = round_number + rounds
         return rounds
 
-    def succeeded(self, client: int) -> None:
+    def record_success(self, client: int) -> None:
         """Forget a client's failures."""
         self._records.pop(client, None)
 
-    def rests(self, client: int, round_number: int) -> bool:
+    def is_resting(self, client: int, round_number: int) -> bool:
         """Whether a client is not to be asked in a round."""
         record = self._records.get(client)
         return record is not None and round_number <= record.rests_until
 
-    def resting(self, round_number: int) -> list[int]:
+    def resting_clients(self, round_number: int) -> list[int]:
         """The clients that are not to be asked in a round, ascending."""
-        return sorted(client for client in self._records if self.rests(client, round_number))
+        return sorted(client for client in self._records if self.is_resting(client, round_number))

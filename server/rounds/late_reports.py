@@ -25,7 +25,7 @@ def report_token(reply: Message) -> bytes | None:
         return None
 
 
-class LateReports:
+class LateReportFilter:
     """Remembers the instructions of the last rounds, and what was folded of each.
 
     Nothing is remembered across restarts: what comes late then answers an instruction that nobody

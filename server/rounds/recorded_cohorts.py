@@ -16,7 +16,7 @@ Cohorts = Mapping[int, Mapping[int, int]]
 earlier one where its report was late."""
 
 
-class RepeatedCohorts:
+class RecordedCohorts:
     """Has a run use the reports that a recorded one used, each in the same round.
 
     Args:

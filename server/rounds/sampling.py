@@ -8,7 +8,7 @@ import numpy as np
 from shared.directions import cohort_keys
 
 
-def cohort(
+def sample_cohort(
     run_seed: int, round_number: int, clients: Iterable[int], fraction: float, minimum: int
 ) -> list[int]:
     """The cohort of a round: a function of (run seed, round) and of who is there.

@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from server.live.superlink import most_answer_bytes
-from server.rounds.aggregation import aggregate, check_report, observed
-from server.rounds.evaluation import best_round, outliers, summed
-from server.rounds.event_log import describe, unused_rounds
-from server.rounds.health import Health
-from server.rounds.late_reports import LateReports, report_token
-from server.rounds.recorded_cohorts import RepeatedCohorts
-from server.rounds.sampling import cohort
+from server.rounds.aggregation import aggregate, check_report, observe_round
+from server.rounds.evaluation import find_best_round, find_outliers, summarize_evaluations
+from server.rounds.event_log import count_unused_rounds, describe
+from server.rounds.health import ClientHealth
+from server.rounds.late_reports import LateReportFilter, report_token
+from server.rounds.recorded_cohorts import RecordedCohorts
+from server.rounds.sampling import sample_cohort
 from server.store import RunStore
 from server.transport.clock import Clock, SystemClock
 from server.transport.messages import make_message, read_frame
@@ -44,7 +44,7 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
-from shared.round_delta import RoundDelta, reverting
+from shared.round_delta import RoundDelta, revert_delta
 from shared.step_record import STEP_SIZE_FILE, StepRecord
 from shared.step_size import StepSize
 from shared.wire import Kind, kind_of
@@ -64,7 +64,7 @@ class ScalarStrategy(Strategy):
         config: RunConfig,
         store: RunStore,
         roster: Roster,
-        cohorts: RepeatedCohorts | None = None,
+        cohorts: RecordedCohorts | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare for the rounds after the ledger's last.
@@ -78,15 +78,15 @@ class ScalarStrategy(Strategy):
         """
         self._clock: Clock = clock or SystemClock()
         self._config, self._store, self._roster = config, store, roster
-        self._health, self._cohorts = Health(config.cohort.patience), cohorts
-        self._late = LateReports(config.cohort.late_rounds)
+        self._health, self._cohorts = ClientHealth(config.cohort.patience), cohorts
+        self._late = LateReportFilter(config.cohort.late_rounds)
         self._wanted = 0
         self._run_id = store.ledger.header.run_id
         self._train: TrainInstruction | None = None
         self._evaluation: EvaluateInstruction | None = None
         self._sent: dict[int, int] = {}
         self._told: dict[int, str] = {}
-        self._unused = unused_rounds(store.events())
+        self._unused = count_unused_rounds(store.events())
         self._begun = time.monotonic()
         given = None if config.learning_rate == "auto" else config.learning_rate
         size = StepSize(config.federated_rounds, given, config.epsilon)
@@ -164,13 +164,13 @@ class ScalarStrategy(Strategy):
                 raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
             return present, chosen
         trains = [client for client in present if client not in self._config.newcomers]
-        awake = [client for client in trains if not self._health.rests(client, number)]
+        awake = [client for client in trains if not self._health.is_resting(client, number)]
         if len(awake) < settings.minimum:
             awake = trains
         run_seed = self._config.seed
-        self._wanted = len(cohort(run_seed, number, awake, share, settings.minimum))
+        self._wanted = len(sample_cohort(run_seed, number, awake, share, settings.minimum))
         size = max(settings.minimum, math.ceil(round(settings.oversample * self._wanted, 9)))
-        return present, cohort(run_seed, number, awake, share, size)
+        return present, sample_cohort(run_seed, number, awake, share, size)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -207,7 +207,9 @@ class ScalarStrategy(Strategy):
         delta, problem = self._delta(instruction, list(reports.values()), late_reports)
         seen = None
         if reports:
-            seen = observed(instruction, list(reports.values()), self._config.cohort.weight_cap)
+            seen = observe_round(
+                instruction, list(reports.values()), self._config.cohort.weight_cap
+            )
             seen = replace(seen, learning_rate=0.0) if problem else seen
         size = self._step_sizes.note(seen, reports.keys())
         if size.back_to is not None:
@@ -224,7 +226,7 @@ class ScalarStrategy(Strategy):
             refused={str(client): why for client, why in sorted(refused.items())},
             absent=absent,
             late={str(report.client): asked.round for asked, report in late_reports},
-            resting=self._health.resting(instruction.round + 1),
+            resting=self._health.resting_clients(instruction.round + 1),
             problem=problem,
             back_to=size.back_to,
             bytes_up=sum(received.values()),
@@ -284,11 +286,11 @@ class ScalarStrategy(Strategy):
     ) -> list[int]:
         """Keep count of who fails; returns the clients that were waited for in vain."""
         for client in answered:
-            self._health.succeeded(client)
+            self._health.record_success(client)
         missing = sorted(self._sent.keys() - set(answered) - refused.keys())
         absent = [] if len(answered) >= self._wanted else missing
         for client in [*absent, *refused]:
-            if rounds := self._health.failed(client, number):
+            if rounds := self._health.record_failure(client, number):
                 log.warning("client %d keeps failing and rests for %d rounds", client, rounds)
         return absent
 
@@ -332,11 +334,11 @@ class ScalarStrategy(Strategy):
         if not answers:
             log.warning("round %d: nobody evaluated: %s", instruction.round, refused)
             return None
-        for client in outliers(answers):
+        for client in find_outliers(answers):
             del answers[client]
             refused[client] = "it evaluates other labels or columns than most clients do"
             log.warning("client %d: %s", client, refused[client])
-        whole = summed(answers)
+        whole = summarize_evaluations(answers)
         event = {
             "event": "evaluation",
             "round": instruction.round,
@@ -476,7 +478,7 @@ class ScalarStrategy(Strategy):
             return
         oldest = next(read_ledger(ledger.folder)).delta.round - 1
         reachable = [event for event in self._store.events() if event["round"] >= oldest]
-        best = best_round(reachable, self._config.newcomers)
+        best = find_best_round(reachable, self._config.newcomers)
         delta, stands = self._undoing(last + 1, bytes(8), last if best is None else min(best, last))
         ledger_bytes = ledger.append(delta)
         problem = f"round {stands} was best on validation: the model is what it was then"
@@ -490,7 +492,7 @@ class ScalarStrategy(Strategy):
         """
         ledger = self._store.ledger
         undone = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
-        delta = reverting(number, ledger.header.track, token, undone)
+        delta = revert_delta(number, ledger.header.track, token, undone)
         ledger.check(delta)
         return delta, undone[0].round - 1 if undone else back_to
 

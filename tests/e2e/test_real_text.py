@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.store import replayed
+from server.store import replay_run
 from shared.config import load_scenario
 from shared.result import read_result
 from simulations.simulate import simulate
@@ -36,4 +36,4 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
     zero_shot = read_result(folder)["evaluations"][0]
     assert zero_shot["split"] == "validation"
     assert zero_shot["columns"]["global"]["accuracy"] == pytest.approx(0.714, abs=0.01)
-    assert [step.round for step in replayed(folder)] == [0, 1, 2]
+    assert [step.round for step in replay_run(folder)] == [0, 1, 2]

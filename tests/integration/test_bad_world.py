@@ -15,8 +15,8 @@ from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
 from server.live.keys import KEYS_VARIABLE, Keys
 from server.live.status import status_of
-from server.rounds.recorded_cohorts import RepeatedCohorts, read_cohorts
-from server.store import replayed
+from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from server.store import replay_run
 from server.transport.deadline_grid import DeadlineGrid
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
@@ -92,7 +92,7 @@ def test_who_is_absent_does_not_hold_the_round(tmp_path: Path) -> None:
     assert contributors(run) == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     rounds = read_result(run)["rounds"]
     assert [event["absent"] for event in rounds] == [[], [2], [], []]
-    assert list(replayed(run))[-1].round == 4
+    assert list(replay_run(run))[-1].round == 4
 
 
 def test_a_late_report_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_late_report_counts_once_with_the_directions_of_its_round(tmp_path: Pa
     again = serve(
         repeated,
         InProcessGrid(app, CLIENTS, repeated.flat()),
-        RepeatedCohorts(read_cohorts(run)),
+        RecordedCohorts(read_cohorts(run)),
     )
     assert read_result(again)["final_digest"] == read_result(run)["final_digest"]
     assert contributors(again) == contributors(run)
@@ -132,7 +132,7 @@ def test_the_cohorts_of_a_run_with_an_empty_round_can_be_repeated(tmp_path: Path
     assert read_result(run)["rounds"][1]["loss"] is None
     repeated = config_of(tmp_path / "again", cohort__fraction=0.5)
     grid = InProcessGrid(app, CLIENTS, repeated.flat())
-    again = serve(repeated, grid, RepeatedCohorts(read_cohorts(run)))
+    again = serve(repeated, grid, RecordedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == read_result(run)["final_digest"]
 
 

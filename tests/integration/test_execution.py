@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.speed.step import StepBench
 from benchmarks.speed.step import run as run_bench
 from client.forward.grouping import GROUPINGS
-from server.store import replayed
+from server.store import replay_run
 from shared.errors import ConfigError, SamaraError, TrainingError
 from shared.result import read_result
 from simulations.simulate import clients_together, simulate
@@ -92,7 +92,7 @@ def test_the_thread_count_is_no_part_of_a_runs_name(settings: Settings, tmp_path
 def test_a_federation_on_quantized_weights(quantization: str, settings: Settings) -> None:
     pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
     folder = simulate(config_of(settings, model__quantization=quantization))
-    assert len(list(replayed(folder))) == 4
+    assert len(list(replay_run(folder))) == 4
     client = read_result(folder)["clients"]["0"]
     assert (client["quantization"], client["dtype"]) == (quantization, "float32")
 
@@ -117,7 +117,7 @@ def test_a_trunk_on_disk_gives_the_same_ledger_again(settings: Settings, tmp_pat
     # Another run id, so that nothing is taken from the first trainer's memory.
     warm = simulate(config_of(settings, **changes, evaluate__every=0, out=str(tmp_path / "warm")))
     deltas = [
-        [step.record.end_digest for step in replayed(folder) if step.record]
+        [step.record.end_digest for step in replay_run(folder) if step.record]
         for folder in (cold, warm)
     ]
     assert deltas[0] == deltas[1]

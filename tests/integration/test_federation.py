@@ -17,7 +17,7 @@ from client.app import app as client_app
 from client.training.trainer import loaded, trainer_for
 from server.app import serve
 from server.rounds.aggregation import aggregate
-from server.store import read_layout, replayed
+from server.store import read_layout, replay_run
 from shared.directions import Differences, batch_order, directions
 from shared.errors import DataError, SamaraError, TrainingError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
@@ -37,7 +37,7 @@ from simulations.simulate import simulate
 def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) -> None:
     folder = simulate(config_of(settings))
     result = read_result(folder)
-    _, *steps = replayed(folder)
+    _, *steps = replay_run(folder)
     assert [step.round for step in steps] == [1, 2, 3]
     layout = read_layout(folder)
     assert digest(layout.hash, steps[-1].state).hex() == result["final_digest"]
@@ -81,7 +81,10 @@ def test_a_run_with_a_pool_is_rebuilt_from_as_many_directions_as_the_pool_has(
 ) -> None:
     config = config_of(settings, seed_policy="pool", pool_size=5, rounds=4, steps=3)
     folder = simulate(config)
-    layout, rounds = read_layout(folder), [step.record for step in replayed(folder) if step.record]
+    layout, rounds = (
+        read_layout(folder),
+        [step.record for step in replay_run(folder) if step.record],
+    )
     assert [len(record.delta.contributors) for record in rounds] == [3, 3, 3, 3]
     for record in rounds:
         (group,) = record.delta.groups
@@ -258,7 +261,7 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
     }
     states = []
     for config in (many, one):
-        *_, last = replayed(simulate(config))
+        *_, last = replay_run(simulate(config))
         states.append(last.state.astype(np.float64))
     difference = np.linalg.norm(states[0] - states[1]) / np.linalg.norm(states[1])
     assert difference < 1e-3
@@ -294,7 +297,7 @@ def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
 def test_a_rate_is_found_by_both_kinds_of_differences(differences: str, settings: Settings) -> None:
     config = config_of(settings, rounds=8, queries=8, learning_rate="auto", differences=differences)
     folder = simulate(config)
-    *_, last = replayed(folder)
+    *_, last = replay_run(folder)
     assert np.any(last.state)
     assert digest(read_layout(folder).hash, last.state).hex() == read_result(folder)["final_digest"]
 
@@ -389,8 +392,8 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     message = r"round 2: no report could be used in 2 rounds.*loss is not finite at step 1"
     with pytest.raises(TrainingError, match=message):
         simulate(config)
-    assert [step.round for step in replayed(Path(config.out))] == [0, 1, 2]
-    assert not any(np.any(step.state) for step in replayed(Path(config.out)))
+    assert [step.round for step in replay_run(Path(config.out))] == [0, 1, 2]
+    assert not any(np.any(step.state) for step in replay_run(Path(config.out)))
     assert not (Path(config.out) / "result.json").exists()
 
 

@@ -13,7 +13,7 @@ from federations import Settings, config_of, ledger_of
 
 from client.training import local_steps
 from client.training.trainer import Trainer
-from server.store import replayed
+from server.store import replay_run
 from shared.config import RunConfig, load_scenario
 from shared.directions import round_root
 from shared.errors import ConfigError, TrainingError
@@ -109,7 +109,7 @@ def test_what_is_told_of_a_fleet_adds_up(fleet: Settings) -> None:
 
 def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None:
     folder = simulate(config_of(fleet))
-    *_, last = replayed(folder)
+    *_, last = replay_run(folder)
     assert last.state.any()
     assert RunResult.read(folder).final_round == 5
 

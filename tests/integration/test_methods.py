@@ -20,7 +20,7 @@ from client.training.trainer import Trainer, loaded, trainer_for
 from server.app import serve
 from server.rounds.clusters import cluster_folder
 from server.rounds.strategy import ScalarStrategy
-from server.store import read_layout, replayed
+from server.store import read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError
 from shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
@@ -355,7 +355,7 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
     assert result.groups == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
     layout, states = read_layout(folder), []
     for cluster, members in ((0, [0, 2, 4]), (1, [1, 3])):
-        *_, last = replayed(cluster_folder(folder, cluster))
+        *_, last = replay_run(cluster_folder(folder, cluster))
         states.append(last.state)
         for record in read_ledger(cluster_folder(folder, cluster) / "ledger"):
             assert [c.client for c in record.delta.contributors] == members
@@ -404,7 +404,7 @@ def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: P
     assert [entry.round for entry in other.rounds] == [1, 2, 3]
     assert set(other.rounds[1].clients) == set(range(5))
     for cluster in (0, 1):
-        steps = [list(replayed(cluster_folder(at, cluster))) for at in (whole, Path(cut.out))]
+        steps = [list(replay_run(cluster_folder(at, cluster))) for at in (whole, Path(cut.out))]
         for a, b in zip(*steps, strict=True):
             np.testing.assert_array_equal(a.state, b.state)
 

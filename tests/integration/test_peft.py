@@ -13,7 +13,7 @@ from test_architectures import ARCHITECTURES, save_tokenizer
 from test_federation import config_of
 
 from client.personal.private_rounds import personal_ledger
-from server.store import read_layout, replayed
+from server.store import read_layout, replay_run
 from shared.config import AdapterSettings
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.ledger.proving import proven
@@ -138,7 +138,7 @@ def test_a_run_is_exported_globally_and_for_one_client(
     run: Path, tmp_path: Path, model_folder: ModelFolder
 ) -> None:
     layout = read_layout(run)
-    *_, (_, state, _) = replayed(run)
+    *_, (_, state, _) = replay_run(run)
     result = read_result(run)
     config = config_of(result["config"])
     kept = personal_ledger(config, bytes.fromhex(result["run_id"]), 1)
@@ -174,7 +174,7 @@ def test_every_method_s_own_model_is_exported(
     result, layout = read_result(folder), read_layout(folder)
     w = np.zeros(layout.size, np.int64)
     if method != "local":
-        *_, (_, w, _) = replayed(folder)
+        *_, (_, w, _) = replay_run(folder)
     kept = personal_ledger(config_of(result["config"]), bytes.fromhex(result["run_id"]), 1)
     *_, (_, p, _) = proven(kept, layout)
     whole = w + p

@@ -13,8 +13,8 @@ from helpers import files_of
 
 from server.app import serve
 from server.rounds import strategy
-from server.rounds.aggregation import observed
-from server.store import read_layout, replayed
+from server.rounds.aggregation import observe_round
+from server.store import read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import LedgerError
 from shared.frames.instructions import TrainInstruction
@@ -116,12 +116,12 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
 
     def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
         loss = 9.0 if instruction.round == 6 else 0.7
-        return replace(observed(instruction, *rest), loss=loss)
+        return replace(observe_round(instruction, *rest), loss=loss)
 
-    monkeypatch.setattr(strategy, "observed", rising)
+    monkeypatch.setattr(strategy, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
-    steps = {step.round: step for step in replayed(folder)}
+    steps = {step.round: step for step in replay_run(folder)}
     sixth = read_result(folder)["rounds"][5]
     assert sixth["problem"] == "the loss rose: back to the state after round 4"
     assert sixth["problem"] in caplog.text
@@ -158,7 +158,7 @@ def test_a_run_goes_on_from_a_compacted_ledger_to_the_same_end(
     assert sorted(ledger_of(whole)) == [
         *("0000000004.snap", "0000000005.seg", "0000000006.snap", "0000000007.seg")
     ]
-    assert [step.round for step in replayed(whole)] == [4, 5, 6, 7]
+    assert [step.round for step in replay_run(whole)] == [4, 5, 6, 7]
     config = with_small_records(settings)
     grid = grid_of(config)
     plain, trained = grid._deliver, []
@@ -199,8 +199,8 @@ def test_the_way_of_catching_up_does_not_change_the_run(
     by_snapshot = simulate(config)
     digests = [read_result(run)["rounds"][-1]["loss"] for run in (by_tail, by_snapshot)]
     assert digests[0] == digests[1]
-    *_, first = replayed(by_tail)
-    *_, second = replayed(by_snapshot)
+    *_, first = replay_run(by_tail)
+    *_, second = replay_run(by_snapshot)
     np.testing.assert_array_equal(first.state, second.state)
 
 

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from server.rounds.aggregation import aggregate
-from server.rounds.sampling import cohort
+from server.rounds.sampling import sample_cohort
 from shared.frames.instructions import SeedPolicy
 from shared.frames.report import Report
 from shared.replay import replay, zero_state
@@ -70,8 +70,10 @@ def test_a_cohort_depends_on_who_is_there_and_not_on_their_order(
     run_seed: int, number: int, clients: set[int], percent: int
 ) -> None:
     ascending = sorted(clients)
-    chosen = cohort(run_seed, number, ascending, percent / 100, 1)
-    assert chosen == cohort(run_seed, number, [*reversed(ascending), *ascending], percent / 100, 1)
+    chosen = sample_cohort(run_seed, number, ascending, percent / 100, 1)
+    assert chosen == sample_cohort(
+        run_seed, number, [*reversed(ascending), *ascending], percent / 100, 1
+    )
     assert set(chosen) <= clients
 
 
@@ -81,7 +83,7 @@ def test_one_device_less_changes_at_most_one_place(
 ) -> None:
     missing = min(clients)
     chosen, without = (
-        set(cohort(run_seed, number, present, percent / 100, minimum))
+        set(sample_cohort(run_seed, number, present, percent / 100, minimum))
         for present in (clients, clients - {missing})
     )
     assert len(chosen - without) <= 1

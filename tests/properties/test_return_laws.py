@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.frames.instructions import PERSONAL_TRACK
 from shared.replay import CoefficientBlock, replay, zero_state
-from shared.round_delta import DerivedSeeds, Group, RoundDelta, reverting
+from shared.round_delta import DerivedSeeds, Group, RoundDelta, revert_delta
 
 D = 16
 QUERIES = 2
@@ -33,7 +33,7 @@ def test_a_return_leads_where_it_says_by_what_is_left_of_the_steps(
             steps.append(steps[-1] + 1)
         else:
             back_to = min(move, number - 1)
-            deltas.append(reverting(number, PERSONAL_TRACK, bytes(8), deltas[back_to:]))
+            deltas.append(revert_delta(number, PERSONAL_TRACK, bytes(8), deltas[back_to:]))
             assert len(deltas[-1].groups) <= 2 * moves[:number].count(None)
             if back_to == 0:
                 assert len(deltas[-1].groups) == 2 * steps[-1]

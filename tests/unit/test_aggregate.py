@@ -10,7 +10,7 @@ from helpers import instruction_with, report_to
 from numpy.typing import NDArray
 
 from server.rounds.aggregation import aggregate, check_report
-from server.rounds.sampling import cohort
+from server.rounds.sampling import sample_cohort
 from shared.directions import directions
 from shared.errors import ReplayError, ReportError, SamaraError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
@@ -233,19 +233,19 @@ def test_any_device_that_a_frame_can_name_is_folded_or_refused() -> None:
 def test_a_cohort_is_a_share_rounded_up_and_at_least_the_minimum(fraction: str) -> None:
     for present, minimum in product(range(1, 130), (1, 5, 50)):
         share = math.ceil(Fraction(fraction) * present)
-        chosen = cohort(3, 1, range(present), float(fraction), minimum)
+        chosen = sample_cohort(3, 1, range(present), float(fraction), minimum)
         assert len(chosen) == min(present, max(minimum, share))
         assert chosen == sorted(set(chosen))
         assert set(chosen) <= set(range(present))
 
 
 def test_a_cohort_of_nobody_is_empty() -> None:
-    assert cohort(3, 1, [], 0.5, 2) == []
+    assert sample_cohort(3, 1, [], 0.5, 2) == []
 
 
 def test_every_device_is_picked_equally_often() -> None:
     rounds, picked = 2000, np.zeros(20)
     for number in range(1, rounds + 1):
-        picked[cohort(3, number, range(20), 0.25, 1)] += 1
+        picked[sample_cohort(3, number, range(20), 0.25, 1)] += 1
     deviation = np.sqrt(rounds * 0.25 * 0.75)
     assert np.abs(picked - rounds * 0.25).max() < 5 * deviation

@@ -17,7 +17,7 @@ from server.live.bundle import bundle
 from server.live.certificates import given_certificates
 from server.live.keys import Keys
 from server.live.superlink import DOOR_PATH, Door, is_open_to
-from server.rounds.health import Health
+from server.rounds.health import ClientHealth
 from server.transport import deadline_grid as post
 from shared.certificates import own_certificates
 from shared.client_index import client_index_of_key
@@ -210,14 +210,14 @@ def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_rests_double_and_end_with_a_success() -> None:
-    health = Health(patience=2)
-    assert [health.failed(3, number) for number in (1, 2, 4, 7)] == [0, 1, 2, 4]
-    assert [number for number in range(7, 14) if health.rests(3, number)] == [7, 8, 9, 10, 11]
-    assert health.resting(11) == [3]
-    assert [health.failed(3, 20) for _ in range(9)][-1] == 64
-    health.succeeded(3)
-    assert not health.rests(3, 20)
-    assert health.failed(3, 21) == 0
+    health = ClientHealth(patience=2)
+    assert [health.record_failure(3, number) for number in (1, 2, 4, 7)] == [0, 1, 2, 4]
+    assert [number for number in range(7, 14) if health.is_resting(3, number)] == [7, 8, 9, 10, 11]
+    assert health.resting_clients(11) == [3]
+    assert [health.record_failure(3, 20) for _ in range(9)][-1] == 64
+    health.record_success(3)
+    assert not health.is_resting(3, 20)
+    assert health.record_failure(3, 21) == 0
 
 
 def test_the_bundle_is_the_same_bytes_and_has_every_setting() -> None:

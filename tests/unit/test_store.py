@@ -17,7 +17,7 @@ from server.store import (
     RESULT_FILE,
     RunStore,
     finish,
-    replayed,
+    replay_run,
 )
 from shared.errors import LedgerError, SamaraError
 from shared.ledger.records import LedgerHeader, Record
@@ -53,7 +53,7 @@ def test_any_flipped_bit_of_the_layout_is_found(tmp_path: Path) -> None:
     for damaged in flipped_bits(path.read_bytes())[::7]:
         path.write_bytes(damaged)
         with pytest.raises(SamaraError):
-            list(replayed(path.parent))
+            list(replay_run(path.parent))
 
 
 def test_reopening_a_run_leads_to_the_same_digest(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_reopening_a_run_leads_to_the_same_digest(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.ledger.state, HISTORY.states[3])
         assert store.ledger.digest == HISTORY.digests[3]
         assert store.ledger.position.round == 3
-    for step, expected in zip(replayed(tmp_path), HISTORY.states, strict=False):
+    for step, expected in zip(replay_run(tmp_path), HISTORY.states, strict=False):
         np.testing.assert_array_equal(step.state, expected)
     assert (step.round, step.record is None) == (3, False)
 
