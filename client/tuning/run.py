@@ -8,7 +8,6 @@ OUT/result.json    the summary, written at the end
 A run that was killed goes on from what is in its folder, to the same result.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from client.baselines.first_order import FirstOrder
 from client.baselines.icl import InContext
@@ -256,11 +256,11 @@ def _opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
     """
     try:
         make_folder(folder)
-        with (folder / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{folder}: another process is running it") from None
+        try:
+            lock = FileLock(folder / "lock").acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"{folder}: another process is running it") from None
+        with lock:
             _check_same(folder / IDENTITY_FILE, identity)
             yield
     except OSError as error:

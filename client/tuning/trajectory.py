@@ -12,7 +12,6 @@ All little-endian. Every CRC-32 goes on from the one before it, the first from t
 hash, so that a record is sound in its place only.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from client.spaces.space import Space
@@ -371,24 +371,22 @@ class Trajectory:
         self._path = path
         try:
             make_folder(path.parent)
-            lock = path.with_name(path.name + ".lock")
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = FileLock(path.with_name(path.name + ".lock"), thread_local=False)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise TrajectoryError(f"{path}: another process is writing it") from None
         except OSError as error:
             raise TrajectoryError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
             self._open(header, space)
         except OSError as error:
-            os.close(self._lock)
+            self._lock.release()
             raise TrajectoryError(f"{path}: cannot be written: {error.strerror}") from error
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
 
     def _open(self, header: TrajectoryHeader, space: Space) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrajectoryError(f"{self._path}: another process is writing it") from None
         if not self._path.exists():
             write_durably(self._path, header.encode(b"" if space.portable else _bytes_of(space)))
         self.recorded = read_trajectory(self._path)
@@ -455,7 +453,7 @@ class Trajectory:
     def close(self) -> None:
         """Let another process write."""
         self._file.close()
-        os.close(self._lock)
+        self._lock.release()
 
 
 def _bytes_of(space: Space) -> bytes:

@@ -1,7 +1,6 @@
 """Processes that are kept up, and that do not outlive who started them."""
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from shared.errors import DeviceError
 
@@ -20,7 +21,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 _STEADY_SECONDS = 90.0
 """A process that lasted so long failed anew, not again."""
 _GRACE_SECONDS = 10.0
-_LOCK_POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -132,17 +132,9 @@ def alone(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
     Raises:
         DeviceError: if another process holds it.
     """
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + patience
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise DeviceError(f"{file.parent}: {what}") from None
-                time.sleep(_LOCK_POLL_SECONDS)
+        lock = FileLock(file, mode=0o600).acquire(timeout=patience)
+    except Timeout:
+        raise DeviceError(f"{file.parent}: {what}") from None
+    with lock:
         yield
-    finally:
-        os.close(descriptor)

@@ -1,13 +1,13 @@
 """Keeps a live run up: Flower's processes, our ServerApp, and the run that they serve."""
 
-import fcntl
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from filelock import FileLock, Timeout
 
 from server.live.bundle import bundle
 from server.live.keys import Keys
@@ -147,14 +147,12 @@ def _served(flower: Flower, run: int, keys: Keys | None, watch: Watch) -> str:
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder, so that no other server runs in it."""
     make_folder(folder)
-    lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = FileLock(folder / "server.lock").acquire(timeout=0)
+    except Timeout:
+        raise SamaraError(f"{folder}: another `samara server up` is serving this run") from None
+    with lock:
         yield
-    except BlockingIOError as error:
-        raise SamaraError(f"{folder}: another `samara server up` is serving this run") from error
-    finally:
-        os.close(lock)
 
 
 @contextmanager

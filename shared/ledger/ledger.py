@@ -4,7 +4,6 @@ A ledger is a folder of segments and snapshots (docs/ledger.md). One process wri
 may read it at the same time (shared/ledger/reading.py).
 """
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from shared.errors import LedgerError
@@ -95,24 +95,23 @@ class Ledger:
         self._snapshot_every = snapshot_every
         try:
             make_folder(folder)
-            self._lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise LedgerError(f"{folder}: another process is writing it; end that first") from None
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be opened: {error.strerror}") from error
         try:
             self._open()
         except (LedgerError, OSError) as error:
-            os.close(self._lock)
+            self._lock.release()
             remedy = "restore the folder or begin a new run"
             raise LedgerError(f"{folder}: {error}; {remedy}") from error
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
 
     def _open(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LedgerError("another process is writing it") from None
         if not segment_paths(self.folder) and not snapshot_paths(self.folder):
             begin = encode_segment_header(self.header, self.header.start)
             write_durably(segment_path(self.folder, 1), begin)
@@ -326,4 +325,4 @@ class Ledger:
 
     def close(self) -> None:
         """Let another process write."""
-        os.close(self._lock)
+        self._lock.release()

@@ -1,6 +1,5 @@
 """Every method on tiny models: what it does, that it goes on, and what it refuses."""
 
-import fcntl
 import json
 import logging
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from tuning import Settings, lasting, small, tuned, tuning_of
 
 from client.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
@@ -398,10 +398,11 @@ def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
 def test_two_processes_cannot_run_in_one_folder(settings: Settings) -> None:
     folder = Path(settings["out"])
     folder.mkdir()
-    with (folder / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process is running it"):
-            tune(tuning_of(settings))
+    with (
+        FileLock(folder / "lock"),
+        pytest.raises(ConfigError, match="another process is running it"),
+    ):
+        tune(tuning_of(settings))
 
 
 def test_damaged_files_are_named(settings: Settings, tmp_path: Path) -> None:
