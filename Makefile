@@ -6,13 +6,26 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: help install demo test check format protocol clean
+.PHONY: help install demo test test-all check format protocol clean
 
 help:
-	@echo "make demo     eight emulated clients, a small model, generated messages"
-	@echo "make test     run every test          make check    lint, types, import layers"
-	@echo "make install  set up .venv            make format   rewrite the code in the house style"
-	@echo "make protocol generate the Python of shared/proto/trainer.proto again"
+	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
+	@echo "make test      one case of every kind, under 15 minutes on two cores"
+	@echo "make test-all  every case"
+	@echo "make check     lint, types, import layers"
+	@echo "make format    rewrite the code in the house style"
+	@echo "make install   set up .venv"
+	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
+	@echo "make clean     remove .venv and what the tools leave behind"
+	@echo
+	@echo "samara.py      the command: mounts the commands of each package"
+	@echo "shared/        directions, replay, frames, ledger, settings, tasks, model"
+	@echo "client/        sessions, local steps, estimators, forward engines, streaming, tune"
+	@echo "server/        rounds, transport, live server; imports no torch"
+	@echo "devices/       hardware profiles and time model, live clients, Jetson, phones"
+	@echo "simulations/   scenarios, engines, fleets, comparison, reports"
+	@echo "benchmarks/    measurements, by question; run from a checkout"
+	@echo "tests/ docs/   tests by kind; documentation, decisions, glossary"
 
 install: $(VENV)/.installed
 
@@ -21,13 +34,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Samara needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# setuptools warns of every editable installation that folders may shadow packages; ours are they
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet \
+		--constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: install
 	$(BIN)/samara demo
 
 test: install
+	$(BIN)/python -m pytest -m 'not exhaustive'
+
+test-all: install
 	$(BIN)/python -m pytest
 
 check: install
