@@ -18,6 +18,7 @@ from shared.files import make_folder, write_durably
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.proving import Step, proven
+from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.result import RESULT_FILE
 
@@ -52,6 +53,7 @@ class RunStore:
         self.folder, self.layout = folder, layout
         self.last: dict[str, Any] = {}
         ensure_layout(folder, layout)
+        _check_same_run(folder, header)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
         told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
         if told and told[-1] > self.ledger.position.round:
@@ -110,6 +112,25 @@ def ensure_layout(folder: Path, layout: Layout) -> None:
             write_durably(layout_file, (layout.to_json() + "\n").encode())
     elif read_layout(folder).hash != layout.hash:
         raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+
+
+def _check_same_run(folder: Path, header: LedgerHeader) -> None:
+    """Refuse to continue a ledger that was begun under another run id.
+
+    Raises:
+        LedgerError: naming both reasons that there are for it.
+    """
+    try:
+        stored = read_header(folder / LEDGER_FOLDER).run_id
+    except LedgerError:
+        return  # there is no ledger yet, or a damaged one, which opening it repairs or refuses
+    if stored != header.run_id:
+        raise LedgerError(
+            f"{folder}: holds another run, {stored.hex()}, and these settings make run "
+            f"{header.run_id.hex()}: either settings, model or number of clients are not those "
+            "that it was begun with, or this run was made by an earlier Samara, whose run ids do "
+            "not continue. Verify or export it, or start a new run in another folder"
+        )
 
 
 def finish(folder: Path, result: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.settings import with_current_keys
 
 SCHEMA_VERSION = 2
 """Of result.json; grows when a key changes its meaning or goes, not when one is added."""
@@ -223,6 +224,9 @@ class RunResult(_Part):
         file, content = folder / RESULT_FILE, read_result(folder)
         _check_kind(content, file)
         try:
+            settings = content.get("config")
+            if isinstance(settings, dict):
+                content |= {"config": with_current_keys(RunConfig, settings)}
             return cls.model_validate(content)
         except ValidationError as error:
             raise SamaraError(f"{file}: damaged: {_explained(error)}\nrun it again") from error

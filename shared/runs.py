@@ -1,4 +1,4 @@
-"""What names a run, and where its folder is."""
+"""The id of a run, and its folder on this machine."""
 
 import hashlib
 import json
@@ -9,13 +9,25 @@ from shared.layout import Layout
 
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
-    """8 bytes that name a run: what it is made of, not when or where it is run."""
-    apart = {"out", "threads", "model.stream", "model.stream-direct", "model.stream-folder"}
-    settings = {key: value for key, value in config.flat().items() if key not in apart}
-    content = json.dumps(settings, sort_keys=True).encode() + layout.hash + model_id
+    """Return the 8 bytes that name a run: a hash of what decides the numbers that it computes.
+
+    Settings count by value and not by location. The model is known by its id, so that its folder
+    may move; threads, caches, the memory budget and block streaming say how a machine executes a
+    run, and what of it rounds differently is recorded at the run's first step and kept
+    (`client.training.execution`). ``data.path`` and ``task`` stay in the identity although they
+    are locations: nothing else in it knows their content, and without them a run would go on
+    with other examples unnoticed. Which settings count is declared with each of them
+    (``identity``).
+
+    Args:
+        config: settings of the run, as the server has them.
+        layout: layout of the adapter.
+        model_id: hash of the base model, 32 bytes.
+    """
+    content = json.dumps(config.identity(), sort_keys=True).encode() + layout.hash + model_id
     return hashlib.sha256(content).digest()[:8]
 
 
 def run_folder(config: RunConfig, run_id: bytes) -> Path:
-    """The folder of a run on this machine: ``out``, or ``runs/<run id>``."""
+    """Return the folder of a run on this machine: ``out``, or ``runs/<run id>``."""
     return Path(config.out) if config.out else Path("runs") / run_id.hex()

@@ -1,27 +1,109 @@
-"""Settings in general: sections of dotted, hyphenated keys, and every mistake at once."""
+"""Settings in general: sections of dotted, hyphenated keys, each with a description of itself.
+
+A setting is declared once, by `setting`: default, help, whether it belongs to a run's identity, who
+owns it and which methods read it. Documentation, checks and the run id are made of that.
+"""
 
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
 )
+from pydantic.fields import FieldInfo
 
 from shared.errors import ConfigError
 
 Scalar = bool | int | float | str
+Owner = Literal["server", "device"]
 
 
 def _number_as_text(value: object) -> object:
-    """``--set adapter.layers=3`` means the text 3."""
+    """Return a number as text: ``--set adapter.layers=3`` means the text 3."""
     return str(value) if type(value) in (int, float) else value
 
 
 Text = Annotated[str, BeforeValidator(_number_as_text)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The description of one setting.
+
+    Attributes:
+        key: dotted key, ``cohort.weight-cap``.
+        default: value where nothing is set; None if the setting is required.
+        help: meaning, for people.
+        identity: whether the value is part of the run id.
+        repetition: whether two runs that differ in this setting alone repeat each other.
+        owner: the side that decides it; a live device keeps its own value.
+        read_by: methods that the value means something to; empty for all.
+        page: page and anchor under docs/ that says more; may be empty.
+        former: key under which earlier versions stored it; may be empty.
+    """
+
+    key: str
+    default: object
+    help: str
+    identity: bool
+    repetition: bool
+    owner: Owner
+    read_by: tuple[str, ...]
+    page: str
+    former: str
+
+    @property
+    def makes_a_variant(self) -> bool:
+        """Whether runs with other values are compared with each other, not averaged."""
+        return self.identity and not self.repetition
+
+    def is_read_by(self, method: str) -> bool:
+        """Return whether the value means anything to a method."""
+        return not self.read_by or method in self.read_by
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    identity: bool = True,
+    repetition: bool = False,
+    owner: Owner = "server",
+    read_by: tuple[str, ...] = (),
+    page: str = "",
+    former: str = "",
+    **constraints: Any,
+) -> Any:
+    """Declare a setting as a field of a `Section`; see `Setting` for what is not listed here.
+
+    Args:
+        default: value where nothing is set; ``...`` makes the setting required.
+        help: meaning, for people; the documentation's tables are made of it.
+        identity: whether the value is part of the run id: it decides which numbers a run
+            computes, and neither where something lies nor how fast a machine is.
+        repetition: see `Setting`.
+        owner: of a section, of all settings in it.
+        read_by: see `Setting`.
+        page: see `Setting`.
+        former: see `Setting`.
+        constraints: what pydantic's ``Field`` takes, such as ``ge``.
+    """
+    about: dict[str, Any] = {
+        "identity": identity,
+        "repetition": repetition,
+        "owner": owner,
+        "read_by": read_by,
+        "page": page,
+        "former": former,
+    }
+    return Field(default, description=help, json_schema_extra=about, **constraints)
 
 
 def _hyphenated(name: str) -> str:
@@ -29,7 +111,7 @@ def _hyphenated(name: str) -> str:
 
 
 class Section(BaseModel):
-    """Settings that belong together; keys are hyphenated, nothing unknown is taken."""
+    """Settings that belong together; keys are hyphenated, unknown keys are refused."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -41,13 +123,32 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
+    def with_owners_values(self, other: Self, owner: Owner) -> Self:
+        """Return these settings with those of an owner taken from other ones.
+
+        The result is not validated: each side has checked its own settings.
+        """
+        changes: dict[str, Any] = {}
+        for name, info in type(self).model_fields.items():
+            own, others = getattr(self, name), getattr(other, name)
+            if _about(info)["owner"] == owner:
+                changes[name] = others
+            elif isinstance(own, Section):
+                changes[name] = own.with_owners_values(others, owner)
+        return self.model_copy(update=changes)
+
 
 class Settings(Section):
     """Sections of settings as a whole; every setting has a default."""
 
     def flat(self) -> dict[str, Scalar]:
-        """All settings by dotted key, as Flower's run config holds them."""
+        """Return all settings by dotted key, as Flower's run config holds them."""
         return flattened(self.model_dump(by_alias=True))
+
+    def identity(self) -> dict[str, Scalar]:
+        """Return the settings that are part of a run's identity, by dotted key."""
+        described = describe(type(self))
+        return {key: value for key, value in self.flat().items() if described[key].identity}
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
@@ -55,7 +156,7 @@ class Settings(Section):
 
         Args:
             settings: from a TOML file, ``--set`` or Flower.
-            source: named in the error.
+            source: place that they come from, named in the error.
 
         Raises:
             ConfigError: listing every mistake.
@@ -63,11 +164,47 @@ class Settings(Section):
         try:
             return cls.model_validate(nest(flattened(settings)))
         except ValidationError as error:
-            raise ConfigError(explain(error, source, list(cls().flat()))) from error
+            described = describe(cls).values()
+            former = {setting.former: setting.key for setting in described if setting.former}
+            known = [setting.key for setting in described]
+            raise ConfigError(explain(error, source, known, former)) from error
+
+
+@cache
+def describe(section: type[Section]) -> Mapping[str, Setting]:
+    """Return the descriptions of all settings of a section and its sections, by dotted key."""
+    return {setting.key: setting for setting in _described(section, "", None)}
+
+
+def _described(section: type[Section], prefix: str, owner: Owner | None) -> list[Setting]:
+    described = []
+    for name, info in section.model_fields.items():
+        key, kind, about = prefix + _hyphenated(name), info.annotation, _about(info)
+        if isinstance(kind, type) and issubclass(kind, Section):
+            inherited = "device" if about["owner"] == "device" else owner
+            described += _described(kind, f"{key}.", inherited)
+        else:
+            default = None if info.is_required() else info.default
+            about |= {"owner": owner or about["owner"]}
+            described.append(
+                Setting(key=key, default=default, help=info.description or "", **about)
+            )
+    return described
+
+
+def _about(info: FieldInfo) -> dict[str, Any]:
+    extra = info.json_schema_extra
+    return dict(extra) if isinstance(extra, dict) else {"owner": "server"}
+
+
+def with_current_keys(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that an earlier version stored, by the keys that they have now."""
+    current = {setting.former: key for key, setting in describe(section).items() if setting.former}
+    return {current.get(key, key): value for key, value in flat.items()}
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key; those that are dotted already stay as they are."""
+    """Return nested settings by dotted key; those that are dotted already stay as they are."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -82,27 +219,35 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
-        place = nested
+        table = nested
         for section in sections:
-            place = place.setdefault(section, {}) if isinstance(place, dict) else {}
-        if isinstance(place, dict):
-            place[last] = value
+            table = table.setdefault(section, {}) if isinstance(table, dict) else {}
+        if isinstance(table, dict):
+            table[last] = value
     return nested
 
 
-def explain(error: ValidationError, source: str, known: list[str]) -> str:
-    """Every mistake that pydantic found, one a line.
+def explain(
+    error: ValidationError,
+    source: str,
+    known: list[str],
+    former: Mapping[str, str] | None = None,
+) -> str:
+    """Write every mistake that pydantic found on a line of its own.
 
     Args:
-        error: from validating a `Section`.
-        source: of the settings, named first.
+        error: raised by validating a `Section`.
+        source: place that the settings come from, named first.
         known: keys that an unknown one may have been meant for.
+        former: keys of earlier versions, and what they are called now.
     """
     lines = []
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
-            lines.append(f"{key}: there is no such setting{_nearest(key, known)}")
+            now = (former or {}).get(key)
+            hint = f"; it is called {now} now" if now else _nearest(key, known)
+            lines.append(f"{key}: there is no such setting{hint}")
         elif not key:
             lines += mistake["msg"].removeprefix("Value error, ").splitlines()
         else:

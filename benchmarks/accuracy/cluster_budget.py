@@ -21,7 +21,8 @@ from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.linear_model import Texts
 from server.rounds.clustering import cluster_clients
 from server.rounds.clusters import clustering_instruction, clustering_steps_and_batch
-from shared.config import AdapterSettings, ModelSettings, RunConfig
+from shared.config import RunConfig
+from shared.sections import AdapterSettings, ModelSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from client.spaces.full import FullSpace
-from shared.config import EMBEDDED_MODEL
 from shared.model.loading import Dtype, load_base_model
 from shared.model.replay_torch import backend_for
+from shared.sections import EMBEDDED_MODEL
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 

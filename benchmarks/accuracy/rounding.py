@@ -15,10 +15,10 @@ from benchmarks.speed.shapes import SHAPES, TASK, random_base
 from client.forward.body import PerturbedBody
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.resident import ResidentForward
-from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
+from shared.sections import AdapterSettings
 from shared.tasks.objectives import cross_entropy
 
 EPSILON, QUERIES, STEPS = 0.01, 4, 10

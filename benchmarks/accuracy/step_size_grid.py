@@ -24,10 +24,10 @@ from rich.table import Table
 
 from benchmarks.accuracy.top_of_model import CausalTop, EncoderTop, Top
 from client.tuning.settings import TuneSettings
-from shared.config import EMBEDDED_MODEL
 from shared.directions import DIRECTION_BITS, batch_order, directions, query_seeds, round_root
 from shared.events import append_event, read_events
 from shared.model.loading import load_base_model
+from shared.sections import EMBEDDED_MODEL
 from shared.step_size import Observation, StepSize
 
 QUERIES, BATCH, STEPS, EPSILON = 4, 4, 500, 0.01
@@ -131,7 +131,7 @@ def top_of(
     return kind(
         TuneSettings.of(
             settings | {"seed": int(data) if model == EMBEDDED_MODEL else 0}, "cell"
-        ).decided(1)
+        ).complete(1)
     )
 
 

@@ -20,7 +20,6 @@ from client.forward.resident import ResidentForward
 from client.tuning.settings import TuneSettings
 from client.tuning.tuning_setup import TuningSetup
 from shared import layout as layouts
-from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import (
@@ -32,6 +31,7 @@ from shared.model.lora_fa import (
     inject,
 )
 from shared.model.scorers import COSINE_TEMPERATURE, CausalScorer, EncoderScorer, Prompt, Scorer
+from shared.sections import AdapterSettings
 
 AT_ONCE = 16
 TOLERANCE = 2e-4

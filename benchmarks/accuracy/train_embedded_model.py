@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from benchmarks.accuracy.pretraining import VERDICT, Training, pretrain, tokenizer_of
 from client.forward.body import PerturbedBody
 from client.forward.peak_memory import keep_freed_memory
-from shared.config import AdapterSettings
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
+from shared.sections import AdapterSettings
 from shared.tasks import messages
 from shared.tasks.catalog import load_task
 from shared.tasks.embedded import MESSAGES_PER_WRITER, embedded_ceilings

@@ -39,7 +39,6 @@ from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
 from devices.phone.program import Replay, Scores
 from devices.phone.quantization import by_batched_products, with_4_bit_weights
 from devices.phone.reference_client.runtime import load, run
-from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, directions
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
@@ -48,6 +47,7 @@ from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.replay_torch import directions as drawn
 from shared.model.scorers import CausalScorer, Prompt
 from shared.replay import STATE_BITS, zero_state
+from shared.sections import AdapterSettings
 from shared.tasks.objectives import cross_entropy
 
 SHAPE, LENGTH, EPSILON, CPU = "llama-34m", 64, 0.01, torch.device("cpu")

@@ -27,7 +27,7 @@ from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
 from client.training.execution import Rehearsal, decided
-from shared.config import AdapterSettings, RunConfig
+from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ConfigError
 from shared.files import write_durably
@@ -36,6 +36,7 @@ from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.quantized import Quantization
 from shared.model.scorers import CausalScorer, Prompt
+from shared.sections import AdapterSettings
 from shared.tasks.objectives import cross_entropy
 
 EPSILON, LEARNING_RATE = 0.01, 1e-6

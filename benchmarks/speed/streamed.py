@@ -31,11 +31,11 @@ from client.forward.grouping import Schedule
 from client.forward.streamed import make_forward_engine
 from client.streaming.loading import load_model
 from devices.hardware.memory_limit import run_capped
-from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
 from shared.machine import peak_memory_bytes
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
+from shared.sections import AdapterSettings, ModelSettings
 from shared.tasks.objectives import cross_entropy
 
 LIMIT_BYTES = 1_500_000_000

@@ -18,10 +18,10 @@ from benchmarks.speed.shapes import TASK, write_checkpoint
 from client.forward.streamed import StreamedBody, StreamedForward
 from client.streaming.loading import load_model
 from client.streaming.stream import BlockStream, Scheduling
-from shared.config import AdapterSettings, ModelSettings
 from shared.directions import directions
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
+from shared.sections import AdapterSettings, ModelSettings
 
 BLOCK_SECONDS, TOKENS, EXAMPLES, TURNS = 0.1, 64, 4, 5
 

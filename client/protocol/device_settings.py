@@ -1,26 +1,16 @@
-"""Which settings a client decides for itself, whatever the server's say."""
+"""The settings that a client decides for itself, whatever the server's values are.
+
+Each setting declares its owner (`shared.settings.setting`): model, data, task and how steps are
+executed are the device's.
+"""
 
 from shared.config import RunConfig
 
 CLIENT_INDEX, DEVICE_SETTINGS_KEY = "client", "own-settings"
-"""In the node config of a simulated client that stands for a live one: the live one's index, and
-its own settings as a JSON object."""
-DEVICE_SETTINGS = frozenset(
-    {
-        "model",
-        "data",
-        "task",
-        "threads",
-        "grouping",
-        "micro_batch",
-        "memory_budget",
-        "trunk_cache",
-        "trunk_cache_folder",
-    }
-)
-"""Fields of `RunConfig`."""
+"""Keys in the node config of a simulated client that represents a live one: the live client's
+index, and its settings as a JSON object."""
 
 
-def with_device_settings(asked: RunConfig, own: RunConfig) -> RunConfig:
-    """A run's settings on a client that has some of its own."""
-    return asked.model_copy(update={key: getattr(own, key) for key in DEVICE_SETTINGS})
+def with_device_settings(server_config: RunConfig, device_config: RunConfig) -> RunConfig:
+    """Return a run's settings with those that a device owns replaced by the device's values."""
+    return server_config.with_owners_values(device_config, "device")

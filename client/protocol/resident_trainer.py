@@ -32,7 +32,7 @@ class ResidentTrainer:
         """Load model, task and data.
 
         Args:
-            own: the device's settings; those in `DEVICE_SETTINGS` count.
+            own: the device's settings; those that a device owns count.
             client: index.
             folder: where it remembers; made if it is not there.
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.spaces.space import NO_SEEDS, FlatSpace, Run, SequentialSpace, SpaceTensor
-from shared.config import AdapterSettings
 from shared.directions import BOTH_SIDES
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import (
@@ -21,6 +20,7 @@ from shared.model.lora_fa import (
 )
 from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
+from shared.sections import AdapterSettings
 
 
 class LoRAFASpace(FlatSpace):

@@ -25,7 +25,6 @@ from client.streaming.reading import read, read_directly
 from client.streaming.sizes import free_memory, read_model_sizes
 from client.streaming.stream import BlockStream
 from client.streaming.tensor_locations import TensorLocation, tensor_locations
-from shared.config import ModelSettings
 from shared.errors import ModelError
 from shared.model.checkpoint import (
     CheckpointEntry,
@@ -33,6 +32,7 @@ from shared.model.checkpoint import (
     replace_with_empty_quantized_layers,
 )
 from shared.model.loading import BaseModel, load_base_model, load_without_blocks
+from shared.sections import ModelSettings
 
 log = logging.getLogger("samara.stream")
 

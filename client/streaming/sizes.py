@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from client.streaming.tensor_locations import tensor_locations
-from shared.config import EMBEDDED_MODEL, ModelSettings
+from shared.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}

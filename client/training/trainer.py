@@ -23,7 +23,7 @@ from client.forward.trunk_cache import TrunkCache, make_trunk_cache
 from client.streaming.loading import load_model
 from client.training.execution import Execution, Rehearsal, decided, evaluation_batch, kept
 from client.training.local_steps import local_steps
-from shared.config import EMBEDDED_DATA, RunConfig
+from shared.config import RunConfig
 from shared.errors import CatchUpError, DataError, SamaraError, TaskError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import Hello
@@ -35,6 +35,7 @@ from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay import to_float32
 from shared.runs import run_folder, run_id_of
+from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.embedded import embedded_examples

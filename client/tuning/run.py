@@ -40,8 +40,6 @@ from shared.machine import cores, peak_memory_bytes
 
 log = logging.getLogger("samara.tune")
 
-_APART = ("out", "model.stream", "model.stream-direct", "model.stream-folder")
-"""Settings that change nothing in what a run does."""
 IDENTITY_FILE, METRICS_FILE, RESULT_FILE = "tune.json", "metrics.jsonl", "result.json"
 
 
@@ -61,7 +59,7 @@ def tune(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     begun = time.monotonic()
-    bench = TuningSetup(settings.decided(cores()))
+    bench = TuningSetup(settings.complete(cores()))
     identity = _identity(bench)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
     folder = Path(settings.out) if settings.out else Path("runs") / settings_hash[:8].hex()
@@ -238,7 +236,7 @@ def _untrained(bench: TuningSetup, record: _Record) -> dict[str, Any]:
 def _identity(bench: TuningSetup) -> dict[str, Any]:
     """All that decides what a run does, by key."""
     return {
-        "config": {k: value for k, value in bench.settings.flat().items() if k not in _APART},
+        "config": bench.settings.identity(),
         "model_id": bench.base.model_id.hex(),
         "task": bench.task.digest,
         "metric": bench.task.metric,

@@ -1,18 +1,18 @@
-"""What a tuning run is asked to do: one frozen model, all mistakes reported at once."""
+"""Settings of a tuning run: one frozen model, all mistakes reported at once."""
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from shared.config import (
+from shared.directions import Differences
+from shared.sections import (
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
     LearningRate,
     ModelSettings,
 )
-from shared.directions import Differences
-from shared.settings import Section, Settings, Text
+from shared.settings import Section, Settings, Text, describe, setting
 from shared.tasks.sampling import LOW_DATA
 
 Method = Literal[
@@ -37,60 +37,129 @@ SPACES: dict[Method, tuple[Where, ...]] = {
     "icl": (),
     "linear-probe": (),
 }
-"""Where each method can train, its own place first; nowhere if it does not train the model."""
+"""The spaces that each method can train, its default first; none if it trains nothing."""
 
-_FOUND: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
-"""Methods whose learning rate is found while they run; that of Adam is the space's own."""
+ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam")
+_ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
+"""Methods that estimate a learning rate while they run; Adam takes its space's own."""
 _QUERIES: dict[Method, int] = {"prge": 4}
 _EPSILON: dict[Where, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
 _ADAM_RATE: dict[Where, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
 
 
 class TuneData(Section):
-    """Where the examples come from, and how many of each split are drawn."""
+    """The examples, and how many of each split are drawn."""
 
-    path: Text = Field(
-        EMBEDDED_DATA, description="file, folder, data set on the Hugging Face hub, or messages"
+    path: Text = setting(
+        EMBEDDED_DATA,
+        "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
+        "run's identity holds a hash of the examples, and not their place",
+        identity=False,
     )
-    train: int = Field(LOW_DATA["train"], ge=1)
-    validation: int = Field(LOW_DATA["validation"], ge=1)
-    test: int = Field(LOW_DATA["test"], ge=1)
+    train: int = setting(LOW_DATA["train"], "training examples drawn", page="tasks.md", ge=1)
+    validation: int = setting(
+        LOW_DATA["validation"], "validation examples drawn", page="tasks.md", ge=1
+    )
+    test: int = setting(LOW_DATA["test"], "test examples drawn", page="tasks.md", ge=1)
 
 
 class TuneSettings(Settings):
     """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
 
-    method: Method = "prge"
-    space: Literal["auto", "lora-fa", "lora", "prefix", "full"] = "auto"
-    seed: int = Field(0, ge=0, lt=2**63, description="of the draw, the batches, the directions")
-    steps: int = Field(1000, ge=1, le=10_000_000)
-    queries: int = Field(0, ge=0, le=65_535, description="directions of a step; 0 is the method's")
-    query_schedule: Literal["constant", "linear"] = "constant"
-    batch: int = Field(16, ge=1, description="examples of a step; of each direction in MeZO")
-    micro_batch: int = Field(8, ge=0, description="examples in one pass; 0 is the whole batch")
-    grouping: Literal["sequential", "inner", "outer", "both"] = "both"
-    epsilon: float = Field(0.0, ge=0, le=1, description="0 is the space's own")
-    differences: Differences = Field(
-        "central", description="of prge: forward takes q + 1 losses a step in place of 2·q"
+    method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
+    space: Literal["auto", "lora-fa", "lora", "prefix", "full"] = setting(
+        "auto", "parameters that are trained; `auto` is the method's first"
     )
-    learning_rate: LearningRate = "auto"
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = "auto"
-    validate_every: int = Field(100, ge=1, description="steps")
-    stream_compression: Literal["none", "bfloat16", "float16", "float8"] = Field(
-        "none", description="of all parameters that are trained and streamed, where they wait"
+    seed: int = setting(
+        0,
+        "seed of the draw, the batches, the directions, the tokens of a prefix",
+        ge=0,
+        lt=2**63,
     )
-    prefix_length: int = Field(5, ge=1, description="tokens of a prefix")
-    demonstrations: int = Field(32, ge=1, description="of in-context learning, at most")
-    task: Text = Field(EMBEDDED_DATA, min_length=1, description="shipped task, or a task file")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 is one per core")
-    trunk_cache: int = Field(
-        256 * 2**20, ge=0, description="bytes for cached outputs of the layers below the adapters"
+    steps: int = setting(1000, "steps T", ge=1, le=10_000_000)
+    queries: int = setting(
+        0,
+        "directions q of a step; 0 is 4 for `prge`, 1 for MeZO",
+        read_by=ZEROTH_ORDER,
+        ge=0,
+        le=65_535,
     )
-    out: Text = Field("", description="folder of the run; empty is runs/<run id>")
-    model: ModelSettings = ModelSettings()
-    adapter: AdapterSettings = AdapterSettings()
-    data: TuneData = TuneData()
+    query_schedule: Literal["constant", "linear"] = setting(
+        "constant", "`constant`, or `linear`, rising to q", read_by=ZEROTH_ORDER
+    )
+    batch: int = setting(
+        16, "examples B of a step; of `prge` for all directions, of MeZO for each", ge=1
+    )
+    micro_batch: int = setting(
+        8,
+        "most examples in one forward pass; 0 is the whole batch",
+        page="settings.md",
+        ge=0,
+    )
+    grouping: Literal["sequential", "inner", "outer", "both"] = setting(
+        "both", "perturbations of a step that share a forward pass", page="settings.md"
+    )
+    epsilon: float = setting(
+        0.0,
+        "ε; 0 is 0.001 in `full`, 0.1 for a prefix, 0.01 for adapters",
+        read_by=ZEROTH_ORDER,
+        ge=0,
+        le=1,
+    )
+    differences: Differences = setting(
+        "central",
+        "`central`, 2·q losses a step, or `forward`, q + 1",
+        read_by=("prge",),
+        page="step-size.md#less-noise-for-the-same-rows",
+    )
+    learning_rate: LearningRate = setting(
+        "auto",
+        "η; `auto` estimates it while `prge`, `mezo` and `mezo-momentum` run, of Adam it is the "
+        "table below",
+        page="step-size.md",
+    )
+    learning_rate_schedule: Literal["constant", "linear"] = setting(
+        "constant", "`constant`, or `linear`, falling to zero, of an η that is a number"
+    )
+    objective: Literal["auto", "cross-entropy", "likelihood", "metric"] = setting(
+        "auto",
+        "`cross-entropy`, `likelihood`, or `metric` (zeroth order only); `auto` is what the task's "
+        "kind is trained on",
+        page="tasks.md",
+    )
+    validate_every: int = setting(
+        100,
+        "steps between validations; there is one before the first step and one after the last",
+        ge=1,
+    )
+    stream_compression: Literal["none", "bfloat16", "float16", "float8"] = setting(
+        "none",
+        "`none`, `bfloat16`, `float16` or `float8`: type that holds all parameters where they are "
+        "trained and streamed",
+        page="streaming.md#all-parameters",
+    )
+    prefix_length: int = setting(5, "tokens of a prefix", ge=1)
+    demonstrations: int = setting(
+        32, "solved examples before every example, at most", read_by=("icl",), ge=1
+    )
+    task: Text = setting(
+        EMBEDDED_DATA, "a shipped task, or the path of a task file", page="tasks.md", min_length=1
+    )
+    threads: int = setting(
+        0,
+        "CPU threads; 0 is one per core. A run continues only with as many as it began with",
+        ge=0,
+    )
+    trunk_cache: int = setting(
+        256 * 2**20,
+        "bytes for cached outputs of the layers below the adapters; 0 computes them in every "
+        "forward pass",
+        ge=0,
+    )
+    out: Text = setting("", "folder of the run; empty is `runs/<run id>`", identity=False)
+    model: ModelSettings = setting(ModelSettings(), "Model")
+    adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
+    data: TuneData = setting(TuneData(), "Data")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -102,7 +171,6 @@ class TuneSettings(Settings):
     def _about_the_method(self) -> list[str]:
         mistakes = []
         method, where = self.method, SPACES[self.method]
-        zeroth_order = method == "prge" or method.startswith("mezo")
         if self.space != "auto" and self.space not in where:
             if not where:
                 mistakes.append(f"space: {method} trains nothing in the model; leave space out")
@@ -112,28 +180,17 @@ class TuneSettings(Settings):
                     f"space: {method} trains in {' or '.join(where)}, not in {self.space}; "
                     f"in {self.space} train {', '.join(able)}"
                 )
-        if self.learning_rate_schedule != "constant" and self.finds_its_rate:
+        if self.learning_rate_schedule != "constant" and self.estimates_its_rate:
             mistakes.append(
-                "learning-rate-schedule: a learning rate that is found has no schedule; leave it "
-                "out, or set learning-rate to a number"
+                "learning-rate-schedule: a learning rate that is estimated has no schedule; leave "
+                "it out, or set learning-rate to a number"
             )
-        if self.differences == "forward" and method != "prge":
+        mistakes += self._about_unread_settings()
+        if method not in ZEROTH_ORDER and self.objective == "metric":
             mistakes.append(
-                f"differences: forward ones share a loss among the queries of prge; {method} has "
-                "none to share; leave it out"
+                f"objective: only zeroth-order methods can train a metric, {method} cannot; "
+                "choose prge or mezo, or another objective"
             )
-        if not zeroth_order:
-            for name, value in (("queries", self.queries), ("epsilon", self.epsilon)):
-                if value:
-                    mistakes.append(
-                        f"{name}: {method} tries no directions; leave it out, or choose prge "
-                        "or mezo"
-                    )
-            if self.objective == "metric":
-                mistakes.append(
-                    f"objective: only zeroth-order methods can train a metric, {method} cannot; "
-                    "choose prge or mezo, or another objective"
-                )
         if method == "fo-adam" and self.space == "full" and self.model.dtype != "float32":
             mistakes.append(
                 "model.dtype: fo-adam in the space full trains the weights as they are, for which "
@@ -156,6 +213,15 @@ class TuneSettings(Settings):
             )
         return mistakes
 
+    def _about_unread_settings(self) -> list[str]:
+        flat = self.flat()
+        return [
+            f"{key}: {self.method} does not read it; leave it out, or choose "
+            + " or ".join(described.read_by)
+            for key, described in describe(type(self)).items()
+            if not described.is_read_by(self.method) and flat[key] != described.default
+        ]
+
     def _about_the_data(self) -> list[str]:
         mistakes = []
         if self.data.path != EMBEDDED_DATA:
@@ -172,14 +238,14 @@ class TuneSettings(Settings):
         return mistakes
 
     @property
-    def finds_its_rate(self) -> bool:
-        """Whether the learning rate is found while the method runs (`shared.step_size`)."""
-        return self.learning_rate == "auto" and self.method in _FOUND
+    def estimates_its_rate(self) -> bool:
+        """Whether the learning rate is estimated while the method runs (`shared.step_size`)."""
+        return self.learning_rate == "auto" and self.method in _ESTIMATING
 
     @property
     def rate(self) -> float:
         """The learning rate, a number."""
-        assert self.learning_rate != "auto", "it is decided, or found while the method runs"
+        assert self.learning_rate != "auto", "it is decided, or estimated while the method runs"
         return self.learning_rate
 
     @property
@@ -187,11 +253,11 @@ class TuneSettings(Settings):
         """Whether the method takes steps in the model."""
         return bool(SPACES[self.method])
 
-    def decided(self, threads: int) -> Self:
-        """The same with every value that was left open.
+    def complete(self, threads: int) -> Self:
+        """Return the settings with a value for everything that was left open.
 
         Args:
-            threads: of this machine.
+            threads: number of threads of this machine.
         """
         changes: dict[str, object] = {"threads": self.threads or threads}
         if self.method == "fo-adam" and self.model.stream == "auto":
@@ -199,7 +265,7 @@ class TuneSettings(Settings):
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space
             changes["space"] = where
-            if self.learning_rate == "auto" and not self.finds_its_rate:
+            if self.learning_rate == "auto" and not self.estimates_its_rate:
                 changes["learning_rate"] = _ADAM_RATE[where]
             if self.method != "fo-adam":
                 changes["queries"] = self.queries or _QUERIES.get(self.method, 1)

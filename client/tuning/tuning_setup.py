@@ -17,10 +17,10 @@ from client.forward.streamed import make_forward_engine
 from client.spaces.space import Run, no_adapter
 from client.streaming.loading import load_model
 from client.tuning.settings import TuneSettings
-from shared.config import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import Prompt, Scorer, scorer_for
+from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
 from shared.tasks.data import SPLITS, load_examples
 from shared.tasks.embedded import embedded_examples

@@ -81,7 +81,7 @@ class ZerothOrder:
         )
         self._trajectory = Trajectory(self._path, header, self._space)
         self._steps = len(self._trajectory.recorded.records)
-        given = None if settings.finds_its_rate else settings.rate
+        given = None if settings.estimates_its_rate else settings.rate
         size = StepSize(settings.steps, given, settings.epsilon)
         self._step_sizes = StepRecord(size, folder / STEP_SIZE_FILE, self._steps)
         self._rebuild(None)

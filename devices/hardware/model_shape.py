@@ -172,9 +172,9 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     """
     import torch
 
-    from shared.config import AdapterSettings
     from shared.model.loading import BaseModel, empty_network
     from shared.model.lora_fa import adapted_layers, features, is_linear
+    from shared.sections import AdapterSettings
 
     text = config.get_text_config()
     if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):

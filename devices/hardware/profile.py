@@ -15,9 +15,9 @@ from typing import Any, Literal, Self, TypeVar
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shared.config import Hours, check_hours
 from shared.errors import ConfigError
 from shared.files import write_durably
+from shared.fleet_settings import Hours, check_hours
 from shared.settings import Section, explain
 
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"

@@ -8,8 +8,9 @@ from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import DeviceProfile, shipped_devices
 from devices.hardware.roofline import Mode, Quantization, Workload
 from devices.jetson import telemetry
-from shared.config import EMBEDDED_MODEL, RunConfig
+from shared.config import RunConfig
 from shared.model.loading import find_embedded_model
+from shared.sections import EMBEDDED_MODEL
 
 _MODES: dict[str, Mode] = {
     "sequential": "sequential",

@@ -23,8 +23,9 @@ from devices.hardware.profile import DeviceProfile, load_device
 from devices.jetson import telemetry
 from devices.live.memory_check import expected, free_memory, profile_for
 from devices.live.settings import ClientSettings, host_and_port
-from shared.config import ModelSettings, RunConfig
+from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.sections import ModelSettings
 
 _PYTHON = (3, 11)
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30

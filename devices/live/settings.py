@@ -7,12 +7,11 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.protocol.device_settings import DEVICE_SETTINGS
 from devices.hardware.profile import load_device
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
-from shared.settings import Scalar, parse_assignment
+from shared.settings import Scalar, describe, parse_assignment
 
 SETTINGS_FILE = "client.json"
 SOCKET = "trainer.sock"
@@ -140,8 +139,9 @@ def own_settings(
         "data.clients": 1,
         "task": _absolute(task),
     }
+    described = describe(RunConfig)
     for key, value in map(parse_assignment, assignments):
-        if key.split(".")[0].replace("-", "_") not in DEVICE_SETTINGS:
+        if key in described and described[key].owner != "device":
             raise ConfigError(f"--set {key}: the server decides this; set it there")
         own[key] = value
     config = RunConfig.of(own, "client up")

@@ -12,7 +12,6 @@ from devices.phone.lowering import lowered
 from devices.phone.manifest import Check, Delegate, Form, Manifest, PhoneQuantization
 from devices.phone.program import AlgorithmOne, Replay, Scores, Step
 from devices.phone.quantization import by_batched_products, with_4_bit_weights
-from shared.config import AdapterSettings
 from shared.directions import prefix_tokens, query_seeds
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
@@ -22,6 +21,7 @@ from shared.model.lora_fa import inject
 from shared.model.scorers import CausalScorer
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
+from shared.sections import AdapterSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 

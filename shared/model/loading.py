@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from shared import DISTRIBUTION
-from shared.config import EMBEDDED_MODEL
 from shared.errors import ModelError
 from shared.model.checkpoint import (
     CheckpointEntry,
@@ -26,6 +25,7 @@ from shared.model.checkpoint import (
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
 from shared.noise import hush
+from shared.sections import EMBEDDED_MODEL
 
 hush()  # transformers imports the noisy ones when it loads a model
 

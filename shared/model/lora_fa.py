@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 from torch import nn
 
-from shared.config import AdapterSettings
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, Domain, normals, query_seeds
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.model.loading import BaseModel
 from shared.model.quantized import QuantizedLinear
+from shared.sections import AdapterSettings
 
 LABEL_BIAS = "label bias"
 ADVICE = "adapter_projections"

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shared.config import reads
+from shared.config import RunConfig, reads
 from shared.errors import SamaraError
 from shared.result import RunResult
+from shared.settings import describe
 from simulations.comparison.columns import (
     COMMON,
     GLOBAL,
@@ -23,8 +24,6 @@ from simulations.comparison.columns import (
 )
 from simulations.comparison.statistics import Numbers
 
-_OF_A_REPETITION = {"seed", "out", "threads", "trunk-cache", "model.path", "data.path"}
-"""Settings that may differ between repetitions; model and data are known by their content."""
 _LISTED = 5
 BASELINES = ("global", "local")
 """Methods that the others are held against."""
@@ -220,7 +219,7 @@ def field_of(folders: Sequence[Path]) -> Field:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         config = run.result.config
-        kept = {key: value for key, value in config.items() if key not in _OF_A_REPETITION}
+        kept = {key: value for key, value in config.items() if _makes_a_variant(key)}
         group = groups.setdefault(json.dumps(kept, sort_keys=True), [])
         for other in group:
             if other.result.config.get("seed") == config.get("seed"):
@@ -243,7 +242,7 @@ def field_of(folders: Sequence[Path]) -> Field:
         for label, group in zip(_labels(list(groups.values())), groups.values(), strict=True)
     )
     configs = [variant.first.config for variant in variants]
-    keys = {key: None for config in configs for key in config if key not in _OF_A_REPETITION}
+    keys = {key: None for config in configs for key in config if _makes_a_variant(key)}
     differing = {key: tuple(config.get(key) for config in configs) for key in keys}
     return Field(
         variants,
@@ -252,6 +251,12 @@ def field_of(folders: Sequence[Path]) -> Field:
         tuple(sorted(set.union(*everyone) - set(complete))),
         {key: values for key, values in differing.items() if len(set(values)) > 1},
     )
+
+
+def _makes_a_variant(key: str) -> bool:
+    """Return whether runs with other values of a setting are no repetitions of each other."""
+    described = describe(RunConfig).get(key)
+    return described is None or described.makes_a_variant
 
 
 def _arms(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Arm]:

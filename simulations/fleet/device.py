@@ -13,8 +13,9 @@ from devices.hardware.link import available_at, next_available, next_within, win
 from devices.hardware.model_shape import ModelShape, model_shape
 from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
 from devices.hardware.roofline import Mode, Workload
-from shared.config import DeviceGroup, RunConfig
+from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
+from shared.fleet_settings import DeviceGroup
 from shared.frames.instructions import Split
 
 SHIFT_HOURS = 1.0

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.config import EMBEDDED_DATA
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
+from shared.sections import EMBEDDED_DATA
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import GLOBAL, Figures, client_columns
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts

@@ -13,12 +13,12 @@ from conftest import save_tokenizer
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
-from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
+from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
 
 SIZES: dict[str, Any] = {

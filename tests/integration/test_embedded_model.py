@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from client.training.trainer import Trainer
-from shared.config import EMBEDDED_MODEL, RunConfig
+from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.model.loading import load_base_model
 from shared.replay import zero_state
+from shared.sections import EMBEDDED_MODEL
 from shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
 
 ROOT = Path(__file__).parents[2]

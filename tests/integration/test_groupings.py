@@ -15,7 +15,6 @@ from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.peak_memory import measure_peak_memory
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
-from shared.config import AdapterSettings
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ModelError
 from shared.model import head
@@ -23,6 +22,7 @@ from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters, inject
 from shared.model.scorers import Prompt, scorer_for
+from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
 from shared.tasks.objectives import cross_entropy
 

@@ -15,12 +15,12 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
-from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ModelError, TaskError
 from shared.model.loading import BaseModel, load_base_model, model_id
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
+from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
 
 FAMILIES = ("causal", "masked", "encoder")

@@ -14,7 +14,6 @@ from test_federation import config_of
 
 from client.personal.private_rounds import personal_ledger
 from server.store import read_layout, replay_run
-from shared.config import AdapterSettings
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.ledger.proving import proven
 from shared.model.loading import load_base_model, load_structure
@@ -22,6 +21,7 @@ from shared.model.lora_fa import Perturbations, inject
 from shared.model.peft import write_peft_adapter
 from shared.replay import to_float32
 from shared.result import read_result
+from shared.sections import AdapterSettings
 from simulations.adapter import export
 from simulations.simulate import simulate
 

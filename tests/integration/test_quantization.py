@@ -15,13 +15,13 @@ from test_architectures import ARCHITECTURES, save_tokenizer
 
 from client.forward.body import PerturbedBody
 from client.forward.trunk_cache import make_trunk_cache
-from shared.config import AdapterSettings
 from shared.errors import ModelError
 from shared.model import quantized
 from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import load_base_model, load_structure
 from shared.model.lora_fa import inject
 from shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
+from shared.sections import AdapterSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 

@@ -24,13 +24,13 @@ from client.spaces.prefix import PrefixSpace, tokens_of_prefix
 from client.spaces.space import Space, no_adapter
 from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
-from shared.config import AdapterSettings
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay_numba import NumbaBackend
+from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
 from shared.tasks.objectives import cross_entropy
 

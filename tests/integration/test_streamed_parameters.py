@@ -25,12 +25,12 @@ from client.streaming.block_store import BlockStore, HostStore, copy_to_files
 from client.streaming.loading import load_model
 from client.streaming.stream import Scheduling
 from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
-from shared.config import ModelSettings
 from shared.directions import WHOLE_BLOCKS
 from shared.errors import ModelError
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import scorer_for
 from shared.replay_numba import NumbaBackend
+from shared.sections import ModelSettings
 from shared.tasks.objectives import cross_entropy
 
 BACKEND = NumbaBackend(1)

@@ -18,11 +18,12 @@ from client.forward.trunk_cache import make_trunk_cache
 from client.streaming.loading import load_model
 from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from client.training.trainer import Trainer
-from shared.config import AdapterSettings, ModelSettings, RunConfig
+from shared.config import RunConfig
 from shared.directions import directions
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.replay import zero_state
+from shared.sections import AdapterSettings, ModelSettings
 
 SEEDS = np.array([3, 2**40], np.uint64)
 EPSILON = 0.25

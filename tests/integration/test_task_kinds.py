@@ -18,13 +18,13 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
-from shared.config import AdapterSettings
 from shared.directions import directions
 from shared.errors import ConfigError, TaskError
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.result import read_result
+from shared.sections import AdapterSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task

@@ -40,7 +40,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
 
 
 def bench_of(settings: Settings, **changes: Any) -> TuningSetup:
-    return TuningSetup(tuning_of(settings, **changes).decided(1))
+    return TuningSetup(tuning_of(settings, **changes).complete(1))
 
 
 def stopping_after(steps: int) -> Callable[[int, int], None]:

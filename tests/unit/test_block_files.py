@@ -21,8 +21,8 @@ from client.streaming.reading import read_directly
 from client.streaming.sizes import ModelSizes, read_model_sizes
 from client.streaming.stream import BlockStream
 from client.streaming.tensor_locations import tensor_locations
-from shared.config import ModelSettings
 from shared.errors import ModelError
+from shared.sections import ModelSettings
 
 FILE = "model.safetensors"
 

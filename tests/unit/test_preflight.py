@@ -35,8 +35,9 @@ from devices.live.settings import (
     own_settings,
     torch_device,
 )
-from shared.config import ModelSettings, RunConfig
+from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
+from shared.sections import ModelSettings
 
 GIB = 2**30
 

@@ -1,4 +1,4 @@
-"""What a tuning run may be asked, and what is said of the rest."""
+"""Settings of tuning runs: what is completed, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,27 @@ from client.tuning.settings import SPACES, Method, TuneSettings
 from shared.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-DEVICE_SETTINGS_KEY = {"model.path": "m", "data.path": "d", "task": "sst2"}
+UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-momentum or mezo-adam"
 
 
 @pytest.mark.parametrize("method", SPACES)
-def test_what_is_left_open_is_decided_by_method_and_space(method: Method) -> None:
+def test_open_settings_are_completed_by_method_and_space(method: Method) -> None:
     for space in ("auto", *SPACES[method]):
-        decided = TuneSettings(method=method, space=space).decided(3)
-        assert decided.threads == 3
+        completed = TuneSettings(method=method, space=space).complete(3)
+        assert completed.threads == 3
         if SPACES[method]:
-            assert decided.space == (SPACES[method][0] if space == "auto" else space)
-            assert decided.finds_its_rate or decided.rate > 0
+            assert completed.space == (SPACES[method][0] if space == "auto" else space)
+            assert completed.estimates_its_rate or completed.rate > 0
         tries = method == "prge" or method.startswith("mezo")
-        assert (decided.queries > 0) == tries
-        assert (decided.epsilon > 0) == tries
-        assert TuneSettings.of(decided.flat(), "again") == decided
+        assert (completed.queries > 0) == tries
+        assert (completed.epsilon > 0) == tries
+        assert TuneSettings.of(completed.flat(), "again") == completed
 
 
-def test_what_is_said_is_not_decided() -> None:
+def test_given_settings_are_not_changed() -> None:
     given = {"queries": 7, "epsilon": 0.5, "learning-rate": 0.25, "threads": 2}
-    decided = TuneSettings.of(given, "test").decided(3)
-    assert {key: decided.flat()[key] for key in given} == given
+    completed = TuneSettings.of(given, "test").complete(3)
+    assert {key: completed.flat()[key] for key in given} == given
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,13 @@ def test_what_is_said_is_not_decided() -> None:
         ),
         ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
-        ({"method": "fo-adam", "queries": 2}, "queries: fo-adam tries no directions"),
-        ({"method": "mezo", "differences": "forward"}, "mezo has none to share; leave it out"),
-        ({"method": "zero-shot", "epsilon": 0.1}, "epsilon: zero-shot tries no directions"),
+        ({"method": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
+        ({"method": "mezo", "differences": "forward"}, "differences: mezo does not read it; leave"),
+        (
+            {"method": "prge", "demonstrations": 3},
+            "prge does not read it; leave it out, or choose icl",
+        ),
+        ({"method": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
         ({"method": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
         ({"method": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
         (
@@ -58,7 +62,9 @@ def test_what_is_said_is_not_decided() -> None:
         ({"stepz": 1}, "stepz: there is no such setting; did you mean steps?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match="1 mistake in the settings") as refused:
         TuneSettings.of(settings, "test")
     assert message in str(refused.value)

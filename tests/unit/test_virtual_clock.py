@@ -9,8 +9,9 @@ from devices.hardware.estimate import estimate
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import load_device, load_link
 from devices.hardware.roofline import Workload
-from shared.config import DeviceGroup, RunConfig
+from shared.config import RunConfig
 from shared.errors import ConfigError, TrainingError
+from shared.fleet_settings import DeviceGroup
 from simulations.engine import FIRST_CLIENT_NODE
 from simulations.fleet.device import Device, counts_of
 from simulations.fleet.job import Job, job

@@ -1,0 +1,118 @@
+"""The settings of a fleet of emulated devices."""
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from shared.settings import Section, Text, setting
+
+Hours = Annotated[tuple[float, float], Field(strict=False)]
+"""Begin and end in hours of the day; the end may be past midnight."""
+Windows = Annotated[tuple[Hours, ...], Field(strict=False)]
+
+
+def check_hours(name: str, windows: Iterable[Hours]) -> None:
+    """Refuse windows that are not hours of a day.
+
+    Raises:
+        ValueError: naming the setting and the window.
+    """
+    for begin, end in windows:
+        if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
+            raise ValueError(
+                f"{name}: [{begin:g}, {end:g}]: begin in 0 to 24 and end a minute to a day later"
+            )
+
+
+class DeviceGroup(Section):
+    """Emulated devices of one kind."""
+
+    device: Text = setting(..., "a device profile: its name, or the path of a file", min_length=1)
+    share: float = setting(
+        ...,
+        "share of the clients, relative to the other groups; groups follow each other in the "
+        "order of clients",
+        gt=0,
+    )
+    link: Text = setting(
+        "ethernet", "a link profile: its name, or the path of a file", min_length=1
+    )
+    quantization: Literal["fp32", "fp16", "int8", "nf4"] = setting(
+        "fp32",
+        "type of the weights in the blocks: `fp32`, `fp16`, `int8`, `nf4`. INT8 and NF4 are really "
+        "computed with (extra: `samara-fl[quantized]`); `fp16` is for time and memory, the "
+        "numbers are `model.dtype`'s",
+    )
+    power: Text = setting("", "power mode of the device; empty is its profile's")
+    available: Windows = setting(
+        (),
+        "hours of the day when the link is there, instead of the link's own; `[[22, 31]]` is 22:00 "
+        "to 7:00. Every device's hours are up to an hour earlier or later",
+    )
+    dropout: float = setting(
+        0.0, "chance to fail silently in a round, at a random moment of its steps", ge=0, le=1
+    )
+    slow: float = setting(0.0, "chance to be slow in a round", ge=0, le=1)
+    slowdown: float = setting(3.0, "how many times as long the steps of a slow round take", ge=1)
+    battery: float = setting(0.0, "capacity of the battery in Wh; 0 is on mains", ge=0)
+    charging: Windows = setting((), "hours of the day at a charger")
+    charger: float = setting(10.0, "watts of the charger", ge=0)
+    use: float = setting(0.5, "watts that the owner takes on the average", ge=0)
+    reserve: float = setting(
+        0.3,
+        "share of the battery that is left to the owner: below it a device takes part at a charger "
+        "only, and work that reaches it ends",
+        ge=0,
+        lt=1,
+    )
+
+    @model_validator(mode="after")
+    def _hours_are_hours(self) -> Self:
+        check_hours("available", self.available)
+        check_hours("charging", self.charging)
+        return self
+
+
+def _tables(value: object) -> object:
+    """Read the JSON that stands for tables in ``--set`` and in Flower's run config."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value else []
+    except ValueError as error:
+        raise PydanticCustomError(
+            "tables", "Input should be tables, or a JSON list of objects: {why}", {"why": error}
+        ) from error
+
+
+class FleetSettings(Section):
+    """Emulated devices in place of clients that are as fast as this machine."""
+
+    devices: Annotated[tuple[DeviceGroup, ...], Field(strict=False), BeforeValidator(_tables)] = (
+        setting(
+            (),
+            "groups of devices, each a table `[[fleet.devices]]`; in `--set` and in Flower's run "
+            "config a JSON list of objects. Empty is no emulation",
+            page="fleet.md",
+        )
+    )
+    begins: float = setting(12.0, "hour of the day when the run begins", ge=0, lt=24)
+    every: float = setting(0.0, "virtual seconds between the beginnings of rounds, at least", ge=0)
+    timed_as: Text = setting(
+        "",
+        "the model whose times, memory and energy the devices have: `tinyllama-1.1b`, "
+        "`llama2-7b`, or a folder with a `config.json`. Empty is the run's own",
+    )
+    rows: int = setting(
+        512,
+        "most rows of several clients in one forward pass; 0 trains one client at a time",
+        ge=0,
+    )
+
+    @field_serializer("devices")
+    def _as_text(self, devices: tuple[DeviceGroup, ...]) -> str:
+        tables = [group.model_dump(by_alias=True, exclude_unset=True) for group in devices]
+        return json.dumps(tables) if tables else ""

@@ -1,0 +1,244 @@
+"""The sections of a run's settings: model, adapter, data, cohort, personal, evaluate, ledger."""
+
+from math import inf
+from typing import Annotated, Literal
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+from shared.layout import LABEL_BIAS_GROUP
+from shared.settings import Section, Text, setting
+
+EMBEDDED_MODEL = "embedded"
+"""The value of ``model.path`` that means the small model that comes with Samara."""
+EMBEDDED_DATA = "messages"
+"""The value of ``data.path`` that means generated messages, and the task that reads them."""
+
+
+def _rate(value: object) -> float | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf:
+        return float(value)
+    raise PydanticCustomError("learning_rate", "Input should be auto, or a number from 0 on")
+
+
+LearningRate = Annotated[float | Literal["auto"], PlainValidator(_rate)]
+"""A number, or ``auto`` for one that is estimated while a run goes on (`shared.step_size`)."""
+
+
+class ModelSettings(Section):
+    """The frozen base model."""
+
+    path: Text = setting(
+        EMBEDDED_MODEL,
+        "a model folder, a name on the Hugging Face hub, or `embedded` for the small model that "
+        "comes with Samara and knows the words of the generated messages. The run id holds the "
+        "model id, which is a hash of the model's files, and not their place",
+        identity=False,
+    )
+    family: Literal["auto", "causal", "masked", "encoder"] = setting(
+        "auto", "`causal`, `masked`, `encoder`, or `auto` to read it off the folder"
+    )
+    torch_device: Text = setting(
+        "cpu", "torch device, such as `cpu` or `cuda`", former="model.device"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "float32",
+        "compute type, and the type of weights that are not quantized: `float32`, `bfloat16`, "
+        "`float16`",
+    )
+    quantization: Literal["none", "nf4", "int8"] = setting(
+        "none",
+        "quantization of the linear layers in the blocks: `none`, `nf4`, `int8` (weights only; "
+        "extra: `samara-fl[quantized]`)",
+    )
+    max_length: int = setting(
+        128, "tokens of a sequence; a longer text is cut, the question is kept", ge=8
+    )
+    stream: Literal["off", "auto", "host", "disk"] = setting(
+        "off",
+        "memory that holds the blocks that are not being computed with: `off`, `host`, `disk`, or "
+        "`auto`, which streams what would not fit. Changes no bit",
+        identity=False,
+        page="streaming.md",
+    )
+    stream_direct: bool = setting(
+        False,
+        "read blocks past the system's page cache, which is left to other processes; the disk "
+        "must allow it. Changes no bit",
+        identity=False,
+    )
+    stream_folder: Text = setting(
+        "",
+        "folder for quantized blocks that are streamed; empty is `~/.cache/samara/blocks`",
+        identity=False,
+    )
+
+
+class AdapterSettings(Section):
+    """The LoRA-FA adapter: which linear layers it adapts, and how large it is."""
+
+    projections: Text = setting(
+        "auto",
+        "names of linear layers, comma-separated; `auto` is what the model's `config.json` "
+        "advises as `adapter_projections`, otherwise q and v, or the fused module",
+    )
+    layers: Text = setting(
+        "top:1",
+        "adapted layers: `all`, `top:2`, or indices such as `4,5`",
+        pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$",
+    )
+    rank: int = setting(2, "rank of LoRA-FA", ge=1, le=1024)
+    alpha: float = setting(
+        16.0, "scale of LoRA-FA: its product is multiplied by alpha / rank", gt=0
+    )
+    seed: int = setting(0, "seed of the frozen matrices A", ge=0, lt=2**63)
+    distribution: Literal["gaussian", "rademacher"] = setting(
+        "gaussian", "distribution of the directions: `gaussian` or `rademacher`"
+    )
+    label_bias: bool = setting(False, "also train one number per label")
+
+
+class DataSettings(Section):
+    """The examples, and how they are dealt to clients."""
+
+    path: Text = setting(
+        EMBEDDED_DATA,
+        "a file, a folder, a data set name on the hub, or `messages` for generated messages of as "
+        "many writers as clients",
+        repetition=True,
+    )
+    partition: Literal["iid", "dirichlet", "user"] = setting(
+        "user", "division among clients: `iid`, `dirichlet` (by label), or `user`"
+    )
+    clients: int = setting(8, "number of clients", ge=1, le=100_000)
+    alpha: float = setting(
+        0.5,
+        "concentration of the Dirichlet partition: the smaller, the more the clients' labels "
+        "differ",
+        gt=0,
+    )
+    limit: int = setting(0, "most training examples of all clients together; 0 is all", ge=0)
+    seed: int = setting(
+        0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
+    )
+
+
+class CohortSettings(Section):
+    """The clients that take part in a round, and how much a report weighs."""
+
+    fraction: float = setting(1.0, "share of the clients picked for a round", gt=0, le=1)
+    available: int = setting(
+        2,
+        "clients to wait for before the first round, but no more than `data.clients`; later ones "
+        "join",
+        ge=1,
+    )
+    minimum: int = setting(1, "reports below which a round changes nothing", ge=1)
+    weight_cap: int = setting(
+        10_000,
+        "examples beyond which a client gains no weight: a declared number is not trusted further",
+        ge=1,
+    )
+    timeout: float = setting(
+        3600.0, "deadline of a round: seconds the server waits for reports", gt=0
+    )
+    oversample: float = setting(
+        1.0,
+        "how many clients are asked for each that a round waits for; the round ends with the "
+        "first ones' reports",
+        ge=1,
+    )
+    late_rounds: int = setting(
+        0,
+        "rounds that a report may be late; it then counts 1/√(1 + rounds late) of its weight, "
+        "with its own round's directions. 0 refuses every late report. Needs independent seeds",
+        ge=0,
+        le=64,
+    )
+    patience: int = setting(
+        3,
+        "failures in a row after which a client rests, twice as many rounds each time, at most 64",
+        ge=1,
+    )
+    empty_rounds: int = setting(
+        10,
+        "rounds in a row without a usable report after which the run ends with the reasons",
+        ge=1,
+    )
+    newcomers: int = setting(
+        0,
+        "the last so many clients never train the global model; they are evaluated, and take "
+        "private rounds of their own",
+        ge=0,
+    )
+    clusters: int = setting(2, "number of clusters of clients", read_by=("cluster",), ge=2, le=64)
+    clustering_rounds: int = setting(
+        16,
+        "rounds of the budget whose losses, along common directions, find the clusters",
+        read_by=("cluster",),
+        former="cohort.grouping-rounds",
+        ge=1,
+    )
+
+
+class PersonalSettings(Section):
+    """The private rounds that a client takes after the last round; they never leave it."""
+
+    rounds: int = setting(
+        5,
+        "private rounds that each client takes after the last round; 0 is no personal model",
+        ge=0,
+        le=1_000_000,
+    )
+    learning_rate: LearningRate = setting(
+        "auto",
+        "η of the private rounds, or `auto`",
+        read_by=("local", "finetune", "ditto", "mixture", "partial"),
+    )
+    pull: float = setting(
+        0.0625,
+        "share of the way back to the global model after each private round, rounded to a power "
+        "of 2; η·λ·K in the paper's terms",
+        read_by=("ditto",),
+        gt=0,
+        le=0.5,
+    )
+    part: Text = setting(
+        LABEL_BIAS_GROUP,
+        "private tensors: comma-separated names, with `*` for any letters, or groups such as "
+        "`label bias`",
+        read_by=("partial",),
+        min_length=1,
+    )
+
+
+class EvaluateSettings(Section):
+    """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
+
+    every: int = setting(
+        10,
+        "rounds between validations; 0 is never. Zero-shot and the end are always evaluated",
+        ge=0,
+    )
+    test: bool = setting(True, "evaluate on test examples too. `--sweep` leaves them alone")
+    best: bool = setting(
+        False,
+        "after the last round, return to the validated one with the best mean accuracy on the "
+        "clients' validation examples, by a round that reverts the later ones",
+    )
+
+
+class LedgerSettings(Section):
+    """How the ledgers of a run are stored, the global and the personal ones."""
+
+    snapshot_every: int = setting(
+        1000,
+        "rounds between snapshots of the state, in the global and in personal ledgers. A run "
+        "continues, and a client that was away catches up, from the newest; rounds before the "
+        "second newest are deleted once no client needs them. 0 makes none and keeps every round",
+        identity=False,
+        page="ledger.md",
+        ge=0,
+    )
