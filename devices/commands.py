@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from devices.hardware.estimate import Estimate
+    from devices.hardware.estimate import StepEstimate
 
 app = typer.Typer(help="Know devices before they are bought.", no_args_is_help=True)
 
@@ -120,7 +120,7 @@ def estimate(
     from dataclasses import replace
     from json import dumps
 
-    from devices.hardware.estimate import estimate as estimated
+    from devices.hardware.estimate import estimate_step
     from devices.hardware.model_shape import model_shape
     from devices.hardware.profile import load_device
     from devices.hardware.roofline import Workload
@@ -132,7 +132,7 @@ def estimate(
             "wait there take what --stream off takes; choose disk, or off"
         )
     profile = load_device(device)
-    profile = profile.in_mode(power) if power else profile
+    profile = profile.with_power_mode(power) if power else profile
     shape = model_shape(model)
     work = Workload(
         sequence=seq,
@@ -146,16 +146,16 @@ def estimate(
         supervised=supervised,
         stream="disk" if stream is Stream.DISK else "off",
     )
-    result = estimated(shape, profile, work)
+    result = estimate_step(shape, profile, work)
     if stream is Stream.AUTO and not result.fits:
-        result = estimated(shape, profile, replace(work, stream="disk"))
+        result = estimate_step(shape, profile, replace(work, stream="disk"))
     if json:
         typer.echo(dumps(result.as_json()))
     else:
         _print(result)
 
 
-def _print(result: "Estimate") -> None:
+def _print(result: "StepEstimate") -> None:
     from dataclasses import asdict
     from itertools import zip_longest
 
@@ -201,13 +201,13 @@ def calibrate(
     """
     import re
 
-    from devices.hardware.calibrate import calibrated
+    from devices.hardware.calibrate import calibrate_cpu
     from devices.hardware.profile import save_profile
 
     if not out.parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no such folder")
     name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
-    profile = calibrated(name, watts, threads)
+    profile = calibrate_cpu(name, watts, threads)
     save_profile(profile, out)
     typer.echo(
         f"{profile.memory.bandwidth / 1e9:.1f} GB/s, {profile.compute.fp32 / 1e9:.0f} Gop/s, "

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from devices.phone.export import Shapes, export, prepared
+from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
 from shared.config import RunConfig
 
-SHAPES = Shapes(queries=2, batch=2, sequence=16)
+SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 
 
 def exported(
@@ -18,6 +18,6 @@ def exported(
     form: Form = "functional",
 ) -> Path:
     config = RunConfig.of(settings, "test")
-    ready = prepared(config.model.path, config.task, config.adapter, quantization)
-    export(ready, SHAPES, quantization, delegate, out, form)
+    ready = prepare_model(config.model.path, config.task, config.adapter, quantization)
+    export_program(ready, SHAPES, quantization, delegate, out, form)
     return out

@@ -13,16 +13,16 @@ import sys
 import tempfile
 
 from benchmarks.speed.shapes import SHAPES
-from devices.hardware.memory_limit import Ending, run_capped
+from devices.hardware.memory_limit import LimitedRunResult, run_with_memory_limit
 from devices.hardware.profile import load_device
 
 CLIENT = ["-m", "benchmarks.devices.quantized_memory"]
 
 
-def client(shape: str, quantization: str, folder: str, limit_bytes: int) -> Ending:
+def client(shape: str, quantization: str, folder: str, limit_bytes: int) -> LimitedRunResult:
     """Run a client under a limit."""
     command = [sys.executable, *CLIENT, "--shape", shape, "--quantization", quantization]
-    return run_capped([*command, "--load", folder], limit_bytes)
+    return run_with_memory_limit([*command, "--load", folder], limit_bytes)
 
 
 def main() -> None:

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from devices.hardware.model_shape import ModelShape, model_shape
-from devices.hardware.profile import Cell, DeviceProfile, Fit, load_device, save_profile
+from devices.hardware.profile import (
+    DeviceProfile,
+    MeasuredStep,
+    TimingFit,
+    load_device,
+    save_profile,
+)
 from devices.hardware.roofline import Quantization, Workload, step_time
 
 SEQUENCE = 64
@@ -170,12 +176,12 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
     for what, some in groups.items():
         if len(some[0]) < len(cells):
             print(f"  {what} held out: {held_out(start, names, cells, some):.1%}")
-    fit = Fit(
+    fit = TimingFit(
         fitted=[parameter.replace("_", "-") for parameter in names],
         mean_error=round(mean, 4),
         leave_one_out=round(alone, 4),
         cells=[
-            Cell(
+            MeasuredStep(
                 model=cell.model,
                 quantization=cell.quantization,
                 mode=cell.work.mode,

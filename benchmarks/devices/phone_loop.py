@@ -22,11 +22,11 @@ from client.estimators.prge import GradientEstimate, LossRequest, run_estimator
 from client.forward.grouping import Schedule
 from client.training.local_step_plan import LocalStepPlan
 from client.training.trainer import Trainer
-from devices.phone.export import Shapes, export, prepared
+from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import Delegate, PhoneQuantization
-from devices.phone.reference_client.rows import Rows, read_rows
-from devices.phone.reference_client.runtime import Program
-from devices.phone.tokenize import rows_text
+from devices.phone.reference_client.examples import TokenizedExamples, read_examples
+from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
 from shared.model.lora_fa import Perturbations
@@ -143,7 +143,7 @@ def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
     return run
 
 
-def compiled(program: Program, rows: Rows) -> Engine:
+def compiled(program: PhoneProgram, rows: TokenizedExamples) -> Engine:
     """A program of as many queries and rows as the steps have."""
 
     def run(
@@ -180,11 +180,13 @@ def main() -> None:
             settings = {"model.max-length": LENGTH, "model.quantization": kind, "threads": 1}
             config = RunConfig.of(settings, "bench")
             trainer = Trainer(config)
-            ready = prepared(config.model.path, config.task, config.adapter, quantization)
-            export(ready, Shapes(QUERIES, BATCH, LENGTH), quantization, delegate, file)
-            program, rows = Program(file), file.with_suffix(".jsonl")
-            rows.write_text(rows_text(trainer, 0, CLIENTS))
-            train = read_rows(rows, program.manifest)[Split.TRAIN]
+            ready = prepare_model(config.model.path, config.task, config.adapter, quantization)
+            export_program(
+                ready, ProgramShapes(QUERIES, BATCH, LENGTH), quantization, delegate, file
+            )
+            program, rows = PhoneProgram(file), file.with_suffix(".jsonl")
+            rows.write_text(examples_as_jsonl(trainer, 0, CLIENTS))
+            train = read_examples(rows, program.manifest)[Split.TRAIN]
             layout, phone = trainer.layout, compiled(program, train)
             instruction = asked(layout.hash, steps)
             expected = course(eager(trainer), layout.size, instruction, train.labels)

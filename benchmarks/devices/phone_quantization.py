@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from benchmarks.devices.phone_loop import asked
 from client.training.trainer import Trainer, figures
-from devices.phone.export import Shapes, export, prepared
+from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import PhoneQuantization
+from devices.phone.reference_client.examples import TokenizedExamples, read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.rows import Rows, read_rows
-from devices.phone.reference_client.runtime import Program
-from devices.phone.tokenize import rows_text
+from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import Split
@@ -37,18 +37,18 @@ DIRECTIONS, EXAMPLES, TESTED, SPREAD = 128, 16, 800, 0.05
 
 
 def programs(
-    config: RunConfig, shapes: Shapes, trainer: Trainer, folder: Path
+    config: RunConfig, shapes: ProgramShapes, trainer: Trainer, folder: Path
 ) -> dict[PhoneQuantization, PhoneTrainer]:
     """A reference phone of every kind, all with the same examples."""
     phones = {}
     for kind in KINDS:
         file, lines = folder / f"{kind}.pte", folder / "rows.jsonl"
-        ready = prepared(config.model.path, config.task, config.adapter, kind)
-        export(ready, shapes, kind, "xnnpack", file)
-        program = Program(file)
+        ready = prepare_model(config.model.path, config.task, config.adapter, kind)
+        export_program(ready, shapes, kind, "xnnpack", file)
+        program = PhoneProgram(file)
         clients = range(config.data.clients)
-        lines.write_text("".join(rows_text(trainer, i, len(clients)) for i in clients))
-        rows = read_rows(lines, program.manifest)
+        lines.write_text("".join(examples_as_jsonl(trainer, i, len(clients)) for i in clients))
+        rows = read_examples(lines, program.manifest)
         rows[Split.TEST] = _some(rows[Split.TEST], TESTED)
         phones[kind] = PhoneTrainer(program, rows)
         difference = program.check()
@@ -57,7 +57,7 @@ def programs(
     return phones
 
 
-def gradients(phone: PhoneTrainer, shapes: Shapes, epsilon: float) -> NDArray[np.float64]:
+def gradients(phone: PhoneTrainer, shapes: ProgramShapes, epsilon: float) -> NDArray[np.float64]:
     """Projected gradients of all directions, float64 [128], by steps that do not move."""
     center = np.random.default_rng(0).normal(0, SPREAD, phone.layout.size)
     state = np.ldexp(center, STATE_BITS).astype(np.int64)
@@ -74,7 +74,7 @@ def gradients(phone: PhoneTrainer, shapes: Shapes, epsilon: float) -> NDArray[np
 
 
 def trained(
-    phone: PhoneTrainer, shapes: Shapes, steps: int, rate: float, epsilon: float, seed: int
+    phone: PhoneTrainer, shapes: ProgramShapes, steps: int, rate: float, epsilon: float, seed: int
 ) -> NDArray[np.int64]:
     """The state after so many steps from zero, as everybody replays it: int64 [d]."""
     instruction = asked(
@@ -96,9 +96,9 @@ def trained(
     return replay(state, groups, phone.layout.distribution)
 
 
-def _some(rows: Rows, count: int) -> Rows:
+def _some(rows: TokenizedExamples, count: int) -> TokenizedExamples:
     chosen = np.random.default_rng(0).permutation(len(rows))[:count]
-    return Rows(rows.ids[chosen], rows.positions[chosen], rows.labels[chosen])
+    return TokenizedExamples(rows.ids[chosen], rows.positions[chosen], rows.labels[chosen])
 
 
 def _eager(trainer: Trainer, clients: int, state: NDArray[np.int64]) -> str:
@@ -129,7 +129,7 @@ def main() -> None:
     given = parser.parse_args()
     flat = {"model.max-length": given.seq, "threads": 1}
     config = RunConfig.of(flat | dict(map(parse_assignment, given.settings)), "bench")
-    shapes = Shapes(given.queries, given.batch, given.seq)
+    shapes = ProgramShapes(given.queries, given.batch, given.seq)
     trainer = Trainer(config)
     with tempfile.TemporaryDirectory() as folder:
         phones = programs(config, shapes, trainer, Path(folder))

@@ -33,12 +33,12 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import Grouping, Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
-from devices.phone.export import Exportable, Shapes, export, step_inputs
-from devices.phone.lowering import lowered
+from devices.phone.export import PreparedModel, ProgramShapes, export_program, step_inputs
+from devices.phone.lowering import lower_to_executorch
 from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
-from devices.phone.program import Replay, Scores
-from devices.phone.quantization import by_batched_products, with_4_bit_weights
-from devices.phone.reference_client.runtime import load, run
+from devices.phone.program import ReplayModule, ScoresModule
+from devices.phone.quantization import quantize_to_4_bit, use_batched_products
+from devices.phone.reference_client.runtime import load_module, run_method
 from shared.directions import DIRECTION_BITS, directions
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
@@ -66,9 +66,9 @@ REPETITIONS, SECONDS = 7, 10.0
 class OneSign(nn.Module):
     """`devices.phone.program.Step` with the points of one sign, that of the ε it is given."""
 
-    def __init__(self, scores: Scores, layout: Layout) -> None:
+    def __init__(self, scores: ScoresModule, layout: Layout) -> None:
         super().__init__()
-        self.scores, self.replay, self.layout = scores, Replay(layout), layout
+        self.scores, self.replay, self.layout = scores, ReplayModule(layout), layout
 
     def forward(
         self,
@@ -99,29 +99,31 @@ def model(layers: str, quantization: PhoneQuantization) -> tuple[BaseModel, Adap
     return base, inject(base, AdapterSettings(layers=layers), scorer.labels), scorer
 
 
-def make(kind: str, layers: str, shapes: Shapes, folder: Path) -> dict[str, Any]:
+def make(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[str, Any]:
     """Export a program into a folder; one of a single sign stands beside the whole one."""
     delegate, quantization = KINDS[kind.removesuffix(TWICE)]
     base, adapter, scorer = model(layers, quantization)
     layout = adapter.layout
-    scores = Scores(base, adapter, [tokens[0] for tokens in scorer.label_tokens])
+    scores = ScoresModule(base, adapter, [tokens[0] for tokens in scorer.label_tokens])
     if quantization == "int8":
-        by_batched_products(base)
+        use_batched_products(base)
     file = folder / f"{kind}.pte"
     begun = time.perf_counter()
     if kind.endswith(TWICE):
         if quantization == "8da4w":
-            with_4_bit_weights(base)
+            quantize_to_4_bit(base)
         half = OneSign(scores, layout), _inputs(kind, folder)
-        file.write_bytes(lowered({"forward": half}, delegate, (), quantization == "8da4w"))
+        file.write_bytes(
+            lower_to_executorch({"forward": half}, delegate, (), quantization == "8da4w")
+        )
     else:
-        ready = Exportable(base, layout, scores, tuple(TASK.words))
-        export(ready, shapes, quantization, delegate, file)
+        ready = PreparedModel(base, layout, scores, tuple(TASK.words))
+        export_program(ready, shapes, quantization, delegate, file)
     seconds, size = time.perf_counter() - begun, file.stat().st_size / 2**20
     return {"d": layout.size, "seconds": seconds, "peak": _peak(), "file": size}
 
 
-def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], object]:
+def eager(layers: str, grouping: Grouping, shapes: ProgramShapes) -> Callable[[], object]:
     """A step without its update, as a program's call is."""
     base, adapter, scorer = model(layers, "none")
     forward = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
@@ -142,20 +144,20 @@ def eager(layers: str, grouping: Grouping, shapes: Shapes) -> Callable[[], objec
 def compiled(kind: str, folder: Path) -> Callable[[], object]:
     """A step by one call of a program, or by two."""
     arrays = [tensor.numpy() for tensor in _inputs(kind, folder)]
-    module = load(folder / f"{kind}.pte")
+    module = load_module(folder / f"{kind}.pte")
     signs = (1, -1) if kind.endswith(TWICE) else (1,)
 
     def step() -> list[Any]:
         return [
             output.numpy().copy()
             for sign in signs
-            for output in run(module, "forward", [*arrays[:-1], sign * arrays[-1]])
+            for output in run_method(module, "forward", [*arrays[:-1], sign * arrays[-1]])
         ]
 
     return step
 
 
-def steps_of(kind: str, layers: str, shapes: Shapes, folder: Path) -> Callable[[], object]:
+def steps_of(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> Callable[[], object]:
     """Of any kind, on one thread."""
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
@@ -164,7 +166,7 @@ def steps_of(kind: str, layers: str, shapes: Shapes, folder: Path) -> Callable[[
     return eager(layers, EAGER[kind], shapes) if kind in EAGER else compiled(kind, folder)
 
 
-def memory(kind: str, layers: str, shapes: Shapes, folder: Path) -> dict[str, Any]:
+def memory(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[str, Any]:
     """MiB that are this process's own, over what they were with all libraries loaded; its peak."""
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
@@ -176,7 +178,9 @@ def memory(kind: str, layers: str, shapes: Shapes, folder: Path) -> dict[str, An
     return {"own": (process.memory_full_info().uss - before) / 2**20, "peak": _peak()}
 
 
-def times(kinds: list[str], layers: str, shapes: Shapes, folder: Path) -> dict[str, list[float]]:
+def times(
+    kinds: list[str], layers: str, shapes: ProgramShapes, folder: Path
+) -> dict[str, list[float]]:
     """Seconds of the steps of all kinds, which take turns."""
     keep_freed_memory()
     steps = {kind: steps_of(kind, layers, shapes, folder) for kind in kinds}
@@ -225,7 +229,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--kinds", nargs="+", help="default: all")
     given = parser.parse_args()
-    shapes = Shapes(given.queries, given.batch, LENGTH)
+    shapes = ProgramShapes(given.queries, given.batch, LENGTH)
     own = given.layers, shapes, given.folder
     options = [f"--folder={given.folder}", f"--layers={given.layers}"]
     options += [f"--queries={given.queries}", f"--batch={given.batch}"]

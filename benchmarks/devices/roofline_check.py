@@ -17,9 +17,15 @@ import torch
 from benchmarks.speed.shapes import config_of
 from benchmarks.speed.step import Bench, StepBench
 from client.forward.grouping import Schedule
-from devices.hardware.calibrate import Piece, Stopwatch, Works, pieces, profile_of
+from devices.hardware.calibrate import (
+    Microbenchmark,
+    Microbenchmarks,
+    Stopwatch,
+    microbenchmarks,
+    profile_from_times,
+)
 from devices.hardware.model_shape import shape_of_config
-from devices.hardware.roofline import Mode, Workload, step_time
+from devices.hardware.roofline import Grouping, Workload, step_time
 
 CHECKED = (
     "llama-tiny",
@@ -30,13 +36,13 @@ CHECKED = (
     "llama-wide",
 )
 BATCHES = (1, 2, 4)
-MODES: tuple[Mode, ...] = ("sequential", "both")
+MODES: tuple[Grouping, ...] = ("sequential", "both")
 SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 5
 
 
-def steps() -> Works:
+def steps() -> Microbenchmarks:
     """A step of every shape, batch size and grouping."""
-    works: Works = {}
+    works: Microbenchmarks = {}
     for number, shape in enumerate(CHECKED):
         bench = Bench(
             StepBench(
@@ -46,7 +52,9 @@ def steps() -> Works:
         for batch in BATCHES:
             for index, mode in enumerate(MODES):
                 prompts = bench.prompts(batch, SEQUENCE)
-                works[Piece("step", (number, batch, index))] = bench.p_rge(prompts, Schedule(mode))
+                works[Microbenchmark("step", (number, batch, index))] = bench.p_rge(
+                    prompts, Schedule(mode)
+                )
     return works
 
 
@@ -55,10 +63,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    stopwatch, works = Stopwatch(1), pieces() | steps()
+    stopwatch, works = Stopwatch(1), microbenchmarks() | steps()
     for _ in range(SWEEPS):
         stopwatch.sweep(works)
-    device = profile_of("this-machine", stopwatch.best, 0.0, 1, 1)
+    device = profile_from_times("this-machine", stopwatch.best, 0.0, 1, 1)
     print(f"{device.memory.bandwidth / 1e9:.1f} GB/s, {device.compute.fp32 / 1e9:.0f} Gop/s")
     print(device.timing)
     known = {shape: shape_of_config(config_of(shape), Path(shape), "causal") for shape in CHECKED}

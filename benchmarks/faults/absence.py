@@ -22,7 +22,7 @@ from flwr.app import UserConfig
 from benchmarks.faults.live_run import LiveRun
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
-from devices.live.settings import own_settings
+from devices.live.settings import resolve_device_settings
 from server.app import serve
 from shared.config import RunConfig
 from shared.settings import Scalar
@@ -54,8 +54,10 @@ def build(config: RunConfig, device: int, rounds: int) -> None:
         if len(asked) > rounds:
             raise _EnoughError
 
-    own = own_settings("embedded", "messages", "messages", "cpu", ["threads=1"])
-    node: UserConfig = {CLIENT_INDEX: device, DEVICE_SETTINGS_KEY: json.dumps(own)}
+    device_settings = resolve_device_settings(
+        "embedded", "messages", "messages", "cpu", ["threads=1"]
+    )
+    node: UserConfig = {CLIENT_INDEX: device, DEVICE_SETTINGS_KEY: json.dumps(device_settings)}
     try:
         serve(config, InProcessGrid(client_app, 1, config.flat(), count, None, [node]))
     except _EnoughError:

@@ -23,7 +23,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig
 
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
-from devices.live.keys import device_of_key
+from devices.live.keys import read_client_index
 from shared.flower_compat import (
     ObjectPullError,
     ObjectTree,
@@ -51,7 +51,7 @@ class Device(threading.Thread):
         self._number, self._devices, self._superlink = number, devices, superlink
         self._ca = ca.read_bytes() if ca else None
         self._keys = _keys(key) if key else None
-        self._device = device_of_key(key) if key else number
+        self._device = read_client_index(key) if key else number
         self._state = RecordDict()
         self._ended = threading.Event()
 

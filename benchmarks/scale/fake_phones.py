@@ -24,8 +24,8 @@ import psutil
 import typer
 
 from benchmarks.faults.slow_connections import all_held
-from devices.live.keys import make_key
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
+from devices.live.keys import create_key
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
 from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.client_index import client_index_of_key
 from shared.frames.instructions import token_of
@@ -49,12 +49,12 @@ async def hosted() -> None:
     gateway = Gateway(admitted.__contains__)
     tls = own_certificates(folder / CERTIFICATES_FOLDER, [])
     proof = tls.certificate.read_bytes(), tls.key.read_bytes()
-    _, port = await started(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
+    _, port = await start_gateway(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
     print(f"{PORT_LINE}{port}", flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         instruction = line.strip().encode()
-        asked = len(gateway.attached)
+        asked = len(gateway.attached_phones)
         seconds = ROUND_SECONDS if instruction else 0.0
         answers = await gateway.ask(Work.TRAIN, instruction, seconds) if instruction else {}
         told = {"attached": asked, "answers": sorted(answers), "refused": gateway.refused}
@@ -169,7 +169,7 @@ async def tried(
         folder = Path(name)
         keys = []
         for number in range(phones + 1):
-            make_key(folder / f"{number}.key")
+            create_key(folder / f"{number}.key")
             keys.append(PhoneKey(folder / f"{number}.key"))
         *keys, stranger = keys
         for number, key in enumerate(keys):

@@ -29,7 +29,7 @@ from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.network import SERVER_ADDRESS, Network, Traffic, network
 from benchmarks.faults.runs_under_failures import again
 from benchmarks.speed.live import client_figures, round_seconds
-from devices.live.keys import make_key
+from devices.live.keys import create_key
 from server.live.keys import KEYS_FOLDER, Keys
 from server.transport.messages import make_message
 from shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
@@ -68,7 +68,7 @@ def deal(data: Path, folder: Path, clients: int, number: int) -> Path:
 def strangers(live: LiveRun, net: Network) -> dict[str, str]:
     """What a client says with an unregistered key, a revoked key, and in plain text."""
     unknown = live.folder / "unknown.key"
-    make_key(unknown)
+    create_key(unknown)
     Keys(live.run / KEYS_FOLDER).revoke(REVOKED)
     live.wait(lambda: f"{REVOKED} is refused from now on" in live.said(), "its refusal")
     return {

@@ -30,9 +30,9 @@ from benchmarks.faults.live_run import ROOT, LiveRun
 from benchmarks.speed.live import round_seconds
 from client.protocol.session_store import decode_session
 from client.training.trainer import Trainer
+from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.rows import read_rows
-from devices.phone.reference_client.runtime import Program
+from devices.phone.reference_client.runtime import PhoneProgram
 from server.live.keys import KEYS_FOLDER, Keys
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -224,8 +224,8 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
         program = live.folder / f"{name}.pte"
         of = ("--program", str(program), "--model", MODEL, "--task", TASK)
         samara(live.folder, "phone", "rows", *of, "--data", str(data), "--out", str(rows))
-        loaded = Program(program)
-        phone = PhoneTrainer(loaded, read_rows(rows, loaded.manifest))
+        loaded = PhoneProgram(program)
+        phone = PhoneTrainer(loaded, read_examples(rows, loaded.manifest))
         found[name] = [
             Confusion(phone.figures("", state, Split.TEST).counts).accuracy
             for state in (np.zeros_like(final), final)

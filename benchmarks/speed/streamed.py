@@ -30,7 +30,7 @@ from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
 from client.forward.grouping import Schedule
 from client.forward.streamed import make_forward_engine
 from client.streaming.loading import load_model
-from devices.hardware.memory_limit import run_capped
+from devices.hardware.memory_limit import run_with_memory_limit
 from shared.directions import directions
 from shared.machine import peak_memory_bytes
 from shared.model.lora_fa import Perturbations, inject
@@ -171,7 +171,9 @@ def main() -> None:
         for kind in ("cold", "warm"):
             fill_pages(folder) if kind == "warm" else drop_pages(folder)
             lines: list[str] = []
-            ending = run_capped([*given, "--measure", kind], arguments.limit, lines.append)
+            ending = run_with_memory_limit(
+                [*given, "--measure", kind], arguments.limit, lines.append
+            )
             print(f"{kind}: {ending}")
             if ending.status:
                 sys.exit(f"{kind}: ended with status {ending.status}")

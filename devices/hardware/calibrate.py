@@ -48,14 +48,14 @@ _HALF = (128, 512)
 _RANK, _LAYERS = 16, 16
 
 
-class Piece(NamedTuple):
+class Microbenchmark(NamedTuple):
     """What is timed, and its sizes."""
 
     what: str
     sizes: tuple[int, ...] = ()
 
 
-Works = dict[Piece, Callable[[], object]]
+Microbenchmarks = dict[Microbenchmark, Callable[[], object]]
 
 
 class Stopwatch:
@@ -68,11 +68,11 @@ class Stopwatch:
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
         self._clock = time.process_time if threads == 1 else time.perf_counter
-        self._times: dict[Piece, int] = {}
-        self.best: dict[Piece, float] = {}
+        self._times: dict[Microbenchmark, int] = {}
+        self.best: dict[Microbenchmark, float] = {}
 
     @torch.inference_mode()
-    def sweep(self, works: Mapping[Piece, Callable[[], object]]) -> None:
+    def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
         """Time everything once more; short work is repeated until the clock can tell."""
         for piece, work in works.items():
             if piece not in self._times:
@@ -88,7 +88,7 @@ class Stopwatch:
         return max((self._clock() - begun) / times, 1e-7)
 
 
-def calibrated(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile:
+def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile:
     """Measure this machine.
 
     Args:
@@ -99,39 +99,39 @@ def calibrated(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile
     runtime, before = peak_memory_bytes(), torch.get_num_threads()
     threads = threads or cores()
     stopwatch = Stopwatch(threads)
-    works = pieces()
+    works = microbenchmarks()
     try:
         for _ in range(SWEEPS):
             stopwatch.sweep(works)
     finally:
         torch.set_num_threads(before)
-    return profile_of(name, stopwatch.best, watts, threads, runtime)
+    return profile_from_times(name, stopwatch.best, watts, threads, runtime)
 
 
 @torch.inference_mode()
-def pieces() -> Works:
+def microbenchmarks() -> Microbenchmarks:
     """What is timed."""
     source = torch.ones(_COPIED_BYTES // 4)
     x, weight = torch.ones(1, 8), torch.ones(8, 8)
-    works: Works = {
-        Piece("copy"): partial(torch.empty_like(source).copy_, source),
-        Piece("small", (0,)): partial(torch.add, x, x),
-        Piece("small", (1,)): partial(nn.functional.linear, x, weight),
-        Piece("small", (2,)): partial(torch.cat, (x, x), dim=-1),
-        Piece("draw and apply"): _draw_and_apply,
+    works: Microbenchmarks = {
+        Microbenchmark("copy"): partial(torch.empty_like(source).copy_, source),
+        Microbenchmark("small", (0,)): partial(torch.add, x, x),
+        Microbenchmark("small", (1,)): partial(nn.functional.linear, x, weight),
+        Microbenchmark("small", (2,)): partial(torch.cat, (x, x), dim=-1),
+        Microbenchmark("draw and apply"): _draw_and_apply,
     }
     tokens, features = _HALF
     half = torch.randn(tokens, features).bfloat16(), torch.randn(features, features).bfloat16()
-    works[Piece("half", _HALF)] = partial(nn.functional.linear, *half)
+    works[Microbenchmark("half", _HALF)] = partial(nn.functional.linear, *half)
     for inputs, outputs in _PRODUCTS:
         count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
         # So many that no cache holds them, as in a model.
         weights = [torch.randn(outputs, inputs) for _ in range(count)]
         for tokens in _TOKENS:
             work = partial(_products, torch.randn(tokens, inputs), weights)
-            works[Piece("products", (inputs, outputs, tokens, count))] = work
+            works[Microbenchmark("products", (inputs, outputs, tokens, count))] = work
     for sizes in _BETWEEN:
-        works[Piece("between", sizes)] = _between(*sizes)
+        works[Microbenchmark("between", sizes)] = _between(*sizes)
     return works | _quantized() | _forward()
 
 
@@ -166,15 +166,15 @@ def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
     return work
 
 
-def _quantized() -> Works:
+def _quantized() -> Microbenchmarks:
     """Dequantizing, where bitsandbytes is installed."""
     weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
     try:
         return {
-            Piece("nf4", (weight.numel(),)): quantize_linear(
+            Microbenchmark("nf4", (weight.numel(),)): quantize_linear(
                 weight, None, "nf4", torch.float32
             ).dequantized,
-            Piece("int8", (weight.numel(),)): quantize_linear(
+            Microbenchmark("int8", (weight.numel(),)): quantize_linear(
                 weight, None, "int8", torch.float32
             ).dequantized,
         }
@@ -182,12 +182,12 @@ def _quantized() -> Works:
         return {}
 
 
-def _forward() -> Works:
+def _forward() -> Microbenchmarks:
     """The client's forward over two tokens of the embedded model, with one and with all blocks."""
     base = load_base_model(EMBEDDED_MODEL)
     task = load_task(EMBEDDED_DATA)
     assert isinstance(task, ClassificationTask)
-    works: Works = {}
+    works: Microbenchmarks = {}
     for count in (1, len(base.blocks)):
         cut = base.copy_sharing_weights()
         del cut.blocks[count:]
@@ -201,25 +201,25 @@ def _forward() -> Works:
             adapter.layout, np.zeros(size, np.float32), z, 0.01
         )
         forward = ResidentForward(adapter, scorer, PerturbedBody(cut, 0))
-        works[Piece("pass", (count,))] = partial(
+        works[Microbenchmark("pass", (count,))] = partial(
             forward.scores, perturbations, [Prompt(((10, 11),), ((1,),))]
         )
     return works
 
 
-def profile_of(
-    name: str, best: Mapping[Piece, float], watts: float, threads: int, runtime: int
+def profile_from_times(
+    name: str, best: Mapping[Microbenchmark, float], watts: float, threads: int, runtime: int
 ) -> DeviceProfile:
     """What the best times of the pieces say about a machine.
 
     Args:
         name: of the profile.
         best: seconds of every piece.
-        watts: as in `calibrated`.
+        watts: as in `calibrate_cpu`.
         threads: that they were measured with.
         runtime: bytes of a process that has loaded a client's libraries.
     """
-    bandwidth = 2 * _COPIED_BYTES / best[Piece("copy")]
+    bandwidth = 2 * _COPIED_BYTES / best[Microbenchmark("copy")]
     smallest = fmean(seconds for piece, seconds in best.items() if piece.what == "small")
     fp32, full_rows = _rate(best, bandwidth, smallest)
     tokens, features = _HALF
@@ -249,7 +249,7 @@ def profile_of(
         compute=Compute(
             processor="cpu",
             fp32=fp32,
-            fp16=2 * tokens * features**2 / best[Piece("half", _HALF)],
+            fp16=2 * tokens * features**2 / best[Microbenchmark("half", _HALF)],
             weights="fp32",
         ),
         timing=Timing(
@@ -261,7 +261,7 @@ def profile_of(
             int8_operations=dequantized.get("int8", 100.0),
             launch_seconds=max(block / of_a_block, smallest),
             pass_seconds=max(0.0, shallow - few * block),
-            adapter_seconds=best[Piece("draw and apply")] / _LAYERS,
+            adapter_seconds=best[Microbenchmark("draw and apply")] / _LAYERS,
         ),
         power={"load": PowerMode(watts=watts)} if watts else {},
         mode="load" if watts else "",
@@ -277,7 +277,9 @@ def profile_of(
     )
 
 
-def _rate(best: Mapping[Piece, float], bandwidth: float, smallest: float) -> tuple[float, float]:
+def _rate(
+    best: Mapping[Microbenchmark, float], bandwidth: float, smallest: float
+) -> tuple[float, float]:
     """(operations/s, tokens below which it gets no faster)."""
     found = [
         (*piece.sizes[:3], seconds / piece.sizes[3])
@@ -298,7 +300,7 @@ def _rate(best: Mapping[Piece, float], bandwidth: float, smallest: float) -> tup
     return float(rate), max(1.0, float(full))
 
 
-def _between_bandwidth(best: Mapping[Piece, float], smallest: float) -> float:
+def _between_bandwidth(best: Mapping[Microbenchmark, float], smallest: float) -> float:
     """Bytes/s between products, as the time model counts bytes."""
     rates = []
     for piece, seconds in best.items():

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from devices.hardware.footprint import Footprint, footprint
+from devices.hardware.memory_footprint import MemoryFootprint, memory_footprint
 from devices.hardware.model_shape import ModelShape
 from devices.hardware.profile import DeviceProfile
 from devices.hardware.roofline import StepTime, Workload, step_time
@@ -14,7 +14,7 @@ _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StepEstimate:
     """A predicted step.
 
     Attributes:
@@ -34,7 +34,7 @@ class Estimate:
     model: str
     work: Workload
     time: StepTime
-    memory: Footprint
+    memory: MemoryFootprint
     usable_bytes: int
     energy_joules: float | None
     remedies: tuple[str, ...]
@@ -62,7 +62,7 @@ class Estimate:
         }
 
 
-def estimate(shape: ModelShape, device: DeviceProfile, work: Workload) -> Estimate:
+def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepEstimate:
     """Predict time, memory and energy of a step.
 
     Raises:
@@ -74,9 +74,9 @@ def estimate(shape: ModelShape, device: DeviceProfile, work: Workload) -> Estima
             f"{shape.name}: reads at most {shape.context} tokens, and the sequence has "
             f"{work.sequence}; shorten it"
         )
-    time, memory = step_time(shape, device, work), footprint(shape, device, work)
+    time, memory = step_time(shape, device, work), memory_footprint(shape, device, work)
     fits = memory.total <= device.usable_bytes
-    return Estimate(
+    return StepEstimate(
         device=device.name,
         mode=device.mode,
         model=shape.name,
@@ -85,18 +85,18 @@ def estimate(shape: ModelShape, device: DeviceProfile, work: Workload) -> Estima
         memory=memory,
         usable_bytes=device.usable_bytes,
         energy_joules=None if device.watts is None else time.total * device.watts,
-        remedies=() if fits else _remedies(shape, device, work),
+        remedies=() if fits else _find_remedies(shape, device, work),
     )
 
 
-def _remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
+def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
     """Options that make it fit: each alone if there are such, otherwise all of them together."""
 
     def fitting(changes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         return tuple(
             " ".join(f"--{key} {value}" for key, value in change.items())
             for change in changes
-            if footprint(shape, device, replace(work, **change)).total <= device.usable_bytes
+            if memory_footprint(shape, device, replace(work, **change)).total <= device.usable_bytes
         )
 
     smaller = [{"quantization": kind} for kind in _SMALLER[work.quantization]]

@@ -30,15 +30,15 @@ class Transfer:
         bytes: that crossed the link, headers and repeated packets included.
     """
 
-    begun: float
-    waited: float
+    start: float
+    waiting_seconds: float
     seconds: float
     bytes: int
 
     @property
-    def ended(self) -> float:
+    def end(self) -> float:
         """Virtual seconds when the last byte is there."""
-        return self.begun + self.waited + self.seconds
+        return self.start + self.waiting_seconds + self.seconds
 
 
 def upload(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | None:
@@ -53,31 +53,31 @@ def upload(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | Non
     Returns:
         None if the link is never there.
     """
-    return _transfer(link, link.up, size, at, seed)
+    return _simulate_transfer(link, link.up, size, at, seed)
 
 
 def download(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | None:
     """Send bytes to a device; as `upload`."""
-    return _transfer(link, link.down, size, at, seed)
+    return _simulate_transfer(link, link.down, size, at, seed)
 
 
-def available_at(link: LinkProfile, at: float) -> bool:
+def is_available(link: LinkProfile, at: float) -> bool:
     """Whether the link is there at a virtual second."""
-    return next_available(link, at) == at
+    return next_available_time(link, at) == at
 
 
-def next_available(link: LinkProfile, at: float) -> float | None:
+def next_available_time(link: LinkProfile, at: float) -> float | None:
     """The first virtual second from `at` on when the link is there; None if it never is."""
-    return next_within(link.available, at)
+    return next_time_within(link.available, at)
 
 
-def next_within(hours: Sequence[Hours], at: float) -> float | None:
+def next_time_within(hours: Sequence[Hours], at: float) -> float | None:
     """The first virtual second from `at` on inside some hours of the day; None without any."""
-    first = next(windows(hours, at), None)
+    first = next(time_windows(hours, at), None)
     return None if first is None else max(at, first[0])
 
 
-def windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
+def time_windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
     """Some hours of every day in virtual seconds, endlessly, from those that end after `at` on."""
     if not hours:
         return
@@ -88,7 +88,9 @@ def windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
                 yield interval
 
 
-def _transfer(link: LinkProfile, rate: float, size: int, at: float, seed: int) -> Transfer | None:
+def _simulate_transfer(
+    link: LinkProfile, rate: float, size: int, at: float, seed: int
+) -> Transfer | None:
     """Latency, then packets at the link's rate, with repetitions; outages interrupt it."""
     if size < 0:
         raise ValueError(f"a transfer of {size} bytes")
@@ -103,7 +105,7 @@ def _transfer(link: LinkProfile, rate: float, size: int, at: float, seed: int) -
     waiting = min(lost, flights) * _WAIT_FOR_LOST * link.latency
     seconds = link.latency + random.uniform(0, 1) * link.jitter + total / rate + waiting
     clock, left = at, seconds
-    for begin, end in windows(link.available, at):
+    for begin, end in time_windows(link.available, at):
         clock = max(clock, begin)
         if left <= end - clock:
             return Transfer(at, max(0.0, clock + left - at - seconds), seconds, total)

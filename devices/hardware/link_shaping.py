@@ -54,7 +54,7 @@ def check_shaping() -> None:
 
 
 @contextmanager
-def shaped(link: LinkProfile) -> Iterator[ShapedLink]:
+def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
     """A namespace behind a link, gone when the block is left, however that happens.
 
     What the device sends passes at the link's rate up, what it gets at its rate down.
@@ -70,24 +70,24 @@ def shaped(link: LinkProfile) -> Iterator[ShapedLink]:
         _make_namespace(name, undo)
         here, there = _free_addresses()
         _run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
-        undo.callback(_run_anyway, "ip", "link", "del", outer)
+        undo.callback(_run_ignoring_errors, "ip", "link", "del", outer)
         inside = ("ip", "netns", "exec", name)
         _run("ip", "address", "add", f"{here}/30", "dev", outer)
         _run("ip", "link", "set", outer, "up")
         _run(*inside, "ip", "address", "add", f"{there}/30", "dev", inner)
         _run(*inside, "ip", "link", "set", inner, "up")
         _run(*inside, "ip", "link", "set", "lo", "up")
-        delayed = _shape((), outer, link.down, link)
-        _shape(inside, inner, link.up, link)
+        delayed = _shape_interface((), outer, link.down, link)
+        _shape_interface(inside, inner, link.up, link)
         yield ShapedLink(name, here, delayed)
 
 
 def _make_namespace(name: str, undo: ExitStack) -> None:
     _run("ip", "netns", "add", name)
-    undo.callback(_run_anyway, "ip", "netns", "del", name)
+    undo.callback(_run_ignoring_errors, "ip", "netns", "del", name)
 
 
-def _shape(inside: Sequence[str], device: str, rate: float, link: LinkProfile) -> bool:
+def _shape_interface(inside: Sequence[str], device: str, rate: float, link: LinkProfile) -> bool:
     """Shape what leaves an interface; whether it is delayed too."""
     burst = max(_SMALLEST_BURST, round(rate / 100))
     tbf = ["tbf", "rate", f"{round(rate * 8)}bit", "burst", f"{burst}b", "latency", _LONGEST_QUEUE]
@@ -126,5 +126,5 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _run_anyway(*command: str) -> None:
+def _run_ignoring_errors(*command: str) -> None:
     subprocess.run(command, capture_output=True, check=False)

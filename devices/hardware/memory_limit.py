@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ending:
+class LimitedRunResult:
     """How a capped command ended.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ending:
         )
 
 
-class Limit(ABC):
+class MemoryLimit(ABC):
     """A way to hold a process to a number of bytes."""
 
     name: str
@@ -97,7 +97,7 @@ class Limit(ABC):
         """Leave nothing behind."""
 
 
-class _Group(Limit):
+class _CgroupLimit(MemoryLimit):
     """A control group of its own, made directly."""
 
     limit_file: str
@@ -162,7 +162,7 @@ class _Group(Limit):
                 time.sleep(wait)
 
 
-def _own_group(controllers: str) -> str:
+def _current_cgroup(controllers: str) -> str:
     """The path of this process's group in a hierarchy, as /proc/self/cgroup gives it."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -171,7 +171,7 @@ def _own_group(controllers: str) -> str:
     raise FileNotFoundError(f"this process is in no group of {controllers or 'cgroup v2'}")
 
 
-class GroupV1(_Group):
+class CgroupV1Limit(_CgroupLimit):
     """A group of the memory controller of cgroup v1."""
 
     name = "cgroup v1"
@@ -181,7 +181,7 @@ class GroupV1(_Group):
 
     def parent(self) -> Path:
         """Of the memory hierarchy."""
-        return _GROUPS / "memory" / _own_group("memory")
+        return _GROUPS / "memory" / _current_cgroup("memory")
 
     def forbid_swap(self) -> None:
         """Memory and swap together get the same limit, if the kernel counts swap."""
@@ -189,7 +189,7 @@ class GroupV1(_Group):
             (self.folder / "memory.memsw.limit_in_bytes").write_text(str(self.limit_bytes))
 
 
-class GroupV2(_Group):
+class CgroupV2Limit(_CgroupLimit):
     """A group of cgroup v2, whose parent must hand the memory controller down."""
 
     name = "cgroup v2"
@@ -200,7 +200,7 @@ class GroupV2(_Group):
     def parent(self) -> Path:
         """Of the unified hierarchy."""
         root = _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "unified"
-        return root / _own_group("")
+        return root / _current_cgroup("")
 
     def forbid_swap(self) -> None:
         """None at all, if the kernel counts it."""
@@ -208,7 +208,7 @@ class GroupV2(_Group):
             (self.folder / "memory.swap.max").write_text("0")
 
 
-class Monitor(Limit):
+class PollingLimit(MemoryLimit):
     """Watches the resident memory of a process and its children, and ends them past the limit."""
 
     name = "monitor"
@@ -227,7 +227,7 @@ class Monitor(Limit):
             root = psutil.Process(process.pid)
             while process.poll() is None:
                 family = [root, *root.children(recursive=True)]
-                self._peak = max(self._peak, sum(_resident(member) for member in family))
+                self._peak = max(self._peak, sum(_resident_bytes(member) for member in family))
                 if self._limits() and self._peak > self.limit_bytes:
                     self._over = True
                     for member in reversed(family):
@@ -251,13 +251,13 @@ class Monitor(Limit):
         """There is nothing."""
 
 
-def _resident(process: psutil.Process) -> int:
+def _resident_bytes(process: psutil.Process) -> int:
     with suppress(psutil.NoSuchProcess):
         return int(process.memory_info().rss)
     return 0
 
 
-class Systemd(Monitor):
+class SystemdLimit(PollingLimit):
     """A scope that systemd makes; its memory is watched here, because the scope goes with it."""
 
     name = "systemd"
@@ -287,15 +287,15 @@ class Systemd(Monitor):
         return status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
-WAYS: tuple[type[Limit], ...] = (GroupV1, GroupV2, Systemd)
+KERNEL_LIMITS: tuple[type[MemoryLimit], ...] = (CgroupV1Limit, CgroupV2Limit, SystemdLimit)
 """Those that the kernel enforces."""
 
 
 @contextmanager
-def memory_limit(limit_bytes: int) -> Iterator[Limit]:
+def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
     """The strictest limit that is permitted here; nothing of it is left afterwards."""
     refused = []
-    for way in WAYS:
+    for way in KERNEL_LIMITS:
         try:
             limit = way(limit_bytes)
         except OSError as error:
@@ -303,7 +303,7 @@ def memory_limit(limit_bytes: int) -> Iterator[Limit]:
         else:
             break
     else:
-        limit = Monitor(limit_bytes)
+        limit = PollingLimit(limit_bytes)
         log.warning(
             "no limit by the kernel is permitted here (%s); the process is watched instead and "
             "ended when it is seen over the limit, so short peaks pass. Run as root, or in a "
@@ -316,9 +316,9 @@ def memory_limit(limit_bytes: int) -> Iterator[Limit]:
         limit.close()
 
 
-def run_capped(
+def run_with_memory_limit(
     command: Sequence[str], limit_bytes: int, on_line: Callable[[str], None] = lambda line: None
-) -> Ending:
+) -> LimitedRunResult:
     """Run a command under a memory limit until it ends or is ended.
 
     Args:
@@ -345,18 +345,18 @@ def run_capped(
             watcher.start()
             try:
                 for line in process.stdout or ():
-                    step = _step(line, step)
+                    step = _parse_step(line, step)
                     on_line(line.rstrip("\n"))
                 status = process.wait()
             finally:
                 process.kill()
             watcher.join()
-        return Ending(
+        return LimitedRunResult(
             limit.killed(status), status, step, limit.peak_bytes(), limit_bytes, limit.name
         )
 
 
-def _step(line: str, before: int | None) -> int | None:
+def _parse_step(line: str, before: int | None) -> int | None:
     try:
         said = json.loads(line)
     except ValueError:

@@ -23,13 +23,13 @@ from shared.settings import Section, explain
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 
 
-class Part(Section):
+class ProfileSection(Section):
     """A part of a profile; code calls its fields by their Python names."""
 
     model_config = ConfigDict(validate_by_name=True)
 
 
-class Sourced(Part):
+class SourcedProfile(ProfileSection):
     """A profile: a name, a description, figures, and where each of them comes from."""
 
     name: str = Field(pattern=_NAME)
@@ -40,7 +40,7 @@ class Sourced(Part):
 
     @model_validator(mode="after")
     def _every_figure_has_a_source(self) -> Self:
-        figures = list(_figures(self.model_dump(by_alias=True, exclude={"fit"})))
+        figures = list(_figure_keys(self.model_dump(by_alias=True, exclude={"fit"})))
         bare = [key for key in figures if not any(_covers(known, key) for known in self.sources)]
         idle = [known for known in self.sources if not any(_covers(known, key) for key in figures)]
         mistakes = [f"sources: {key} has none; name where it comes from" for key in bare]
@@ -53,7 +53,7 @@ class Sourced(Part):
         return self
 
 
-class Memory(Part):
+class Memory(ProfileSection):
     """What the processors share. (Where there is a GPU, it has no memory of its own.)"""
 
     bytes: int = Field(gt=0)
@@ -63,13 +63,13 @@ class Memory(Part):
     on_chip_bytes: int = Field(0, ge=0, description="of fast memory that holds activations")
 
 
-class Storage(Part):
+class Storage(ProfileSection):
     """Where models lie."""
 
     bandwidth: float = Field(gt=0, description="bytes/s that are read one after the other")
 
 
-class Compute(Part):
+class Compute(ProfileSection):
     """The processor that does the forward passes."""
 
     processor: Literal["cpu", "gpu", "npu"]
@@ -78,7 +78,7 @@ class Compute(Part):
     weights: Literal["fp32", "fp16"] = Field(description="type that quantized weights become")
 
 
-class Timing(Part):
+class Timing(ProfileSection):
     """How far the device stays from its data sheet: the physical parameters of the time model."""
 
     bandwidth_share: float = Field(gt=0, le=1, description="of the bandwidth that is reached")
@@ -102,7 +102,7 @@ class Timing(Part):
     )
 
 
-class PowerMode(Part):
+class PowerMode(ProfileSection):
     """What the device draws, and how its clocks compare to those of the profile's figures."""
 
     watts: float = Field(gt=0)
@@ -111,7 +111,7 @@ class PowerMode(Part):
     host: float = Field(1.0, gt=0, description="clock of the cores that launch the work, relative")
 
 
-class Cell(Part):
+class MeasuredStep(ProfileSection):
     """A measured step and what the fitted model makes of it."""
 
     model: str
@@ -123,16 +123,16 @@ class Cell(Part):
     residual: float = Field(description="(model − measured) / measured")
 
 
-class Fit(Part):
+class TimingFit(ProfileSection):
     """Where the timing comes from."""
 
     fitted: list[str] = Field(description="keys of timing that were fitted; the others were set")
     mean_error: float = Field(description="mean |residual|")
     leave_one_out: float = Field(description="mean error on each cell, fitted to the others")
-    cells: list[Cell]
+    cells: list[MeasuredStep]
 
 
-class DeviceProfile(Sourced):
+class DeviceProfile(SourcedProfile):
     """A device."""
 
     memory: Memory
@@ -141,7 +141,7 @@ class DeviceProfile(Sourced):
     timing: Timing
     power: dict[str, PowerMode] = Field(description="modes by name; empty where nobody knows")
     mode: str = Field("", description="the mode that the figures are for; empty without modes")
-    fit: Fit | None = None
+    fit: TimingFit | None = None
 
     @model_validator(mode="after")
     def _its_mode_is_one_of_them(self) -> Self:
@@ -156,7 +156,7 @@ class DeviceProfile(Sourced):
         return max(0, self.memory.bytes - self.memory.system_bytes)
 
     @property
-    def reading(self) -> float:
+    def read_bandwidth(self) -> float:
         """Bytes/s that are read from storage.
 
         Raises:
@@ -174,7 +174,7 @@ class DeviceProfile(Sourced):
         """Drawn at full load, at most; None if nobody knows."""
         return self.power[self.mode].watts if self.mode else None
 
-    def in_mode(self, name: str) -> "DeviceProfile":
+    def with_power_mode(self, name: str) -> "DeviceProfile":
         """The device in another power mode, its figures scaled by the clocks.
 
         Raises:
@@ -202,7 +202,7 @@ class DeviceProfile(Sourced):
         )
 
 
-class LinkProfile(Sourced):
+class LinkProfile(SourcedProfile):
     """A network link, seen from the device."""
 
     down: float = Field(gt=0, description="bytes/s")
@@ -226,7 +226,7 @@ class LinkProfile(Sourced):
         return min(24.0, sum(end - begin for begin, end in self.available))
 
 
-Kind = TypeVar("Kind", bound=Sourced)
+Profile = TypeVar("Profile", bound=SourcedProfile)
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
@@ -237,7 +237,7 @@ def load_device(name_or_path: str) -> DeviceProfile:
     Raises:
         ConfigError: there is no such profile or file, or listing every mistake in it.
     """
-    return _load(DeviceProfile, name_or_path, _shipped("profiles"), "device")
+    return _load_profile(DeviceProfile, name_or_path, _shipped_files("profiles"), "device")
 
 
 def load_link(name_or_path: str) -> LinkProfile:
@@ -246,20 +246,20 @@ def load_link(name_or_path: str) -> LinkProfile:
     Raises:
         ConfigError: there is no such profile or file, or listing every mistake in it.
     """
-    return _load(LinkProfile, name_or_path, _shipped("profiles", "links"), "link")
+    return _load_profile(LinkProfile, name_or_path, _shipped_files("profiles", "links"), "link")
 
 
 def shipped_devices() -> list[DeviceProfile]:
     """All device profiles that come with Samara, by name."""
-    return [load_device(name) for name in sorted(_shipped("profiles"))]
+    return [load_device(name) for name in sorted(_shipped_files("profiles"))]
 
 
 def shipped_links() -> list[LinkProfile]:
     """All link profiles that come with Samara, by name."""
-    return [load_link(name) for name in sorted(_shipped("profiles", "links"))]
+    return [load_link(name) for name in sorted(_shipped_files("profiles", "links"))]
 
 
-def save_profile(profile: Sourced, path: Path) -> None:
+def save_profile(profile: SourcedProfile, path: Path) -> None:
     """Write a profile as TOML, whole or not at all.
 
     Raises:
@@ -272,7 +272,7 @@ def save_profile(profile: Sourced, path: Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _shipped(*folder: str) -> dict[str, Traversable]:
+def _shipped_files(*folder: str) -> dict[str, Traversable]:
     place = resources.files("devices").joinpath(*folder)
     return {
         entry.name.removesuffix(".toml"): entry
@@ -281,10 +281,10 @@ def _shipped(*folder: str) -> dict[str, Traversable]:
     }
 
 
-def _load(
-    kind: type[Kind], name_or_path: str, shipped: Mapping[str, Traversable], what: str
-) -> Kind:
-    source = shipped.get(_shipped_name(name_or_path, shipped), Path(name_or_path))
+def _load_profile(
+    kind: type[Profile], name_or_path: str, shipped: Mapping[str, Traversable], what: str
+) -> Profile:
+    source = shipped.get(_resolve_name(name_or_path, shipped), Path(name_or_path))
     try:
         if not source.is_file():
             raise ConfigError(
@@ -293,14 +293,14 @@ def _load(
             )
         return kind.model_validate(tomllib.loads(source.read_bytes().decode()))
     except ValidationError as error:
-        raise ConfigError(explain(error, name_or_path, list(_known(kind)))) from None
+        raise ConfigError(explain(error, name_or_path, list(_setting_keys(kind)))) from None
     except OSError as error:
         raise ConfigError(f"{name_or_path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
 
 
-def _shipped_name(name: str, shipped: Iterable[str]) -> str:
+def _resolve_name(name: str, shipped: Iterable[str]) -> str:
     """The profile that a name means: boards may be called as `client up` calls them, with
     ``jetson-`` before them, and without their memory, which is then the largest there is."""
     short = name.removeprefix("jetson-")
@@ -312,11 +312,11 @@ def _shipped_name(name: str, shipped: Iterable[str]) -> str:
     return sizes[max(sizes)] if sizes else short
 
 
-def _figures(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _figure_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted keys of all numbers that stand in a profile, and of lists of them."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _figures(value, f"{prefix}{key}.")
+            yield from _figure_keys(value, f"{prefix}{key}.")
         elif not isinstance(value, str | bool) and value is not None:
             yield prefix + key
 
@@ -325,8 +325,8 @@ def _covers(source: str, figure: str) -> bool:
     return source == figure or figure.startswith(source + ".")
 
 
-def _known(kind: type[Section], prefix: str = "") -> Iterator[str]:
+def _setting_keys(kind: type[Section], prefix: str = "") -> Iterator[str]:
     for field in kind.model_fields.values():
         yield f"{prefix}{field.alias}"
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _known(field.annotation, f"{prefix}{field.alias}.")
+            yield from _setting_keys(field.annotation, f"{prefix}{field.alias}.")

@@ -14,7 +14,7 @@ from devices.hardware.profile import DeviceProfile
 from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 
-Mode = Literal["sequential", "inner", "outer", "both"]
+Grouping = Literal["sequential", "inner", "outer", "both"]
 Quantization = Literal["fp32", "fp16", "int8", "nf4"]
 
 TRAFFIC = 6
@@ -59,7 +59,7 @@ class Workload:
     sequence: int = 64
     batch: int = 1
     queries: int = 1
-    mode: Mode = "both"
+    mode: Grouping = "both"
     differences: Differences = "central"
     curvature: bool = False
     quantization: Quantization = "fp16"
@@ -165,7 +165,7 @@ class StepTime:
         return StepTime(*(getattr(self, field.name) * times for field in fields(self)))
 
 
-def compute_type(device: DeviceProfile, quantization: Quantization) -> Literal["fp32", "fp16"]:
+def compute_dtype(device: DeviceProfile, quantization: Quantization) -> Literal["fp32", "fp16"]:
     """The type that weights are multiplied in."""
     if quantization == "int8" or quantization == "nf4":
         return device.compute.weights
@@ -179,7 +179,7 @@ def stored_bytes(quantization: Quantization) -> float:
 
 def compute_bytes(device: DeviceProfile, quantization: Quantization) -> int:
     """Bytes of a number in the type that weights are multiplied in."""
-    return _WIDTH[compute_type(device, quantization)]
+    return _WIDTH[compute_dtype(device, quantization)]
 
 
 def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepTime:
@@ -196,7 +196,7 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
         ConfigError: if blocks are streamed, and nobody knows how fast the device reads.
     """
     first = work.first_adapted(shape)
-    machine = _Machine.of(device, work)
+    machine = _AchievedRates.of(device, work)
     step, last = StepTime(), len(shape.blocks) - 1
     alike = Counter(
         (block, index >= first, index == last) for index, block in enumerate(shape.blocks)
@@ -208,7 +208,7 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
             pass_time += StepTime(attention=machine.attention(shape.attention, rows, work.sequence))
             step += pass_time * (passes * count)
     if work.stream == "disk":
-        reading = shape.block_weights * stored_bytes(work.quantization) / device.reading
+        reading = shape.block_weights * stored_bytes(work.quantization) / device.read_bandwidth
         step += StepTime(storage=max(0.0, reading - step.total))
     for rows, passes in work.passes if shape.vocabulary else ():
         step += machine.head(shape, rows * work.positions(shape), work.tiled) * passes
@@ -219,7 +219,7 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
     )
 
 
-class _Machine(NamedTuple):
+class _AchievedRates(NamedTuple):
     """Achieved rates of a device for one quantization."""
 
     bandwidth: float
@@ -234,9 +234,9 @@ class _Machine(NamedTuple):
     launch: float
 
     @classmethod
-    def of(cls, device: DeviceProfile, work: Workload) -> "_Machine":
+    def of(cls, device: DeviceProfile, work: Workload) -> "_AchievedRates":
         timing, quantization = device.timing, work.quantization
-        kind = compute_type(device, quantization)
+        kind = compute_dtype(device, quantization)
         width, stored = _WIDTH[kind], _STORED[quantization]
         # INT8 weights are scaled in float32 before they are narrowed.
         moved = {"nf4": stored + width, "int8": stored + (4 if width == 4 else 10)}
@@ -274,7 +274,7 @@ class _Machine(NamedTuple):
                 ),
                 launches=launches * self.launch,
             )
-        alive = max(widest_moment(block, rows, sequence, read), 1) * self.width
+        alive = max(peak_activation_entries(block, rows, sequence, read), 1) * self.width
         spilled = max(0.0, 1 - self.on_chip / alive)
         moved = (TRAFFIC - 1) * entries * self.width * spilled
         return time + StepTime(activations=moved / self.activation_bandwidth)
@@ -292,7 +292,7 @@ class _Machine(NamedTuple):
 
     def head(self, shape: ModelShape, positions: int, tiled: bool) -> StepTime:
         """Logits of so many positions, tile by tile, and their log-sums."""
-        tile = logit_tile(shape.vocabulary, positions, tiled)
+        tile = logit_tile_positions(shape.vocabulary, positions, tiled)
         seconds = 0.0
         for tokens in range(positions, 0, -tile):
             seconds += self.product(shape.hidden, shape.vocabulary, min(tokens, tile)).total
@@ -303,12 +303,12 @@ class _Machine(NamedTuple):
         )
 
 
-def logit_tile(vocabulary: int, positions: int, tiled: bool) -> int:
+def logit_tile_positions(vocabulary: int, positions: int, tiled: bool) -> int:
     """Positions whose logits exist at a time."""
     return min(positions, max(1, LOGIT_TILE_BYTES // (4 * vocabulary))) if tiled else positions
 
 
-def widest_moment(block: tuple[Linear, ...], rows: int, sequence: int, read: int) -> int:
+def peak_activation_entries(block: tuple[Linear, ...], rows: int, sequence: int, read: int) -> int:
     """Entries that are alive at the widest moment of a block.
 
     The residual stream, and the larger of: queries, keys, values and their sum; what the widest

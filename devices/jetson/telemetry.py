@@ -84,10 +84,10 @@ def power_mode() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return mode_in(told.stdout)
+    return parse_power_mode(told.stdout)
 
 
-def mode_in(told: str) -> str:
+def parse_power_mode(told: str) -> str:
     """The mode's name in what ``nvpmodel -q`` prints; empty if it is not there."""
     for line in told.splitlines():
         _, mark, name = line.partition("Power Mode:")

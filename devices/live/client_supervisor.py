@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Protocol
 import devices
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
-from devices.live.keys import device_of_key, make_key
-from devices.live.pinning import check_bundle
-from devices.live.processes import UNSOUND, Child, alone
+from devices.live.bundle_check import check_bundle
+from devices.live.keys import create_key, read_client_index
+from devices.live.processes import UNUSABLE_INPUT, SupervisedProcess, exclusive_lock
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
 from shared.files import make_folder, write_durably
@@ -41,14 +41,14 @@ _ENVIRONMENT = {
     "FLWR_LOG_LEVEL": "WARNING",
 }
 """A device talks to its server and to nobody else, and Flower not more than it must."""
-TURNED_AWAY = (
+REJECTION_HINT = (
     "if the server turned it away, its key is not registered there, was revoked, or was connected "
     "within the last minute"
 )
 """What it may be when a SuperNode ends with an error of its own."""
 
 
-def identified(folder: Path, key: Path | None) -> int:
+def load_client_index(folder: Path, key: Path | None) -> int:
     """The index of this device; where there is no key, one is made and kept in its folder.
 
     Args:
@@ -65,20 +65,20 @@ def identified(folder: Path, key: Path | None) -> int:
         raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
     if key is None:
         key = folder / "own.key"
-        make_key(key)
-    return device_of_key(key)
+        create_key(key)
+    return read_client_index(key)
 
 
-def rehearse(settings: ClientSettings) -> None:
+def dry_run(settings: ClientSettings) -> None:
     """Do one local step, then the checks; both print what they find.
 
     Raises:
         DeviceError: if one of them fails.
     """
-    with _held(settings):
-        if status := _run("rehearsal", settings.folder):
+    with _locked_folder(settings):
+        if status := _run_module("dry_run", settings.folder):
             raise DeviceError(f"the dry run ended with status {status}; its message is above")
-        _preflight(settings.folder)
+        _run_preflight(settings.folder)
 
 
 def up(settings: ClientSettings) -> None:
@@ -88,22 +88,24 @@ def up(settings: ClientSettings) -> None:
         DeviceError: if a check fails, another process serves this client, or the trainer cannot be
             loaded.
     """
-    with _held(settings):
+    with _locked_folder(settings):
         log.info("%s begins", settings.name)
-        _preflight(settings.folder)
-        _Client(settings).serve()
+        _run_preflight(settings.folder)
+        _ClientSupervisor(settings).serve()
 
 
 @contextmanager
-def _held(settings: ClientSettings) -> Iterator[None]:
+def _locked_folder(settings: ClientSettings) -> Iterator[None]:
     """The client's folder for this process alone, with its settings in it."""
-    with alone(settings.folder / "up.lock", "another `samara client up` serves this client"):
+    with exclusive_lock(
+        settings.folder / "up.lock", "another `samara client up` serves this client"
+    ):
         settings.write()
         yield
 
 
-def _preflight(folder: Path) -> None:
-    status = _run("preflight", folder)
+def _run_preflight(folder: Path) -> None:
+    status = _run_module("preflight", folder)
     if status < 0:
         raise DeviceError(
             f"the preflight died of signal {-status} after its last line: a library that does not "
@@ -113,7 +115,7 @@ def _preflight(folder: Path) -> None:
         raise DeviceError("the preflight found what must be mended first")
 
 
-class _Client:
+class _ClientSupervisor:
     """The processes of a client, and the thread that answers its messages."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -121,11 +123,15 @@ class _Client:
         self._secret = settings.folder / "executor.secret"
         self._runtime = ""
         parent = str(os.getpid())
-        self._trainer = Child(
-            "the trainer", lambda: _python("trainer", settings.folder, parent), environment()
+        self._trainer = SupervisedProcess(
+            "the trainer",
+            lambda: _module_command("trainer", settings.folder, parent),
+            child_environment(),
         )
         command = self._supernode_command
-        self._supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
+        self._supernode = SupervisedProcess(
+            "the SuperNode", command, child_environment(), hint=REJECTION_HINT
+        )
 
     def serve(self) -> None:
         """See `up`."""
@@ -141,7 +147,7 @@ class _Client:
                 executor.start()
             while not self._stop.wait(_POLL_SECONDS):
                 for child in (self._trainer, self._supernode):
-                    if news := child.tend():
+                    if news := child.restart_if_due():
                         log.warning("%s", news)
         finally:
             self._end(executor)
@@ -152,9 +158,9 @@ class _Client:
         self._settings.socket.unlink(missing_ok=True)
         self._trainer.start()
         while not self._stop.is_set():
-            if self._trainer.exit_status == UNSOUND:
+            if self._trainer.exit_status == UNUSABLE_INPUT:
                 raise DeviceError("the trainer cannot be loaded; its message is above")
-            if news := self._trainer.tend():
+            if news := self._trainer.restart_if_due():
                 log.warning("%s", news)
             try:
                 with RemoteTrainer(str(self._settings.socket), {}, _POLL_SECONDS) as trainer:
@@ -194,7 +200,7 @@ class _Client:
         log.info("ending")
         self._stop.set()
         for child in (self._supernode, self._trainer):
-            child.ask_to_end()
+            child.terminate()
         for child in (self._supernode, self._trainer):
             child.end()
         if executor.is_alive():
@@ -203,7 +209,7 @@ class _Client:
             left.unlink(missing_ok=True)
 
 
-class Connecting(Protocol):
+class SuperLinkSettings(Protocol):
     """How a SuperLink is reached, as `ClientSettings` has it."""
 
     @property
@@ -220,7 +226,7 @@ class Connecting(Protocol):
 
 
 def supernode_command(
-    to: Connecting, secret: Path, node_config: Mapping[str, str]
+    to: SuperLinkSettings, secret: Path, node_config: Mapping[str, str]
 ) -> tuple[list[str], str]:
     """The command that starts Flower's SuperNode on a free port of this machine.
 
@@ -237,7 +243,7 @@ def supernode_command(
         runtime = f"127.0.0.1:{probe.getsockname()[1]}"
     told = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     command = [
-        *_python("supernode", os.getpid()),
+        *_module_command("supernode", os.getpid()),
         *("--superlink", to.superlink),
         *("--isolation", "process"),
         *("--port", runtime.rpartition(":")[2]),
@@ -251,18 +257,18 @@ def supernode_command(
     return [*command, "--auth-supernode-private-key", str(to.key)], runtime
 
 
-def _run(module: str, folder: Path) -> int:
+def _run_module(module: str, folder: Path) -> int:
     """Run a module of this package to its end; returns its exit status."""
-    command = _python(module, folder)
-    return subprocess.run(command, env=environment(), check=False).returncode
+    command = _module_command(module, folder)
+    return subprocess.run(command, env=child_environment(), check=False).returncode
 
 
-def _python(module: str, *arguments: object) -> list[str]:
+def _module_command(module: str, *arguments: object) -> list[str]:
     """The command that runs a module of this package, whatever the working directory holds."""
     return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment of the processes: they run the code that this one runs."""
     here = str(Path(str(devices.__file__)).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))

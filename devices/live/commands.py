@@ -52,26 +52,28 @@ def up(
     from devices.live.settings import (
         ClientSettings,
         check_name,
-        host_and_port,
-        own_settings,
-        torch_device,
+        parse_address,
+        resolve_device,
+        resolve_device_settings,
     )
     from shared.errors import ConfigError
 
-    host_and_port(superlink)
+    parse_address(superlink)
     folder = (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
     if not insecure and key is None and not dry_run:
         raise ConfigError(
             "--key FILE is missing; the server's `samara server keys create` makes it"
         )
-    processor, profile = torch_device(device)
-    own = own_settings(model, data, task, processor, [f"model.stream={stream}", *(settings or [])])
+    processor, profile = resolve_device(device)
+    device_settings = resolve_device_settings(
+        model, data, task, processor, [f"model.stream={stream}", *(settings or [])]
+    )
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,
         superlink=superlink,
-        device=live.identified(folder, key),
-        own=own,
+        device=live.load_client_index(folder, key),
+        device_settings=device_settings,
         profile=profile,
         key=key.expanduser().absolute() if key else None,
         certificates=certs.expanduser().absolute() if certs else None,
@@ -84,6 +86,6 @@ def up(
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
     if dry_run:
-        live.rehearse(client_settings)
+        live.dry_run(client_settings)
     else:
         live.up(client_settings)

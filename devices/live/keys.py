@@ -17,7 +17,7 @@ from shared.errors import DeviceError
 from shared.files import write_durably
 
 
-def device_of_key(file: Path) -> int:
+def read_client_index(file: Path) -> int:
     """The index of the device that has this private key.
 
     Args:
@@ -40,7 +40,7 @@ def device_of_key(file: Path) -> int:
     )
 
 
-def make_key(file: Path) -> None:
+def create_key(file: Path) -> None:
     """Make a private key, unless there is one.
 
     Args:

@@ -3,16 +3,16 @@
 import psutil
 
 from client.streaming.loading import choose_tier
-from devices.hardware.footprint import Footprint, footprint
+from devices.hardware.memory_footprint import MemoryFootprint, memory_footprint
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import DeviceProfile, shipped_devices
-from devices.hardware.roofline import Mode, Quantization, Workload
+from devices.hardware.roofline import Grouping, Quantization, Workload
 from devices.jetson import telemetry
 from shared.config import RunConfig
 from shared.model.loading import find_embedded_model
 from shared.sections import EMBEDDED_MODEL
 
-_MODES: dict[str, Mode] = {
+_MODES: dict[str, Grouping] = {
     "sequential": "sequential",
     "inner": "inner",
     "outer": "outer",
@@ -31,7 +31,7 @@ def free_memory(device: str) -> int:
     return min(free, torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else free
 
 
-def profile_for(device: str) -> DeviceProfile:
+def default_profile(device: str) -> DeviceProfile:
     """The shipped profile that stands for a torch device of an unknown machine.
 
     It is the one of its kind of processor whose libraries take most memory.
@@ -41,7 +41,7 @@ def profile_for(device: str) -> DeviceProfile:
     return max(alike, key=lambda each: each.memory.runtime_bytes)
 
 
-def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
+def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootprint:
     """What a step takes at its peak.
 
     What the server decides (queries, examples, adapters) is as in `config`, where a device that has
@@ -69,7 +69,7 @@ def expected(config: RunConfig, profile: DeviceProfile) -> Footprint:
         rank=config.adapter.rank,
         stream="disk" if choose_tier(model) == "disk" else "off",
     )
-    return footprint(shape, profile, work)
+    return memory_footprint(shape, profile, work)
 
 
 def _stored(config: RunConfig) -> Quantization:

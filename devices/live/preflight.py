@@ -21,8 +21,8 @@ from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.jetson import telemetry
-from devices.live.memory_check import expected, free_memory, profile_for
-from devices.live.settings import ClientSettings, host_and_port
+from devices.live.memory_check import default_profile, expected_footprint, free_memory
+from devices.live.settings import ClientSettings, parse_address
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.sections import ModelSettings
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One line of the preflight.
 
     Attributes:
@@ -66,39 +66,43 @@ class Check:
         return f"{line}\n{'':<20}→ {self.remedy}" if self.remedy else line
 
 
-def checks(settings: ClientSettings) -> Iterator[Check]:
+def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     """Every check, in the order in which a failure is best mended."""
     config = settings.config
     model = config.model
-    yield python_version()
-    torch = torch_works(model.torch_device)
+    yield check_python()
+    torch = check_torch(model.torch_device)
     yield torch
     if torch.outcome is not Outcome.FAIL and model.quantization != "none":
-        yield quantization_works(model.torch_device)
-    profile = load_device(settings.profile) if settings.profile else profile_for(model.torch_device)
-    yield memory(free_memory(model.torch_device), config, profile)
-    if found := storage(model, profile):
+        yield check_bitsandbytes(model.torch_device)
+    profile = (
+        load_device(settings.profile) if settings.profile else default_profile(model.torch_device)
+    )
+    yield check_memory(free_memory(model.torch_device), config, profile)
+    if found := check_storage(model, profile):
         yield found
-    yield power_mode(telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else "")
-    yield disk(shutil.disk_usage(settings.folder).free, settings.folder)
-    reached, skew = superlink(settings)
+    yield check_power_mode(
+        telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else ""
+    )
+    yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
+    reached, skew = check_superlink(settings)
     yield reached
-    yield clock(skew, signed=not settings.insecure)
+    yield check_clock(skew, signed=not settings.insecure)
 
 
-def python_version() -> Check:
+def check_python() -> CheckResult:
     """Python and Flower."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _PYTHON:
         remedy = "bring a newer one, e.g. `uv venv --python 3.12`"
-        return Check(Outcome.FAIL, "python", f"{found} is too old", remedy)
+        return CheckResult(Outcome.FAIL, "python", f"{found} is too old", remedy)
     try:
-        return Check(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
+        return CheckResult(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
     except PackageNotFoundError:
-        return Check(Outcome.FAIL, "python", "flwr is not installed", "pip install samara-fl")
+        return CheckResult(Outcome.FAIL, "python", "flwr is not installed", "pip install samara-fl")
 
 
-def torch_works(device: str) -> Check:
+def check_torch(device: str) -> CheckResult:
     """PyTorch, and a kernel on the device."""
     try:
         import torch
@@ -106,18 +110,18 @@ def torch_works(device: str) -> Check:
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
             remedy = "install the wheel for this board (docs/clients.md), or --device cpu"
-            return Check(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
+            return CheckResult(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
         ones = torch.ones(64, 64, device=where)
         if float((ones @ ones)[0, 0]) != 64:
-            return Check(Outcome.FAIL, "torch", "a product is wrong", "install another wheel")
+            return CheckResult(Outcome.FAIL, "torch", "a product is wrong", "install another wheel")
         name = torch.cuda.get_device_name(where) if where.type == "cuda" else device
-        return Check(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
+        return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
         remedy = "install a wheel for this machine (docs/clients.md)"
-        return Check(Outcome.FAIL, "torch", _first_line(error), remedy)
+        return CheckResult(Outcome.FAIL, "torch", _first_line(error), remedy)
 
 
-def quantization_works(device: str) -> Check:
+def check_bitsandbytes(device: str) -> CheckResult:
     """A kernel of bitsandbytes; wheels for other boards import and fail only here."""
     try:
         import torch
@@ -128,14 +132,14 @@ def quantization_works(device: str) -> Check:
         error = float((functional.dequantize_4bit(packed, state) - weights).abs().max())
     except (ImportError, RuntimeError, OSError, AttributeError) as problem:
         remedy = "build it for this board (docs/clients.md), or --set model.quantization=none"
-        return Check(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
+        return CheckResult(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
     if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
         remedy = "install another build"
-        return Check(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
-    return Check(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
+        return CheckResult(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
+    return CheckResult(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
 
 
-def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
+def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckResult:
     """Free memory against what a step is expected to take.
 
     Args:
@@ -144,10 +148,10 @@ def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
         profile: of the device.
     """
     try:
-        need = expected(config, profile).total
+        need = expected_footprint(config, profile).total
     except SamaraError:
         found = f"{_size(free)} free; what {config.model.path} takes is not known"
-        return Check(Outcome.WARN, "memory", found, "see what --dry-run takes")
+        return CheckResult(Outcome.WARN, "memory", found, "see what --dry-run takes")
     examples = min(config.batch, config.micro_batch or config.batch)
     found = (
         f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
@@ -155,11 +159,11 @@ def memory(free: int, config: RunConfig, profile: DeviceProfile) -> Check:
     )
     if free < need:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
-        return Check(Outcome.FAIL, "memory", found, remedy)
-    return Check(Outcome.PASS, "memory", found)
+        return CheckResult(Outcome.FAIL, "memory", found, remedy)
+    return CheckResult(Outcome.PASS, "memory", found)
 
 
-def storage(model: ModelSettings, profile: DeviceProfile) -> Check | None:
+def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult | None:
     """What the disk gives of a streamed model, against the profile; None where none streams."""
     try:
         if choose_tier(model) != "disk":
@@ -172,70 +176,70 @@ def storage(model: ModelSettings, profile: DeviceProfile) -> Check | None:
             return None
         rate = measure_disk_rate(files[-1], _PIECES_READ)
     except (SamaraError, OSError) as error:
-        return Check(Outcome.WARN, "storage", _first_line(error), "see what --dry-run takes")
+        return CheckResult(Outcome.WARN, "storage", _first_line(error), "see what --dry-run takes")
     found = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
     if profile.storage is None:
-        return Check(Outcome.PASS, "storage", found)
+        return CheckResult(Outcome.PASS, "storage", found)
     found += f"; {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s on paper"
     if rate < _SLOW_STORAGE * profile.storage.bandwidth:
         remedy = (
             "steps may wait for blocks: move the model to a faster disk, or quantize (--set "
             "model.quantization=nf4 reads an eighth of float32)"
         )
-        return Check(Outcome.WARN, "storage", found, remedy)
-    return Check(Outcome.PASS, "storage", found)
+        return CheckResult(Outcome.WARN, "storage", found, remedy)
+    return CheckResult(Outcome.PASS, "storage", found)
 
 
-def power_mode(jetson: bool, mode: str) -> Check:
+def check_power_mode(jetson: bool, mode: str) -> CheckResult:
     """The power mode of a Jetson; anything below the highest costs time."""
     if not jetson:
-        return Check(Outcome.PASS, "power mode", "not a Jetson")
+        return CheckResult(Outcome.PASS, "power mode", "not a Jetson")
     if not mode:
-        return Check(Outcome.WARN, "power mode", "unknown", "see `sudo nvpmodel -q`")
+        return CheckResult(Outcome.WARN, "power mode", "unknown", "see `sudo nvpmodel -q`")
     if not mode.startswith("MAXN"):
         remedy = "`sudo nvpmodel -m 0` for the fastest, if supply and cooling allow it"
-        return Check(Outcome.WARN, "power mode", mode, remedy)
-    return Check(Outcome.PASS, "power mode", mode)
+        return CheckResult(Outcome.WARN, "power mode", mode, remedy)
+    return CheckResult(Outcome.PASS, "power mode", mode)
 
 
-def disk(free: int, folder: Path) -> Check:
+def check_disk(free: int, folder: Path) -> CheckResult:
     """Room for sessions, ledgers and logs."""
     found = f"{_size(free)} free at {folder}"
     if free < _LEAST_DISK:
-        return Check(Outcome.FAIL, "disk", found, f"free {_size(_LEAST_DISK)} or set --home")
+        return CheckResult(Outcome.FAIL, "disk", found, f"free {_size(_LEAST_DISK)} or set --home")
     if free < _ENOUGH_DISK:
-        return Check(Outcome.WARN, "disk", found, "free some")
-    return Check(Outcome.PASS, "disk", found)
+        return CheckResult(Outcome.WARN, "disk", found, "free some")
+    return CheckResult(Outcome.PASS, "disk", found)
 
 
-def superlink(settings: ClientSettings) -> tuple[Check, float | None]:
+def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:
     """Whether the server answers, and how far this clock is ahead of its, in seconds."""
-    host, port = host_and_port(settings.superlink)
+    host, port = parse_address(settings.superlink)
     plain = settings.insecure
     try:
-        skew = _asked(host, port, None if plain else _context(settings.certificates))
+        skew = _measure_clock_skew(host, port, None if plain else _context(settings.certificates))
     except ssl.SSLCertVerificationError as error:
         found = f"its certificate is not accepted: {error.verify_message}"
         remedy = "give the server's CA with --certs FILE, and the host name it is made for"
-        return Check(Outcome.FAIL, "superlink", found, remedy), None
+        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
     except ssl.SSLError:
         found, remedy = "it does not speak TLS", "start the server with TLS, or type --insecure"
-        return Check(Outcome.FAIL, "superlink", found, remedy), None
+        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
     except (OSError, http.client.HTTPException) as error:
         if plain and _speaks_tls(host, port):
             found = "it speaks TLS, and --insecure does not"
             remedy = "give --certs FILE and --key FILE instead of --insecure"
-            return Check(Outcome.FAIL, "superlink", found, remedy), None
+            return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
         found = f"no answer from {settings.superlink}: {_first_line(error)}"
         remedy = "check address, port and firewall, and that the server is up"
-        return Check(Outcome.FAIL, "superlink", found, remedy), None
+        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
     if plain:
         found, remedy = "answers in plain text", "use TLS and a key outside your own network"
-        return Check(Outcome.WARN, "superlink", found, remedy), skew
-    return Check(Outcome.PASS, "superlink", f"{settings.superlink} answers over TLS"), skew
+        return CheckResult(Outcome.WARN, "superlink", found, remedy), skew
+    return CheckResult(Outcome.PASS, "superlink", f"{settings.superlink} answers over TLS"), skew
 
 
-def clock(skew: float | None, signed: bool) -> Check:
+def check_clock(skew: float | None, signed: bool) -> CheckResult:
     """This clock against the server's.
 
     Args:
@@ -243,16 +247,16 @@ def clock(skew: float | None, signed: bool) -> Check:
         signed: requests carry a signed time, which the server checks.
     """
     if skew is None:
-        return Check(Outcome.WARN, "clock", "not compared: the server gave no time")
+        return CheckResult(Outcome.WARN, "clock", "not compared: the server gave no time")
     found, remedy = f"{skew:+.0f} s against the server's", "`timedatectl set-ntp true`"
     if signed and not -_MOST_BEHIND < skew < _MOST_AHEAD:
-        return Check(Outcome.FAIL, "clock", found, remedy)
+        return CheckResult(Outcome.FAIL, "clock", found, remedy)
     if abs(skew) > _NOTABLE_SKEW:
-        return Check(Outcome.WARN, "clock", found, remedy)
-    return Check(Outcome.PASS, "clock", found)
+        return CheckResult(Outcome.WARN, "clock", found, remedy)
+    return CheckResult(Outcome.PASS, "clock", found)
 
 
-def _asked(host: str, port: int, context: ssl.SSLContext | None) -> float | None:
+def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) -> float | None:
     """Ask a server for anything; returns how far this clock is ahead of the date it answers."""
     connection = (
         http.client.HTTPSConnection(host, port, timeout=_CONNECT_SECONDS, context=context)
@@ -304,7 +308,7 @@ def main() -> None:
     try:
         settings = ClientSettings.read(Path(sys.argv[1]))
         failed = False
-        for check in checks(settings):
+        for check in run_checks(settings):
             print(check, flush=True)
             failed = failed or check.outcome is Outcome.FAIL
     except SamaraError as error:

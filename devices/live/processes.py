@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from shared.errors import DeviceError
 
-UNSOUND = 3
+UNUSABLE_INPUT = 3
 """Exit status of a process that was told something wrong; starting it again would not help."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 """Seconds. A SuperLink refuses a key for about 60 s after its SuperNode died without a word."""
@@ -24,12 +24,12 @@ _GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def pause_before(failures: int) -> float:
+def restart_delay(failures: int) -> float:
     """Seconds before a process is started again that has failed so often in a row."""
     return min(_FIRST_PAUSE * 2.0 ** (failures - 1), _LONGEST_PAUSE) if failures else 0.0
 
 
-class Child:
+class SupervisedProcess:
     """A process that is started again when it ends.
 
     Args:
@@ -73,7 +73,7 @@ class Child:
             start_new_session=True,
         )
 
-    def tend(self) -> str:
+    def restart_if_due(self) -> str:
         """Start it again if that is due; returns what the operator should know, mostly nothing."""
         if self._process is None:
             if self._clock() >= self._due:
@@ -84,12 +84,12 @@ class Child:
             return ""
         steady = self._clock() - self._begun >= _STEADY_SECONDS
         self._failures = 1 if steady else self._failures + 1
-        pause = pause_before(self._failures)
+        pause = restart_delay(self._failures)
         self._process, self._due = None, self._clock() + pause
         hint = f"; {self._hint}" if self._hint and status > 0 else ""
         return f"{self.name} ended with status {status}; it is started again in {pause:g} s{hint}"
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM to it and what it started."""
         self._signal(signal.SIGTERM)
 
@@ -108,7 +108,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
 
-def die_with_parent(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Have the kernel end this process when the one that started it is gone; on Linux.
 
     Args:
@@ -121,7 +121,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @contextmanager
-def alone(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
+def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock file.
 
     Args:

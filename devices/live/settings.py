@@ -46,7 +46,7 @@ class ClientSettings(BaseModel):
     folder: Path
     superlink: str
     device: int
-    own: dict[str, Scalar]
+    device_settings: dict[str, Scalar]
     profile: str = ""
     key: Path | None = None
     certificates: Path | None = None
@@ -59,7 +59,7 @@ class ClientSettings(BaseModel):
     @property
     def config(self) -> RunConfig:
         """The device's settings; the run's come from the server."""
-        return RunConfig.of(self.own, "client up")
+        return RunConfig.of(self.device_settings, "client up")
 
     @property
     def socket(self) -> Path:
@@ -105,7 +105,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """Of a SuperLink.
 
     Raises:
@@ -117,7 +117,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-def own_settings(
+def resolve_device_settings(
     model: str, data: str, task: str, torch_device: str, assignments: Iterable[str]
 ) -> dict[str, Scalar]:
     """What the device decides for itself, whole and sound.
@@ -132,7 +132,7 @@ def own_settings(
     Raises:
         ConfigError: if a setting is unsound, or is the server's to decide.
     """
-    own = {
+    device_settings = {
         "model.path": _absolute(model),
         "model.torch-device": torch_device,
         "data.path": _absolute(data),
@@ -143,12 +143,12 @@ def own_settings(
     for key, value in map(parse_assignment, assignments):
         if key in described and described[key].owner != "device":
             raise ConfigError(f"--set {key}: the server decides this; set it there")
-        own[key] = value
-    config = RunConfig.of(own, "client up")
-    return {key: value for key, value in config.flat().items() if key in own}
+        device_settings[key] = value
+    config = RunConfig.of(device_settings, "client up")
+    return {key: value for key, value in config.flat().items() if key in device_settings}
 
 
-def torch_device(name: str) -> tuple[str, str]:
+def resolve_device(name: str) -> tuple[str, str]:
     """The torch device that ``--device`` means, and the profile, if it names one.
 
     Raises:

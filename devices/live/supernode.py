@@ -2,13 +2,13 @@
 
 import sys
 
-from devices.live.processes import die_with_parent
+from devices.live.processes import exit_with_parent
 
 
 def main() -> None:
     """Run ``flower-supernode`` with the arguments after the parent's process id."""
     parent, *arguments = sys.argv[1:]
-    die_with_parent(int(parent))
+    exit_with_parent(int(parent))
     from shared.flower_compat import flower_supernode
 
     sys.argv = ["flower-supernode", *arguments]

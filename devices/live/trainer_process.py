@@ -12,7 +12,7 @@ from typing import NoReturn
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import served
 from devices.jetson.telemetry import pause_reason, read
-from devices.live.processes import UNSOUND, alone, die_with_parent
+from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
 
@@ -41,7 +41,7 @@ def serve(settings: ClientSettings) -> NoReturn:
     signal.signal(signal.SIGINT, end)
     lock, begun = settings.folder / "trainer.lock", time.monotonic()
     with (
-        alone(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
+        exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
         served(lambda: _loaded(settings), settings.socket, paused),
     ):
         log.info("ready after %.1f s", time.monotonic() - begun)
@@ -56,14 +56,14 @@ def _loaded(settings: ClientSettings) -> ResidentTrainer:
 def main() -> None:
     """Serve the client of a folder; the arguments are the folder and the parent's process id."""
     folder, parent = sys.argv[1:]
-    die_with_parent(int(parent))
+    exit_with_parent(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
     try:
         serve(ClientSettings.read(Path(folder)))
     except SamaraError as error:
         print(f"samara: {error}", file=sys.stderr)
-        sys.exit(UNSOUND)
+        sys.exit(UNUSABLE_INPUT)
 
 
 if __name__ == "__main__":

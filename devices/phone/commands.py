@@ -60,20 +60,19 @@ def export(
     Example: samara phone export --model MODEL --task sst2 --queries 4 --batch 4 --seq 64
     --out model.pte
     """
-    from devices.phone.export import Shapes, prepared
-    from devices.phone.export import export as write
-    from devices.phone.extra import require
+    from devices.phone.export import ProgramShapes, export_program, prepare_model
+    from devices.phone.extra import require_executorch
     from shared.config import RunConfig
     from shared.noise import hush
     from shared.settings import parse_assignment
 
     hush()
-    require()
+    require_executorch()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
-    ready = prepared(model, task, config.adapter, quantization.value)
-    shapes = Shapes(queries, batch, seq)
-    manifest = write(ready, shapes, quantization.value, delegate.value, out, form.value)
+    ready = prepare_model(model, task, config.adapter, quantization.value)
+    shapes = ProgramShapes(queries, batch, seq)
+    manifest = export_program(ready, shapes, quantization.value, delegate.value, out, form.value)
     print(
         f"{out}: {out.stat().st_size / 2**20:.1f} MiB, d = {ready.layout.size}, "
         f"layout {manifest.layout_hash[:12]}"
@@ -98,13 +97,13 @@ def rows(
 
     Example: samara phone rows --program model.pte --data DATA --task sst2 --out rows.jsonl
     """
-    from devices.phone.tokenize import write_rows
+    from devices.phone.tokenization import write_examples
     from shared.config import RunConfig
     from shared.settings import parse_assignment
 
     flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
     flat |= dict(map(parse_assignment, settings or []))
-    count = write_rows(RunConfig.of(flat, "phone rows"), program, client, out)
+    count = write_examples(RunConfig.of(flat, "phone rows"), program, client, out)
     print(f"{out}: {count} rows")
 
 
@@ -114,9 +113,9 @@ def check(program: Annotated[Path, typer.Argument(help="From `samara phone expor
 
     Example: samara phone check model.pte
     """
-    from devices.phone.reference_client.runtime import Program
+    from devices.phone.reference_client.runtime import PhoneProgram
 
-    worst = Program(program).check()
+    worst = PhoneProgram(program).check()
     print(f"{program}: replay is exact; losses differ by at most {worst:.2g} nats")
 
 
@@ -126,10 +125,10 @@ def key(out: Annotated[Path, typer.Argument(help="File of the private key.")]) -
 
     Example: samara phone key phone.key > phone.pem
     """
-    from devices.live.keys import make_key
+    from devices.live.keys import create_key
     from shared.signing import PhoneKey
 
-    make_key(out)
+    create_key(out)
     sys.stdout.write(PhoneKey(out).public.decode())
 
 
@@ -148,11 +147,11 @@ def up(
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
     """
-    from devices.phone.reference_client.gateway_endpoint import Door
+    from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.phone_process import up as run
 
     _say()
-    run(program, rows, key, home, Door(gateway, certs, insecure))
+    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure))
 
 
 @gateway.callback()
@@ -186,12 +185,12 @@ def gateway_up(
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
     --phones phones --name gateway.example
     """
-    from devices.live.settings import host_and_port
+    from devices.live.settings import parse_address
     from devices.phone.gateway_process import GatewaySettings
     from devices.phone.gateway_process import up as serve
     from shared.errors import ConfigError
 
-    host_and_port(superlink)
+    parse_address(superlink)
     if not insecure and key is None:
         raise ConfigError(
             "--key FILE is missing; the server's `samara server keys create` makes it"

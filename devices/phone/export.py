@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from devices.phone.lowering import lowered
-from devices.phone.manifest import Check, Delegate, Form, Manifest, PhoneQuantization
-from devices.phone.program import AlgorithmOne, Replay, Scores, Step
-from devices.phone.quantization import by_batched_products, with_4_bit_weights
+from devices.phone.lowering import lower_to_executorch
+from devices.phone.manifest import Delegate, Form, Manifest, PhoneQuantization, SelfCheck
+from devices.phone.program import AlgorithmOneModule, ReplayModule, ScoresModule, TrainStepModule
+from devices.phone.quantization import quantize_to_4_bit, use_batched_products
 from shared.directions import prefix_tokens, query_seeds
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
@@ -31,7 +31,7 @@ CHECK_EPSILON = 0.01
 
 
 @dataclass(frozen=True)
-class Shapes:
+class ProgramShapes:
     """What is fixed when a program is made.
 
     Attributes:
@@ -46,7 +46,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, eq=False)
-class Exportable:
+class PreparedModel:
     """A model made ready.
 
     Attributes:
@@ -58,13 +58,13 @@ class Exportable:
 
     base: BaseModel
     layout: Layout
-    scores: Scores
+    scores: ScoresModule
     words: tuple[str, ...]
 
 
-def prepared(
+def prepare_model(
     model: str, task_name: str, adapter: AdapterSettings, quantization: PhoneQuantization
-) -> Exportable:
+) -> PreparedModel:
     """Load a model, quantize it and put the adapter in.
 
     Raises:
@@ -87,15 +87,15 @@ def prepared(
     injected = inject(base, adapter, len(tokens))
     if any(tensor.columns != injected.layout.rank for tensor in injected.layout.tensors):
         raise ConfigError("adapter.label-bias: a phone's program has none; set it to false")
-    scores = Scores(base, injected, [word[0] for word in tokens])
+    scores = ScoresModule(base, injected, [word[0] for word in tokens])
     if quantization == "int8":
-        by_batched_products(base)
-    return Exportable(base, injected.layout, scores, task.words)
+        use_batched_products(base)
+    return PreparedModel(base, injected.layout, scores, task.words)
 
 
-def export(
-    ready: Exportable,
-    shapes: Shapes,
+def export_program(
+    ready: PreparedModel,
+    shapes: ProgramShapes,
     quantization: PhoneQuantization,
     delegate: Delegate,
     out: Path,
@@ -104,12 +104,12 @@ def export(
     """Write a program with methods ``forward`` and ``replay``, and its manifest.
 
     Args:
-        ready: from `prepared`.
+        ready: from `prepare_model`.
         shapes: of a call.
         quantization: with which it was prepared.
         delegate: who runs the float part.
         out: of the program; the manifest goes beside it, as JSON.
-        form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOne`.
+        form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOneModule`.
 
     Raises:
         DeviceError: if ExecuTorch is missing or the disk refuses.
@@ -122,7 +122,7 @@ def export(
         raise ConfigError("--quantization 8da4w: only --delegate xnnpack multiplies such weights")
     check = _check(ready, shapes)
     if quantization == "8da4w":
-        with_4_bit_weights(ready.base)
+        quantize_to_4_bit(ready.base)
     make = _algorithm_1 if form == "algorithm-1" else _functional
     program = make(ready, check, delegate, quantization == "8da4w")
     manifest = Manifest(
@@ -150,27 +150,27 @@ def export(
 
 
 def _functional(
-    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+    ready: PreparedModel, check: SelfCheck, delegate: Delegate, quantized_inputs: bool
 ) -> bytes:
     unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
     state = zero_state(ready.layout.size)
-    step = Step(ready.scores, ready.layout), step_inputs(state, check)
-    replay = Replay(ready.layout), (torch.from_numpy(state), unused, unused.clone())
+    step = TrainStepModule(ready.scores, ready.layout), step_inputs(state, check)
+    replay = ReplayModule(ready.layout), (torch.from_numpy(state), unused, unused.clone())
     methods = {"forward": step, "replay": replay}
-    return lowered(methods, delegate, quantized_inputs=quantized_inputs)
+    return lower_to_executorch(methods, delegate, quantized_inputs=quantized_inputs)
 
 
 def _algorithm_1(
-    ready: Exportable, check: Check, delegate: Delegate, quantized_inputs: bool
+    ready: PreparedModel, check: SelfCheck, delegate: Delegate, quantized_inputs: bool
 ) -> bytes:
     queries = len(check.seeds)
     _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(ready.layout.size), check)
     inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
-    module = AlgorithmOne(ready.scores, ready.layout, queries)
-    return lowered({"forward": (module, inputs)}, delegate, ("b",), quantized_inputs)
+    module = AlgorithmOneModule(ready.scores, ready.layout, queries)
+    return lower_to_executorch({"forward": (module, inputs)}, delegate, ("b",), quantized_inputs)
 
 
-def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, ...]:
+def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tensor, ...]:
     """The inputs of ``forward`` for the check's batch from a state, nothing applied before."""
     seeds = np.array(check.seeds, np.uint64).view(np.int64)
     arrays = (
@@ -186,7 +186,7 @@ def step_inputs(state: NDArray[np.int64], check: Check) -> tuple[torch.Tensor, .
     return tuple(torch.from_numpy(array.copy()) for array in arrays)
 
 
-def _check(ready: Exportable, shapes: Shapes) -> Check:
+def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     """Random tokens under random directions, and what the eager modules make of them."""
     vocabulary = int(ready.base.network.config.vocab_size)
     ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
@@ -196,7 +196,7 @@ def _check(ready: Exportable, shapes: Shapes) -> Check:
     coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
     state = zero_state(ready.layout.size)
     NumpyBackend().fold(state, seeds, coefficients, ready.layout.distribution)
-    check = Check(
+    check = SelfCheck(
         ids=ids.reshape(shapes.batch, -1).tolist(),
         positions=((rows * 7 + shapes.sequence - 1) % shapes.sequence).tolist(),
         labels=(rows % len(ready.words)).tolist(),
@@ -207,6 +207,6 @@ def _check(ready: Exportable, shapes: Shapes) -> Check:
         digest=digest(ready.layout.hash, state).hex(),
     )
     with torch.inference_mode():
-        step = Step(ready.scores, ready.layout)
+        step = TrainStepModule(ready.scores, ready.layout)
         _, losses, _ = step(*step_inputs(zero_state(ready.layout.size), check))
     return replace(check, losses=losses.tolist())

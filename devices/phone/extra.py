@@ -10,7 +10,7 @@ MISSING = (
 )
 
 
-def require() -> None:
+def require_executorch() -> None:
     """Say what to install before any work is done.
 
     Raises:

@@ -58,7 +58,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedAnswer:
     """A phone's answer, its own.
 
     Attributes:
@@ -73,7 +73,7 @@ class Signed:
 
 
 @dataclass(eq=False)
-class _Question:
+class _PhoneRequest:
     """What some phones are asked, and who has answered."""
 
     work: int
@@ -82,7 +82,7 @@ class _Question:
     tail: bytes
     begun: float
     end: float
-    answers: dict[int, asyncio.Future[Signed]] = field(default_factory=dict)
+    answers: dict[int, asyncio.Future[SignedAnswer]] = field(default_factory=dict)
 
     def open_to(self, device: int) -> bool:
         """Whether an answer of this phone is wanted and missing."""
@@ -90,15 +90,15 @@ class _Question:
 
 
 @dataclass(eq=False)
-class _Attached:
+class _AttachedPhone:
     """A phone that is there."""
 
     public_key: bytes
-    questions: asyncio.Queue[_Question] = field(default_factory=asyncio.Queue)
+    questions: asyncio.Queue[_PhoneRequest] = field(default_factory=asyncio.Queue)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class _TurnedAwayError(Exception):
+class _RejectionError(Exception):
     """Ends a stream, with what the phone is told."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
@@ -118,15 +118,15 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
     def __init__(self, admitted: Callable[[bytes], bool]) -> None:
         self._admitted = admitted
-        self._phones: dict[int, _Attached] = {}
-        self._questions: list[_Question] = []
+        self._phones: dict[int, _AttachedPhone] = {}
+        self._questions: list[_PhoneRequest] = []
         self._attachments: dict[int, deque[float]] = {}
         self._left: dict[int, float] = {}
         self._strangers = 0
         self.refused: dict[str, int] = {}
 
     @property
-    def attached(self) -> list[int]:
+    def attached_phones(self) -> list[int]:
         """The device indices of the phones that are there, ascending."""
         return sorted(self._phones)
 
@@ -138,7 +138,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         devices: Collection[int] | None = None,
         snapshot: bytes = b"",
         tail: bytes = b"",
-    ) -> Mapping[int, Signed]:
+    ) -> Mapping[int, SignedAnswer]:
         """Ask phones, and wait until all have answered or the time is over.
 
         Args:
@@ -155,8 +155,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        question = _Question(work, instruction, snapshot, tail, now, now + seconds)
-        chosen = self.attached if devices is None else sorted(devices)
+        question = _PhoneRequest(work, instruction, snapshot, tail, now, now + seconds)
+        chosen = self.attached_phones if devices is None else sorted(devices)
         question.answers = {device: loop.create_future() for device in chosen}
         self._questions.append(question)
         try:
@@ -175,7 +175,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
             if not answer.cancelled()
         }
 
-    def _awaited(self, question: _Question) -> list[asyncio.Future[Signed]]:
+    def _awaited(self, question: _PhoneRequest) -> list[asyncio.Future[SignedAnswer]]:
         """The answers that are missing and may still come."""
         now = time.monotonic()
         if now >= question.end:
@@ -195,14 +195,14 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         try:
             public_key = await self._introduced(context)
             await self._served(public_key, context)
-        except _TurnedAwayError as turned:
+        except _RejectionError as turned:
             self.refused[turned.reason] = self.refused.get(turned.reason, 0) + 1
             await context.abort(turned.code, turned.reason)
 
     async def _introduced(self, context: Any) -> bytes:
         """The key that whoever opened the stream holds."""
         if self._strangers >= MAX_STRANGERS:
-            raise _TurnedAwayError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many at the door")
+            raise _RejectionError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many at the door")
         self._strangers += 1
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
@@ -211,30 +211,30 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 await context.write(ToPhone(challenge=challenge))
                 said = await context.read()
         except TimeoutError:
-            raise _TurnedAwayError(grpc.StatusCode.DEADLINE_EXCEEDED, "no proof in time") from None
+            raise _RejectionError(grpc.StatusCode.DEADLINE_EXCEEDED, "no proof in time") from None
         finally:
             self._strangers -= 1
         if said is grpc.aio.EOF or said.WhichOneof("what") != "proof":
-            raise _TurnedAwayError(grpc.StatusCode.FAILED_PRECONDITION, "no proof of a key")
+            raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "no proof of a key")
         try:
             public_key = normalized(said.proof.public_key)
         except DeviceError as error:
-            raise _TurnedAwayError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+            raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
         if not verified(public_key, said.proof.signature, of_proof(nonce)):
-            raise _TurnedAwayError(grpc.StatusCode.UNAUTHENTICATED, "the proof is not of this key")
+            raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the proof is not of this key")
         if not self._admitted(public_key):
-            raise _TurnedAwayError(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted")
+            raise _RejectionError(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted")
         times = self._attachments.setdefault(client_index_of_key(public_key), deque())
         now = time.monotonic()
         while times and times[0] < now - 60:
             times.popleft()
         if len(times) >= ATTACHMENTS_PER_MINUTE:
-            raise _TurnedAwayError(grpc.StatusCode.RESOURCE_EXHAUSTED, "attaches too often")
+            raise _RejectionError(grpc.StatusCode.RESOURCE_EXHAUSTED, "attaches too often")
         times.append(now)
         return public_key
 
     async def _served(self, public_key: bytes, context: Any) -> None:
-        device, phone = client_index_of_key(public_key), _Attached(public_key)
+        device, phone = client_index_of_key(public_key), _AttachedPhone(public_key)
         if before := self._phones.get(device):
             before.replaced.set()
         self._phones[device] = phone
@@ -248,7 +248,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 del self._phones[device]
                 self._left[device] = time.monotonic()
 
-    async def _conversed(self, device: int, phone: _Attached, context: Any) -> None:
+    async def _conversed(self, device: int, phone: _AttachedPhone, context: Any) -> None:
         """Question after question; in between, silence."""
         number = 0
         said = asyncio.ensure_future(context.read())
@@ -282,11 +282,11 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
     async def _still_silent(self, said: asyncio.Future[Any], replaced: asyncio.Future[Any]) -> bool:
         """False where the phone has gone or has attached anew."""
         if said.done() and said.result() is not grpc.aio.EOF:
-            raise _TurnedAwayError(grpc.StatusCode.FAILED_PRECONDITION, "speaks out of turn")
+            raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "speaks out of turn")
         return not (said.done() or replaced.done())
 
 
-def _task(question: _Question, number: int, seconds: float) -> Task:
+def _task(question: _PhoneRequest, number: int, seconds: float) -> Task:
     return Task(
         number=number,
         work=question.work,  # type: ignore[arg-type]
@@ -297,21 +297,21 @@ def _task(question: _Question, number: int, seconds: float) -> Task:
     )
 
 
-def _checked(said: Any, number: int, public_key: bytes, instruction: bytes) -> Signed:
+def _checked(said: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:
     """A phone's answer, if it is a frame of its own to what it was asked."""
     if said.WhichOneof("what") != "done" or said.done.number != number:
-        raise _TurnedAwayError(grpc.StatusCode.FAILED_PRECONDITION, "answers something else")
+        raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "answers something else")
     frame, signature = said.done.frame, said.done.signature
     try:
         kind_of(frame)
     except FrameError as error:
-        raise _TurnedAwayError(grpc.StatusCode.INVALID_ARGUMENT, "not a frame") from error
+        raise _RejectionError(grpc.StatusCode.INVALID_ARGUMENT, "not a frame") from error
     if not verified(public_key, signature, of_answer(instruction, frame)):
-        raise _TurnedAwayError(grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed by it")
-    return Signed(public_key, frame, signature)
+        raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed by it")
+    return SignedAnswer(public_key, frame, signature)
 
 
-async def started(
+async def start_gateway(
     gateway: Gateway, address: str, certificate: bytes = b"", key: bytes = b""
 ) -> tuple[Any, int]:
     """Serve a gateway.

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devices.live.client_supervisor import TURNED_AWAY, environment, supernode_command
+from devices.live.bundle_check import check_bundle
+from devices.live.client_supervisor import REJECTION_HINT, child_environment, supernode_command
 from devices.live.executor import Executor
-from devices.live.keys import device_of_key
-from devices.live.pinning import check_bundle
-from devices.live.processes import Child, alone
-from devices.phone.gateway import Gateway, started
-from devices.phone.relay import relay
+from devices.live.keys import read_client_index
+from devices.live.processes import SupervisedProcess, exclusive_lock
+from devices.phone.gateway import Gateway, start_gateway
+from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, own_certificates
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
@@ -63,7 +63,7 @@ class GatewaySettings:
     trusted: tuple[str, ...] = ()
 
 
-class Admitted:
+class AdmittedKeys:
     """Who may attach: the keys in a folder, read anew whenever a file of it has changed.
 
     Args:
@@ -116,7 +116,7 @@ def up(settings: GatewaySettings) -> None:
     _check_node(settings)
     if not settings.phones.is_dir():
         raise DeviceError(f"{settings.phones}: no folder; put the phones' public keys there")
-    with alone(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
+    with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
         secret = settings.folder / "executor.secret"
         write_durably(secret, secrets.token_hex(32).encode())
         try:
@@ -128,7 +128,7 @@ def up(settings: GatewaySettings) -> None:
 def _check_node(settings: GatewaySettings) -> None:
     """What Flower's SuperNode would only fail at, again and again."""
     if settings.key:
-        device_of_key(settings.key)
+        read_client_index(settings.key)
     try:
         ssl.create_default_context(cafile=settings.certificates)
     except OSError as error:  # ssl.SSLError is one
@@ -177,28 +177,30 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     def done(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    gateway = Gateway(Admitted(settings.phones))
-    server, port = done(started(gateway, settings.listen, certificate, key))
+    gateway = Gateway(AdmittedKeys(settings.phones))
+    server, port = done(start_gateway(gateway, settings.listen, certificate, key))
     log.info("phones attach at port %d", port)
     check = partial(check_bundle, trusted=settings.trusted)
-    executor = Executor(relay(gateway, loop), check, secret.read_bytes())
+    executor = Executor(gateway_app(gateway, loop), check, secret.read_bytes())
     answering = threading.Thread(
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
-    supernode = Child("the SuperNode", command, environment(), hint=TURNED_AWAY)
+    supernode = SupervisedProcess(
+        "the SuperNode", command, child_environment(), hint=REJECTION_HINT
+    )
     try:
         supernode.start()
         answering.start()
         seen = -1
         while not stop.wait(_POLL_SECONDS):
-            if news := supernode.tend():
+            if news := supernode.restart_if_due():
                 log.warning("%s", news)
-            if seen != (seen := len(gateway.attached)):
+            if seen != (seen := len(gateway.attached_phones)):
                 log.info("%d phones attached", seen)
     finally:
         log.info("ending")
         stop.set()
-        supernode.ask_to_end()
+        supernode.terminate()
         supernode.end()
         done(server.stop(_GRACE_SECONDS))
         loop.call_soon_threadsafe(loop.stop)

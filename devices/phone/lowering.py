@@ -14,7 +14,7 @@ from devices.phone.manifest import Delegate
 from shared.errors import DeviceError
 
 
-def lowered(
+def lower_to_executorch(
     methods: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]],
     delegate: Delegate,
     initialized: tuple[str, ...] = (),
@@ -35,7 +35,7 @@ def lowered(
     Raises:
         DeviceError: if ExecuTorch is missing.
     """
-    with _quiet():
+    with _warnings_suppressed():
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
                 XnnpackDynamicallyQuantizedPartitioner,
@@ -72,7 +72,7 @@ def lowered(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _warnings_suppressed() -> Iterator[None]:
     """ExecuTorch and torchao warn of what is no concern of whoever exports."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

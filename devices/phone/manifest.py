@@ -19,7 +19,7 @@ Form = Literal["functional", "algorithm-1"]
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     """A fixed batch, and what the eager model makes of it at the zero state.
 
     Attributes:
@@ -77,7 +77,7 @@ class Manifest:
     quantization: PhoneQuantization
     delegate: Delegate
     form: Form
-    check: Check
+    check: SelfCheck
 
     def write(self, program: Path) -> None:
         """Leave it beside the program.
@@ -106,7 +106,7 @@ class Manifest:
             content: dict[str, Any] = json.loads(file.read_bytes())
             if content.pop("version") != MANIFEST_VERSION:
                 raise ValueError("of another version")
-            check = Check(**content.pop("check"))
+            check = SelfCheck(**content.pop("check"))
             manifest = cls(**content, check=check)
             layout = Layout.from_json(manifest.layout)
             sound = (
@@ -120,7 +120,7 @@ class Manifest:
             raise DeviceError(f"{file}: not a manifest: {error}; export again") from error
         if not sound:
             raise DeviceError(f"{file}: its numbers do not fit each other; export again")
-        if program_hash(program) != manifest.program_sha256:
+        if hash_program(program) != manifest.program_sha256:
             raise DeviceError(
                 f"{program}: not the program that {file.name} describes; copy both again"
             )
@@ -148,7 +148,7 @@ def manifest_file(program: Path) -> Path:
     return program.with_suffix(".json")
 
 
-def program_hash(program: Path) -> str:
+def hash_program(program: Path) -> str:
     """SHA-256 of a program's file, hex.
 
     Raises:

@@ -19,7 +19,7 @@ from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
 
 
-class Replay(nn.Module):
+class ReplayModule(nn.Module):
     """state + Σ c·z(seed), in int64.
 
     Args:
@@ -51,7 +51,7 @@ class Replay(nn.Module):
         return (state,)
 
 
-class Scores(nn.Module):
+class ScoresModule(nn.Module):
     """Scores and losses of a batch at some adapters, by one pass over the frozen weights.
 
     Args:
@@ -96,7 +96,7 @@ class Scores(nn.Module):
         return found.view(*shape, -1), -chosen.view(shape)
 
 
-class Step(nn.Module):
+class TrainStepModule(nn.Module):
     """One step of P-RGE from an exact state (P-RGE, section 3.2).
 
     Args:
@@ -104,9 +104,9 @@ class Step(nn.Module):
         layout: of the adapter.
     """
 
-    def __init__(self, scores: Scores, layout: Layout) -> None:
+    def __init__(self, scores: ScoresModule, layout: Layout) -> None:
         super().__init__()
-        self.scores, self.replay = scores, Replay(layout)
+        self.scores, self.replay = scores, ReplayModule(layout)
         self.layout = layout
 
     def forward(
@@ -145,7 +145,7 @@ class Step(nn.Module):
         return scores, losses, state
 
 
-class AlgorithmOne(nn.Module):
+class AlgorithmOneModule(nn.Module):
     """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
 
     A step leaves rounding behind, and no two machines stay alike: it takes part in no run.
@@ -159,7 +159,7 @@ class AlgorithmOne(nn.Module):
     table: Tensor
     b: Tensor
 
-    def __init__(self, scores: Scores, layout: Layout, queries: int) -> None:
+    def __init__(self, scores: ScoresModule, layout: Layout, queries: int) -> None:
         super().__init__()
         self.scores, self.layout = scores, layout
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))

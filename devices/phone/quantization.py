@@ -20,7 +20,7 @@ GROUP = 32
 """Inputs that share a scale in the 4-bit form."""
 
 
-def by_batched_products(base: BaseModel) -> None:
+def use_batched_products(base: BaseModel) -> None:
     """Have INT8 layers multiply by a batched product, in place."""
     for module in base.network.modules():
         if isinstance(module, Int8Linear):
@@ -37,7 +37,7 @@ def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
     return product + bias if isinstance(bias, Tensor) else product
 
 
-def with_4_bit_weights(base: BaseModel) -> None:
+def quantize_to_4_bit(base: BaseModel) -> None:
     """4-bit weights and inputs of 8 bits scaled per token, in the blocks, in place.
 
     Raises:

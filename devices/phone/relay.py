@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import unpacked
-from devices.phone.gateway import Gateway, Signed
+from devices.phone.gateway import Gateway, SignedAnswer
 from shared.errors import ConfigError
 from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import Work
@@ -23,7 +23,7 @@ MARGIN_SECONDS = 5.0
 """Before a message's end: its answer must still reach the server."""
 
 
-def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
+def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     """The app of a gateway.
 
     Args:
@@ -70,7 +70,7 @@ def relay(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     return app
 
 
-def _record(answers: Mapping[int, Signed]) -> ConfigRecord:
+def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:
     signed = [answers[device] for device in sorted(answers)]
     return ConfigRecord(
         {

@@ -8,11 +8,11 @@ from math import inf
 import numpy as np
 
 from client.training.trainer import Trainer
-from devices.hardware.estimate import Estimate, estimate
-from devices.hardware.link import available_at, next_available, next_within, windows
+from devices.hardware.estimate import StepEstimate, estimate_step
+from devices.hardware.link import is_available, next_available_time, next_time_within, time_windows
 from devices.hardware.model_shape import ModelShape, model_shape
 from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
-from devices.hardware.roofline import Mode, Workload
+from devices.hardware.roofline import Grouping, Workload
 from shared.config import RunConfig
 from shared.errors import ConfigError, SamaraError
 from shared.fleet_settings import DeviceGroup
@@ -46,8 +46,8 @@ class Device:
     profile: DeviceProfile
     link: LinkProfile
     charging: tuple[tuple[float, float], ...]
-    estimate: Estimate
-    measuring: Estimate
+    estimate: StepEstimate
+    measuring: StepEstimate
     passes: int
     charge: float
 
@@ -75,7 +75,7 @@ class Device:
 
     def is_free(self, at: float, charge: float) -> bool:
         """Whether it can take part at a virtual second: link there, and battery or charger."""
-        return available_at(self.link, at) and self._has_power(at, charge)
+        return is_available(self.link, at) and self._has_power(at, charge)
 
     def next_change(self, at: float, charge: float) -> float:
         """When a device that is not free may become so; ∞ if never.
@@ -84,14 +84,14 @@ class Device:
             at: virtual seconds.
             charge: Wh at that time.
         """
-        there = next_available(self.link, at)
-        power = at if self._has_power(at, charge) else next_within(self.charging, at)
+        there = next_available_time(self.link, at)
+        power = at if self._has_power(at, charge) else next_time_within(self.charging, at)
         return inf if there is None or power is None else max(there, power)
 
     def charge_after(self, charge: float, begun: float, ended: float) -> float:
         """Wh in the battery after some time, by its charger and its owner."""
         clock, group = begun, self.group
-        for window in chain(windows(self.charging, begun), [(inf, inf)]):
+        for window in chain(time_windows(self.charging, begun), [(inf, inf)]):
             begin, end = (min(moment, ended) for moment in window)
             charge = max(0.0, charge - group.use * max(0.0, begin - clock) / _HOUR)
             clock = max(clock, begin)
@@ -104,9 +104,9 @@ class Device:
 
     def at_charger(self, at: float) -> bool:
         """Whether it hangs at a charger, or has no battery."""
-        return not self.group.battery or next_within(self.charging, at) == at
+        return not self.group.battery or next_time_within(self.charging, at) == at
 
-    def _seconds(self, step: Estimate) -> float:
+    def _seconds(self, step: StepEstimate) -> float:
         """Adapters are drawn and updated once in a step, however often passes are made."""
         return step.time.adapters + self.passes * (step.time.total - step.time.adapters)
 
@@ -130,7 +130,7 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
     for index, group in enumerate(groups):
         try:
             profile = load_device(group.device)
-            profile = profile.in_mode(group.power) if group.power else profile
+            profile = profile.with_power_mode(group.power) if group.power else profile
             kinds.append((profile, load_link(group.link)))
         except SamaraError as error:
             mistakes.append(f"fleet.devices.{index}: {error}")
@@ -143,8 +143,8 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
         groups, kinds, counts_of(config.data.clients, groups), strict=True
     ):
         work, passes = _workload(config, trainer, shape, group, own_shape)
-        cost = estimate(shape, profile, work)
-        measuring = estimate(shape, profile, replace(work, curvature=True))
+        cost = estimate_step(shape, profile, work)
+        measuring = estimate_step(shape, profile, replace(work, curvature=True))
         for number in range(len(devices), len(devices) + count):
             random = np.random.default_rng([config.seed, 0, number])
             shift = float(random.uniform(-SHIFT_HOURS, SHIFT_HOURS))
@@ -196,7 +196,7 @@ def _workload(
     ]
     sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
     places = [len(own) for prompt in prompts for own in prompt.supervised]
-    mode: Mode = "both" if config.grouping == "auto" else config.grouping
+    mode: Grouping = "both" if config.grouping == "auto" else config.grouping
     examples = min(config.micro_batch or config.batch, config.batch)
     blocks, adapted = len(shape.blocks), trainer.adapted_blocks
     top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks

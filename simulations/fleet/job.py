@@ -84,16 +84,16 @@ def job(
     elif drops:
         outcome, seconds = "dropped out", moment * seconds
     watts = device.watts or 0.0
-    if not device.at_charger(received.ended) and watts * seconds > 0:
+    if not device.at_charger(received.end) and watts * seconds > 0:
         spare = (charge - group.reserve * group.battery) * _HOUR
         if watts * seconds > spare:
             outcome, seconds = "out of battery", max(0.0, spare) / watts
-    computed = received.ended + seconds
+    computed = received.end + seconds
     sent: Transfer | None = None
     if outcome == "reported":
         sent = upload(device.link, up, computed, int(seeds[1]))
         outcome = "reported" if sent else "out of reach"
-    ended = sent.ended if sent else computed
+    ended = sent.end if sent else computed
     left = device.charge_after(charge, at, ended) - watts * seconds / _HOUR
     return Job(
         device=device.number,
@@ -102,7 +102,7 @@ def job(
         ended=ended,
         compute=seconds,
         transfer=received.seconds + (sent.seconds if sent else 0.0),
-        waited=received.waited + (sent.waited if sent else 0.0),
+        waited=received.waiting_seconds + (sent.waiting_seconds if sent else 0.0),
         bytes_down=received.bytes,
         bytes_up=sent.bytes if sent else 0,
         joules=None if device.watts is None else watts * seconds,

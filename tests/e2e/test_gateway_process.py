@@ -15,9 +15,9 @@ import psutil
 import pytest
 from live import QUIET, end, patience
 
-from devices.live.keys import make_key
+from devices.live.keys import create_key
 from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import Door
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.errors import DeviceError
 from shared.signing import PhoneKey
 
@@ -62,11 +62,11 @@ def gateway(place: Path, listen: str) -> Iterator["subprocess.Popen[bytes]"]:
 def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "phones").mkdir()
     for name in ("node", "phone", "stranger"):
-        make_key(tmp_path / f"{name}.key")
+        create_key(tmp_path / f"{name}.key")
     key = PhoneKey(tmp_path / "phone.key")
     (tmp_path / "phones" / "one.pem").write_bytes(key.public)
     listen, said = f"127.0.0.1:{free_port()}", tmp_path / "gateway.said"
-    door = Door(listen, tmp_path / "home" / "certificates" / "ca.pem")
+    door = GatewayEndpoint(listen, tmp_path / "home" / "certificates" / "ca.pem")
     nobody: Any = None  # a phone that is asked nothing answers nothing
     stop = threading.Event()
     phone = threading.Thread(target=attach, args=(nobody, key, door, stop), daemon=True)

@@ -13,7 +13,7 @@ from live import SuperLink, client_up, end, patience
 
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.session_store import decode_session
-from devices.live.keys import device_of_key, make_key
+from devices.live.keys import create_key, read_client_index
 from shared.config import RunConfig
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_two_clients_take_part_and_leave_nothing_behind(
         number = link.begin(config)
         keys = [place / f"{name}.key" for name in NAMES]
         for key in keys:
-            make_key(key)
+            create_key(key)
             link.admit(key)
         clients = [client_up(link, key, place / key.stem, *options) for key in keys]
         for _ in patience("the run to finish", 600):
@@ -72,7 +72,7 @@ def test_two_clients_take_part_and_leave_nothing_behind(
         rounds = rounds_of(run)
         assert len(rounds) == 3, link.said()
         assert trainer_of(place / "kitchen").pid != killed
-        assert set(rounds[0]["clients"]) == {str(device_of_key(key)) for key in keys}
+        assert set(rounds[0]["clients"]) == {str(read_client_index(key)) for key in keys}
         for name in NAMES:
             with RemoteTrainer(str(place / name / "trainer.sock"), {}) as trainer:
                 assert trainer.status().model_loads == 1

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import samara
 from devices.hardware import calibrate
-from devices.hardware.estimate import estimate
+from devices.hardware.estimate import estimate_step
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import load_device
 from devices.hardware.roofline import Workload
@@ -32,5 +32,5 @@ def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.Monk
     assert device.compute.fp32 > 1e8
     assert device.memory.bytes > device.memory.runtime_bytes > 2**26
     assert device.timing.pass_seconds > 0
-    step = estimate(model_shape("tinyllama-1.1b"), device, Workload(quantization="nf4"))
+    step = estimate_step(model_shape("tinyllama-1.1b"), device, Workload(quantization="nf4"))
     assert step.energy_joules == pytest.approx(20 * step.time.total)

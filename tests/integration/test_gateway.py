@@ -10,13 +10,13 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from devices.live.keys import make_key
+from devices.live.keys import create_key
 from devices.phone import gateway as gateway_module
 from devices.phone.commands import gateway as gateway_app
-from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, started
-from devices.phone.gateway_process import Admitted
-from devices.phone.reference_client.attachment import answered, attach
-from devices.phone.reference_client.gateway_endpoint import Door
+from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
+from devices.phone.gateway_process import AdmittedKeys
+from devices.phone.reference_client.attachment import answer_tasks, attach
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.certificates import Tls, own_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
@@ -57,8 +57,10 @@ class Served:
         self._thread.start()
         self.gateway = Gateway(admitted)
         proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
-        self._server, self.port = self.run(started(self.gateway, "127.0.0.1:0", *proof))
-        self.door = Door(f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None)
+        self._server, self.port = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
+        self.door = GatewayEndpoint(
+            f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None
+        )
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
@@ -88,7 +90,7 @@ class Served:
 def keys(tmp_path: Path) -> list[PhoneKey]:
     files = [tmp_path / f"{number}.key" for number in range(3)]
     for file in files:
-        make_key(file)
+        create_key(file)
     return [PhoneKey(file) for file in files]
 
 
@@ -101,12 +103,12 @@ def served(keys: list[PhoneKey]) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def attached(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.Event]:
+def attached_phones(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.Event]:
     stop = threading.Event()
     thread = threading.Thread(target=attach, args=(phone, key, served.door, stop), daemon=True)
     thread.start()
     try:
-        served.until(lambda gateway: phone.device in gateway.attached)
+        served.until(lambda gateway: phone.device in gateway.attached_phones)
         yield stop
     finally:
         stop.set()
@@ -115,7 +117,7 @@ def attached(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.E
 def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[PhoneKey]) -> None:
     devices = [client_index_of_key(key.public) for key in keys[:2]]
     phones = [Echo(device) for device in devices]
-    with attached(served, keys[0], phones[0]), attached(served, keys[1], phones[1]):
+    with attached_phones(served, keys[0], phones[0]), attached_phones(served, keys[1], phones[1]):
         answers = served.ask(Work.TRAIN, b"do it", SECONDS, tail=b"tail")
         assert sorted(answers) == sorted(devices)
         for device, answer in answers.items():
@@ -137,7 +139,7 @@ def test_a_phone_that_does_not_answer_costs_its_own_report_only(
         Echo(client_index_of_key(keys[0].public), hold),
         Echo(client_index_of_key(keys[1].public)),
     )
-    with attached(served, keys[0], slow), attached(served, keys[1], quick):
+    with attached_phones(served, keys[0], slow), attached_phones(served, keys[1], quick):
         asked = served.start_asking(Work.TRAIN, b"one", 1.0)
         assert sorted(asked.result(SECONDS)) == [quick.device]
         hold.set()
@@ -154,8 +156,8 @@ def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[Phone
         stream = _opened(channel, keys[0])
         assert next(stream).task.instruction == b"one"
         stream.cancel()
-    served.until(lambda gateway: not gateway.attached)
-    with attached(served, keys[0], Echo(device)):
+    served.until(lambda gateway: not gateway.attached_phones)
+    with attached_phones(served, keys[0], Echo(device)):
         assert sorted(asked.result(SECONDS)) == [device]
 
 
@@ -164,7 +166,7 @@ def test_a_phone_that_stays_away_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(gateway_module, "ABSENT_SECONDS", 0.0)
     away, there = (client_index_of_key(key.public) for key in keys[:2])
-    with attached(served, keys[1], Echo(there)):
+    with attached_phones(served, keys[1], Echo(there)):
         answers = served.ask(Work.TRAIN, b"one", 1000.0, devices=[away, there])
         assert sorted(answers) == [there]
 
@@ -173,8 +175,8 @@ def test_a_second_attachment_replaces_the_first(served: Served, keys: list[Phone
     device = client_index_of_key(keys[0].public)
     with grpc.insecure_channel(served.door.address) as channel:
         first = _opened(channel, keys[0])
-        served.until(lambda gateway: gateway.attached == [device])
-        with attached(served, keys[0], Echo(device)):
+        served.until(lambda gateway: gateway.attached_phones == [device])
+        with attached_phones(served, keys[0], Echo(device)):
             assert list(first) == []
             assert sorted(served.ask(Work.TRAIN, b"one", SECONDS)) == [device]
 
@@ -224,7 +226,7 @@ def test_who_says_something_else_does_not_get_in(
         with pytest.raises(grpc.RpcError, match=reason) as raised:
             list(stream)
         assert raised.value.code().name == code
-    assert served.gateway.attached == []
+    assert served.gateway.attached_phones == []
 
 
 def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
@@ -303,9 +305,9 @@ def test_who_attaches_too_often_must_wait(
     with grpc.insecure_channel(served.door.address) as channel:
         for _ in range(2):
             stream = _opened(channel, keys[0])
-            served.until(lambda gateway: bool(gateway.attached))
+            served.until(lambda gateway: bool(gateway.attached_phones))
             stream.cancel()
-            served.until(lambda gateway: not gateway.attached)
+            served.until(lambda gateway: not gateway.attached_phones)
         with pytest.raises(grpc.RpcError, match="too often"):
             list(_opened(channel, keys[0]))
 
@@ -315,7 +317,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
 ) -> None:
     folder = tmp_path / "phones"
     folder.mkdir()
-    admitted, file = Admitted(folder), folder / "one.pem"
+    admitted, file = AdmittedKeys(folder), folder / "one.pem"
     assert not admitted(keys[0].public)
     file.touch()
     assert not admitted(keys[0].public)
@@ -383,19 +385,22 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
     served = Served(lambda key: True, tls)
     address, phone = served.door.address, Echo(client_index_of_key(keys[0].public))
     try:
-        with attached(served, keys[0], phone):
+        with attached_phones(served, keys[0], phone):
             assert sorted(served.ask(Work.HELLO, b"", SECONDS)) == [phone.device]
         for door, problem in (
-            (Door(address, other.authority), "certificate is not accepted: .*; give the gateway's"),
-            (Door(address), "certificate is not accepted"),
-            (Door(address, insecure=True), "it speaks TLS; give --certs"),
+            (
+                GatewayEndpoint(address, other.authority),
+                "certificate is not accepted: .*; give the gateway's",
+            ),
+            (GatewayEndpoint(address), "certificate is not accepted"),
+            (GatewayEndpoint(address, insecure=True), "it speaks TLS; give --certs"),
         ):
             caplog.clear()
             attach(phone, keys[1], door, Once())  # type: ignore[arg-type]
             assert re.search(problem, caplog.text)
-            assert served.gateway.attached == [phone.device]
+            assert served.gateway.attached_phones == [phone.device]
         with pytest.raises(DeviceError, match=r"own/ca\.key: not a certificate"):
-            attach(phone, keys[0], Door(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
+            attach(phone, keys[0], GatewayEndpoint(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
     finally:
         served.close()
 
@@ -403,21 +408,21 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = Door(served.door.address, own_certificates(tmp_path / "tls", []).authority)
+    door = GatewayEndpoint(served.door.address, own_certificates(tmp_path / "tls", []).authority)
     attach(Echo(client_index_of_key(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
     assert "it does not speak TLS" in caplog.text
-    assert served.gateway.attached == []
+    assert served.gateway.attached_phones == []
 
 
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
     with pytest.raises(DeviceError, match=f"127.0.0.1:{served.port}: cannot be opened"):
-        served.run(started(served.gateway, f"127.0.0.1:{served.port}"))
+        served.run(start_gateway(served.gateway, f"127.0.0.1:{served.port}"))
 
 
 def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:
     phone = Echo(client_index_of_key(keys[0].public))
     with grpc.insecure_channel(served.door.address) as channel:
-        numbers = answered(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]
+        numbers = answer_tasks(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]
         asked = served.start_asking(Work.TRAIN, b"x", SECONDS, devices=[phone.device])
         assert next(numbers) == 1
         assert sorted(asked.result(SECONDS)) == [phone.device]

@@ -9,13 +9,13 @@ import pytest
 
 from devices.hardware import memory_limit as memory
 from devices.hardware.memory_limit import (
-    Ending,
-    GroupV1,
-    GroupV2,
-    Limit,
-    Monitor,
-    Systemd,
-    run_capped,
+    CgroupV1Limit,
+    CgroupV2Limit,
+    LimitedRunResult,
+    MemoryLimit,
+    PollingLimit,
+    SystemdLimit,
+    run_with_memory_limit,
 )
 from shared.errors import DeviceError
 
@@ -30,7 +30,7 @@ MODEST = "print('{\"step\": 3}'); print('no json'); print('{\"step\": \"x\"}'); 
 SLOW_HOG = HOG.replace("flush=True)", "flush=True)\n    import time; time.sleep(0.03)")
 
 
-def _permitted(way: type[Limit]) -> bool:
+def _permitted(way: type[MemoryLimit]) -> bool:
     try:
         way(LIMIT).close()
     except OSError:
@@ -42,16 +42,16 @@ def _python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.parametrize("way", [GroupV1, GroupV2, Systemd, Monitor])
+@pytest.mark.parametrize("way", [CgroupV1Limit, CgroupV2Limit, SystemdLimit, PollingLimit])
 class TestEveryWay:
     @pytest.fixture(autouse=True)
-    def _only_this_way(self, way: type[Limit], monkeypatch: pytest.MonkeyPatch) -> None:
+    def _only_this_way(self, way: type[MemoryLimit], monkeypatch: pytest.MonkeyPatch) -> None:
         if not _permitted(way):
             pytest.skip(f"{way.name} is not permitted here")
         monkeypatch.setattr(memory, "WAYS", (way,))
 
-    def test_too_much_is_killed_and_told(self, way: type[Limit]) -> None:
-        ending = run_capped(_python(SLOW_HOG), LIMIT)
+    def test_too_much_is_killed_and_told(self, way: type[MemoryLimit]) -> None:
+        ending = run_with_memory_limit(_python(SLOW_HOG), LIMIT)
         assert ending.killed
         assert ending.status != 0
         assert ending.enforced_by == way.name
@@ -60,23 +60,23 @@ class TestEveryWay:
         assert ending.peak_bytes > LIMIT / 2
         assert f"killed by the memory limit after step {ending.step}" in str(ending)
 
-    def test_what_stays_inside_ends_as_it_likes(self, way: type[Limit]) -> None:
+    def test_what_stays_inside_ends_as_it_likes(self, way: type[MemoryLimit]) -> None:
         lines: list[str] = []
-        ending = run_capped(_python(MODEST), LIMIT, lines.append)
+        ending = run_with_memory_limit(_python(MODEST), LIMIT, lines.append)
         assert not ending.killed
         assert (ending.status, ending.step) == (5, 3)
         assert lines[1] == "no json"
 
-    def test_the_next_one_runs(self, way: type[Limit]) -> None:
-        assert run_capped(_python(SLOW_HOG), LIMIT).killed
-        assert run_capped(_python(""), LIMIT).status == 0
+    def test_the_next_one_runs(self, way: type[MemoryLimit]) -> None:
+        assert run_with_memory_limit(_python(SLOW_HOG), LIMIT).killed
+        assert run_with_memory_limit(_python(""), LIMIT).status == 0
 
 
 def test_nothing_is_left_of_a_group() -> None:
-    if not _permitted(GroupV1):
+    if not _permitted(CgroupV1Limit):
         pytest.skip("cgroup v1 is not permitted here")
     with memory.memory_limit(LIMIT) as limit:
-        assert isinstance(limit, GroupV1)
+        assert isinstance(limit, CgroupV1Limit)
         folder = limit.folder
         assert folder.is_dir()
     assert not folder.exists()
@@ -85,17 +85,17 @@ def test_nothing_is_left_of_a_group() -> None:
 def test_a_group_that_cannot_be_limited_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GroupV2, "parent", lambda self: tmp_path)
-    monkeypatch.setattr(GroupV2, "limit_file", "no/such/file")
+    monkeypatch.setattr(CgroupV2Limit, "parent", lambda self: tmp_path)
+    monkeypatch.setattr(CgroupV2Limit, "limit_file", "no/such/file")
     with pytest.raises(OSError, match="no/such/file"):
-        GroupV2(LIMIT)
+        CgroupV2Limit(LIMIT)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_is_permitted_it_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Forbidden(Monitor):
+    class Forbidden(PollingLimit):
         name = "forbidden"
 
         def __init__(self, limit_bytes: int) -> None:
@@ -103,7 +103,7 @@ def test_where_nothing_is_permitted_it_says_so(
 
     monkeypatch.setattr(memory, "WAYS", (Forbidden,))
     with caplog.at_level(logging.WARNING):
-        ending = run_capped(_python(""), LIMIT)
+        ending = run_with_memory_limit(_python(""), LIMIT)
     assert ending.enforced_by == "monitor"
     assert "forbidden: not for you" in caplog.text
 
@@ -111,13 +111,13 @@ def test_where_nothing_is_permitted_it_says_so(
 def test_a_command_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "WAYS", ())
     with pytest.raises(DeviceError, match="no-such-command"):
-        run_capped(["no-such-command"], LIMIT)
+        run_with_memory_limit(["no-such-command"], LIMIT)
     with pytest.raises(DeviceError, match="leaves nothing"):
-        run_capped(["true"], 0)
+        run_with_memory_limit(["true"], 0)
 
 
 def test_an_ending_is_readable() -> None:
-    ending = Ending(True, -9, None, 2**30, 2**31, "cgroup v1")
+    ending = LimitedRunResult(True, -9, None, 2**30, 2**31, "cgroup v1")
     assert str(ending) == (
         "killed by the memory limit before its first step: peak 1,024 of 2,048 MiB (cgroup v1)"
     )

@@ -15,16 +15,21 @@ from benchmarks.devices.phone_loop import compiled, course, eager
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.training.trainer import Trainer, figures
-from devices.live.keys import make_key
+from devices.live.keys import create_key
 from devices.phone import quantization as phone_quantization
 from devices.phone.commands import app
-from devices.phone.lowering import lowered
+from devices.phone.lowering import lower_to_executorch
 from devices.phone.manifest import Manifest, manifest_file
+from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.rows import read_rows
-from devices.phone.reference_client.runtime import Program, ProgramBackend, load, run
-from devices.phone.tokenize import rows_text, write_rows
+from devices.phone.reference_client.runtime import (
+    PhoneProgram,
+    ProgramBackend,
+    load_module,
+    run_method,
+)
+from devices.phone.tokenization import examples_as_jsonl, write_examples
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError, DataError, DeviceError
@@ -65,9 +70,11 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     seeds = np.array([int(case["seed"], 16) for case in cases], np.uint64)
     example = torch.from_numpy(seeds.view(np.int64).copy())
     file = tmp_path / "directions.pte"
-    file.write_bytes(lowered({"forward": (_Directions(distribution), (example,))}, "portable"))
-    module = load(file)  # its memory is what the output lies in
-    (z,) = run(module, "forward", [seeds.view(np.int64)])
+    file.write_bytes(
+        lower_to_executorch({"forward": (_Directions(distribution), (example,))}, "portable")
+    )
+    module = load_module(file)  # its memory is what the output lies in
+    (z,) = run_method(module, "forward", [seeds.view(np.int64)])
     found = z.numpy().copy()
     np.testing.assert_array_equal(found[:, :64], [case["head"] for case in cases])
     np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
@@ -97,7 +104,7 @@ def test_without_the_extra_every_command_says_what_to_install(
     command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "executorch", None)
-    make_key(tmp_path / "phone.key")
+    create_key(tmp_path / "phone.key")
     words = [str(tmp_path / "phone.key") if word == "K" else word for word in command]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, DeviceError)
@@ -143,10 +150,10 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         trainer = Trainer(RunConfig.of(settings | more, "test"))
         rows = tmp_path / "rows.jsonl"
-        rows.write_text(rows_text(trainer, 0, 3))
-        program = Program(file)
+        rows.write_text(examples_as_jsonl(trainer, 0, 3))
+        program = PhoneProgram(file)
         program.check()
-        return trainer, PhoneTrainer(program, read_rows(rows, program.manifest))
+        return trainer, PhoneTrainer(program, read_examples(rows, program.manifest))
 
     return make
 
@@ -194,10 +201,10 @@ def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
     made: Any, delegate: str, tmp_path: Path
 ) -> None:
     settings, file = made(delegate)
-    trainer, program = Trainer(RunConfig.of(settings, "test")), Program(file)
+    trainer, program = Trainer(RunConfig.of(settings, "test")), PhoneProgram(file)
     lines, size = tmp_path / "rows.jsonl", trainer.layout.size
-    lines.write_text(rows_text(trainer, 0, 3))
-    rows = read_rows(lines, program.manifest)[Split.TRAIN]
+    lines.write_text(examples_as_jsonl(trainer, 0, 3))
+    rows = read_examples(lines, program.manifest)[Split.TRAIN]
     asked = instruction_with(steps=8, queries=2, batch=2, layout_hash=trainer.layout.hash)
     expected = course(eager(trainer, 3), size, asked, rows.labels)
     fed = course(compiled(program, rows), size, asked, rows.labels, expected.estimates)
@@ -211,7 +218,7 @@ def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
 @pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
 def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str) -> None:
     _, file = made(delegate)
-    program = Program(file)
+    program = PhoneProgram(file)
     layout = program.layout
     history = history_of([delta_of(1), delta_of(2), delta_of(3)], layout)
     header = LedgerHeader(0, history.header.run_id, layout.hash)
@@ -228,7 +235,7 @@ def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str
 
 def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
     _, file = made("xnnpack")
-    program = Program(file)
+    program = PhoneProgram(file)
     rng = np.random.default_rng(0)
     state = rng.integers(-(2**60), 2**60, program.layout.size)
     seeds = rng.integers(2**64, size=2, dtype=np.uint64)
@@ -270,7 +277,7 @@ def test_a_scale_that_is_dropped_is_found(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, file = made("xnnpack", "int8")
-    Program(file).check()
+    PhoneProgram(file).check()
 
     def without_scale(layer: Any, x: torch.Tensor) -> torch.Tensor:
         weight = layer.codes.to(layer.dtype) / 127
@@ -284,7 +291,7 @@ def test_a_scale_that_is_dropped_is_found(
     text["check"]["losses"] = expected
     manifest_file(broken).write_text(json.dumps(text))
     with pytest.raises(DeviceError, match="differ by up to"):
-        Program(broken).check()
+        PhoneProgram(broken).check()
 
 
 def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path) -> None:
@@ -293,10 +300,10 @@ def test_files_that_do_not_belong_together_are_refused(made: Any, tmp_path: Path
     copy.write_bytes(file.read_bytes()[:-1] + b"?")
     manifest_file(copy).write_bytes(manifest_file(file).read_bytes())
     with pytest.raises(DeviceError, match="not the program that"):
-        Program(copy)
+        PhoneProgram(copy)
     manifest_file(copy).write_text("{}")
     with pytest.raises(DeviceError, match="not a manifest"):
-        Program(copy)
+        PhoneProgram(copy)
 
 
 def test_rows_are_of_all_users_unless_a_client_is_named(
@@ -304,8 +311,8 @@ def test_rows_are_of_all_users_unless_a_client_is_named(
 ) -> None:
     settings, program = made()
     config, out = RunConfig.of(settings, "test"), tmp_path / "rows.jsonl"
-    shares = [write_rows(config, program, client, out) for client in range(3)]
-    count = write_rows(config, program, None, out)
+    shares = [write_examples(config, program, client, out) for client in range(3)]
+    count = write_examples(config, program, None, out)
     assert count == sum(shares) == len(data_file.read_text().splitlines())
     assert count == len(out.read_text().splitlines())
 
@@ -325,11 +332,11 @@ def test_bad_rows_are_named(made: Any, tmp_path: Path, line: str, problem: str) 
     file = tmp_path / "rows.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(DataError, match=problem):
-        read_rows(file, Manifest.read(made()[1]))
+        read_examples(file, Manifest.read(made()[1]))
 
 
 def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
-    program = Program(made()[1])
+    program = PhoneProgram(made()[1])
     seeds = np.arange(40, dtype=np.uint64)
     coefficients = np.full(40, 2**41 + 1, np.int64)
     found = program.replay(zero_state(program.layout.size), seeds, coefficients)
@@ -343,9 +350,9 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
     settings, _ = made()
     file = exported(settings, tmp_path / "stateful.pte", "xnnpack", form="algorithm-1")
     with pytest.raises(DeviceError, match="joins no run"):
-        Program(file)
+        PhoneProgram(file)
     trainer = Trainer(RunConfig.of(settings, "test"))
-    layout, module = trainer.layout, load(file)
+    layout, module = trainer.layout, load_module(file)
     share = trainer.share(0, 3, Split.TRAIN)
     prompts, labels = share.prompts[:2], share.labels[:2]
     ids, positions = np.zeros((2, 16), np.int64), np.zeros(2, np.int64)
@@ -364,7 +371,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
             kept = kept.advanced(gradients, 0.5, 0.01, z)
         expected = trainer.forward.scores(kept, prompts)
         inputs = [ids, positions, labels, gradients, rate, epsilon, seeds.view(np.int64)]
-        scores, losses = (output.numpy().copy() for output in run(module, "forward", inputs))
+        scores, losses = (output.numpy().copy() for output in run_method(module, "forward", inputs))
         np.testing.assert_allclose(scores, expected, atol=2e-4)
         plus, minus = losses.mean(1).reshape(2, 2)
         gradients = (plus - minus) / np.float32(0.02)
@@ -377,6 +384,6 @@ def test_four_bit_weights_are_smaller_and_near(made: Any, tmp_path: Path) -> Non
         exported(settings, tmp_path / "none.pte", "xnnpack", "8da4w")
     embedded = {"model.path": "embedded", "task": "messages"}
     file = exported(embedded, tmp_path / "model.pte", "xnnpack", "8da4w")
-    Program(file).check()
+    PhoneProgram(file).check()
     weights = 4 * 4 * (4 * 128 * 128 + 3 * 128 * 384)  # of the blocks, in float32
     assert file.stat().st_size < weights

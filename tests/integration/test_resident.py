@@ -31,7 +31,7 @@ from client.protocol.session_store import (
     encode_session,
 )
 from client.protocol.trainer_service import served
-from devices.live.settings import ClientSettings, own_settings
+from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from server.transport.messages import make_message
 from shared.config import RunConfig
@@ -76,11 +76,16 @@ def server_config(settings: Settings) -> RunConfig:
 
 
 def device_settings(settings: Settings, device: int, folder: Path) -> ClientSettings:
-    own = own_settings(
+    device_settings = resolve_device_settings(
         settings["model.path"], settings["data.path"], settings["task"], "cpu", ["threads=1"]
     )
     return ClientSettings(
-        name="a", folder=folder, superlink="127.0.0.1:1", device=device, own=own, insecure=True
+        name="a",
+        folder=folder,
+        superlink="127.0.0.1:1",
+        device=device,
+        device_settings=device_settings,
+        insecure=True,
     )
 
 
@@ -234,8 +239,10 @@ def test_a_full_disk_is_told_to_the_server(tmp_path: Path) -> None:
 
 def test_a_device_keeps_its_own_settings() -> None:
     asked = RunConfig.of({"rounds": 9, "adapter.rank": 3, "threads": 8, "batch": 5}, "server")
-    own = RunConfig.of({"threads": 1, "model.path": "m", "data.path": "d", "task": "t"}, "own")
-    config = with_device_settings(asked, own)
+    device_settings = RunConfig.of(
+        {"threads": 1, "model.path": "m", "data.path": "d", "task": "t"}, "own"
+    )
+    config = with_device_settings(asked, device_settings)
     assert (config.rounds, config.adapter.rank, config.batch) == (9, 3, 5)
     assert (config.threads, config.model.path, config.data.path, config.task) == (1, "m", "d", "t")
 

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.hardware.footprint import footprint
+from devices.hardware.memory_footprint import memory_footprint
 from devices.hardware.model_shape import BUILT_IN, model_shape
 from devices.hardware.profile import DeviceProfile, shipped_devices
-from devices.hardware.roofline import Mode, Quantization, Workload, step_time
+from devices.hardware.roofline import Grouping, Quantization, Workload, step_time
 from shared.directions import Differences
 
-CLIENTS = shipped_devices()
+DEVICES = shipped_devices()
 SHAPES = [model_shape(name) for name in BUILT_IN]
 WORK = st.builds(
     Workload,
     sequence=st.integers(1, 2048),
     batch=st.integers(1, 64),
     queries=st.integers(1, 32),
-    mode=st.sampled_from(get_args(Mode)),
+    mode=st.sampled_from(get_args(Grouping)),
     differences=st.sampled_from(get_args(Differences)),
     curvature=st.booleans(),
     quantization=st.sampled_from(get_args(Quantization)),
@@ -33,7 +33,7 @@ GROWTH = st.sampled_from(["sequence", "batch", "queries", "rank"])
 
 
 @settings(max_examples=150)
-@given(st.sampled_from(SHAPES), st.sampled_from(CLIENTS), WORK, GROWTH, st.integers(1, 8))
+@given(st.sampled_from(SHAPES), st.sampled_from(DEVICES), WORK, GROWTH, st.integers(1, 8))
 def test_more_work_takes_no_less(
     shape: Any, device: DeviceProfile, work: Workload, key: str, more: int
 ) -> None:
@@ -41,11 +41,13 @@ def test_more_work_takes_no_less(
     assert step_time(shape, device, larger).total >= step_time(shape, device, work).total * (
         1 - 1e-9
     )
-    assert footprint(shape, device, larger).total >= footprint(shape, device, work).total
+    assert (
+        memory_footprint(shape, device, larger).total >= memory_footprint(shape, device, work).total
+    )
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(SHAPES), st.sampled_from(CLIENTS), WORK)
+@given(st.sampled_from(SHAPES), st.sampled_from(DEVICES), WORK)
 def test_time_is_between_physical_limits(shape: Any, device: DeviceProfile, work: Workload) -> None:
     time = step_time(shape, device, work)
     tokens = sum(rows * passes for rows, passes in work.passes) * work.sequence
@@ -72,7 +74,7 @@ def test_time_is_between_physical_limits(shape: Any, device: DeviceProfile, work
 
 @given(st.sampled_from(SHAPES), WORK, st.sampled_from(["batch", "queries"]))
 def test_twice_the_work_takes_at_most_twice_as_long(shape: Any, work: Workload, key: str) -> None:
-    device = next(device for device in CLIENTS if device.name == "orin-nano-8gb")
+    device = next(device for device in DEVICES if device.name == "orin-nano-8gb")
     once = step_time(shape, device, work).total
     twice = step_time(shape, device, replace(work, **{key: 2 * getattr(work, key)})).total
     assert twice <= 2 * once * (1 + 1e-6)
@@ -81,8 +83,10 @@ def test_twice_the_work_takes_at_most_twice_as_long(shape: Any, work: Workload, 
 @settings(max_examples=50)
 @given(st.sampled_from(SHAPES), WORK)
 def test_a_faster_device_is_faster(shape: Any, work: Workload) -> None:
-    device = next(device for device in CLIENTS if device.name == "orin-nano-8gb")
-    times = [step_time(shape, device.in_mode(mode), work).total for mode in ("7W", "15W", "25W")]
+    device = next(device for device in DEVICES if device.name == "orin-nano-8gb")
+    times = [
+        step_time(shape, device.with_power_mode(mode), work).total for mode in ("7W", "15W", "25W")
+    ]
     assert times == sorted(times, reverse=True)
     quicker = device.model_copy(
         update={"memory": device.memory.model_copy(update={"bandwidth": 1e18})}
@@ -91,7 +95,7 @@ def test_a_faster_device_is_faster(shape: Any, work: Workload) -> None:
 
 
 def test_long_sequences_grow_at_most_with_their_square() -> None:
-    device = next(device for device in CLIENTS if device.name == "orin-nano-8gb")
+    device = next(device for device in DEVICES if device.name == "orin-nano-8gb")
     for shape in SHAPES:
         for sequence in (128, 512, 1024):
             short = step_time(shape, device, Workload(sequence=sequence)).total

@@ -16,11 +16,11 @@ import samara
 from client.estimators import prge
 from client.estimators.prge import LossRequest, run_estimator
 from client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
-from devices.hardware.estimate import estimate
-from devices.hardware.footprint import footprint
+from devices.hardware.estimate import estimate_step
+from devices.hardware.memory_footprint import memory_footprint
 from devices.hardware.model_shape import BUILT_IN, Linear, model_shape
 from devices.hardware.profile import load_device
-from devices.hardware.roofline import LOGIT_TILE_BYTES, Mode, Workload, step_time
+from devices.hardware.roofline import LOGIT_TILE_BYTES, Grouping, Workload, step_time
 from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
@@ -50,9 +50,9 @@ def test_the_stored_residuals_are_those_of_the_model() -> None:
 
 
 def test_what_the_client_has_too_is_the_same() -> None:
-    assert get_args(Mode) == GROUPINGS
+    assert get_args(Grouping) == GROUPINGS
     assert LOGIT_TILE_BYTES == VOCABULARY_TILE_BYTES
-    for mode in get_args(Mode):
+    for mode in get_args(Grouping):
         assert Workload(mode=mode, queries=3).perturbations_per_pass == perturbations_per_pass(
             mode, 3
         )
@@ -112,17 +112,17 @@ def test_a_bad_configuration_is_named(text: str, tmp_path: Path) -> None:
 
 def test_grouping_reads_the_weights_less_often() -> None:
     work = Workload(queries=4, quantization="nf4")
-    times = {mode: step_time(TINY, ORIN, replace(work, mode=mode)) for mode in get_args(Mode)}
+    times = {mode: step_time(TINY, ORIN, replace(work, mode=mode)) for mode in get_args(Grouping)}
     assert times["sequential"].dequantization == pytest.approx(8 * times["both"].dequantization)
     assert times["inner"].dequantization == pytest.approx(4 * times["both"].dequantization)
     assert times["outer"].dequantization == pytest.approx(2 * times["both"].dequantization)
 
 
-@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("mode", get_args(Grouping))
 @pytest.mark.parametrize("differences", get_args(Differences))
 @pytest.mark.parametrize("curvature", [False, True])
 def test_passes_are_those_of_the_client(
-    mode: Mode, differences: Differences, curvature: bool
+    mode: Grouping, differences: Differences, curvature: bool
 ) -> None:
     """The requests of its estimator, grouped as its engine groups them."""
     found: Counter[int] = Counter()
@@ -149,10 +149,10 @@ def test_forward_differences_take_less_time_and_memory() -> None:
     forward = replace(work, differences="forward")
     times = [step_time(TINY, ORIN, each) for each in (work, forward)]
     assert 4 / 8 < times[1].products / times[0].products <= 5 / 8
-    peaks = [footprint(TINY, ORIN, each) for each in (work, forward)]
+    peaks = [memory_footprint(TINY, ORIN, each) for each in (work, forward)]
     assert peaks[1].activations == peaks[0].activations // 2
     measured = replace(forward, curvature=True)
-    assert footprint(TINY, ORIN, measured) == peaks[0]
+    assert memory_footprint(TINY, ORIN, measured) == peaks[0]
     assert step_time(TINY, ORIN, measured).total > times[0].total
 
 
@@ -160,23 +160,25 @@ def test_blocks_below_the_adapters_run_once_per_example() -> None:
     work = Workload(queries=4, batch=4, mode="both")
     whole, top = step_time(TINY, ORIN, work), step_time(TINY, ORIN, replace(work, top=2))
     assert top.products < whole.products / 3
-    few, all_ = (footprint(TINY, ORIN, replace(work, top=top)).adapters for top in (2, 0))
+    few, all_ = (memory_footprint(TINY, ORIN, replace(work, top=top)).adapters for top in (2, 0))
     assert few * 11 == all_
 
 
 def test_memory_by_part() -> None:
-    memory = footprint(TINY, ORIN, Workload(quantization="nf4"))
+    memory = memory_footprint(TINY, ORIN, Workload(quantization="nf4"))
     assert memory.blocks == pytest.approx(968_884_224 * 4.5 / 8)
     assert memory.others == 2 * TINY.other_weights
     assert memory.dequantized == 2 * 2048 * 5632
-    assert footprint(TINY, ORIN, Workload(quantization="fp16")).dequantized == 0
+    assert memory_footprint(TINY, ORIN, Workload(quantization="fp16")).dequantized == 0
 
 
 def test_what_does_not_fit_says_what_would() -> None:
     device = load_device("orin-nano-4gb")
-    result = estimate(model_shape("llama2-7b"), device, Workload(quantization="fp16"))
+    result = estimate_step(model_shape("llama2-7b"), device, Workload(quantization="fp16"))
     assert not result.fits
-    tiny = estimate(TINY, device, Workload(quantization="fp32", sequence=512, batch=8, queries=4))
+    tiny = estimate_step(
+        TINY, device, Workload(quantization="fp32", sequence=512, batch=8, queries=4)
+    )
     assert not tiny.fits
     assert any("nf4" in remedy for remedy in tiny.remedies)
     for remedy in tiny.remedies:
@@ -185,12 +187,12 @@ def test_what_does_not_fit_says_what_would() -> None:
             key.removeprefix("--"): int(value) if value.isdigit() else value
             for key, value in zip(words[::2], words[1::2], strict=True)
         }
-        assert estimate(TINY, device, replace(tiny.work, **changes)).fits
+        assert estimate_step(TINY, device, replace(tiny.work, **changes)).fits
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="2048 tokens"):
-        estimate(TINY, ORIN, Workload(sequence=4096))
+        estimate_step(TINY, ORIN, Workload(sequence=4096))
 
 
 def test_the_command_prints_one_object() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.hardware.link import available_at, download, next_available, upload
+from devices.hardware.link import download, is_available, next_available_time, upload
 from devices.hardware.profile import LinkProfile, load_link, shipped_links
 
 HOUR = 3600.0
@@ -21,7 +21,7 @@ def test_a_quiet_link_is_latency_and_rate() -> None:
     assert done is not None
     assert done.bytes == 1_000 * 1_500
     assert done.seconds == pytest.approx(0.5 + 1.5)
-    assert done.ended == done.seconds
+    assert done.end == done.seconds
 
 
 def test_up_and_down_have_their_own_rates() -> None:
@@ -34,17 +34,17 @@ def test_up_and_down_have_their_own_rates() -> None:
 
 def test_a_night_that_passes_midnight() -> None:
     assert WIFI.available == [(22.0, 31.0)]
-    assert available_at(WIFI, 23 * HOUR)
-    assert available_at(WIFI, 3 * HOUR)
-    assert not available_at(WIFI, 12 * HOUR)
-    assert next_available(WIFI, 12 * HOUR) == 22 * HOUR
-    assert next_available(WIFI, 36 * HOUR) == 46 * HOUR
+    assert is_available(WIFI, 23 * HOUR)
+    assert is_available(WIFI, 3 * HOUR)
+    assert not is_available(WIFI, 12 * HOUR)
+    assert next_available_time(WIFI, 12 * HOUR) == 22 * HOUR
+    assert next_available_time(WIFI, 36 * HOUR) == 46 * HOUR
 
 
 def test_who_is_away_is_waited_for() -> None:
     done = upload(WIFI, 100, 12 * HOUR, 0)
     assert done is not None
-    assert done.waited == pytest.approx(10 * HOUR)
+    assert done.waiting_seconds == pytest.approx(10 * HOUR)
 
 
 def test_an_outage_interrupts() -> None:
@@ -52,8 +52,8 @@ def test_an_outage_interrupts() -> None:
     done = upload(link, 1_460 * 5_400, 0.0, 0)
     assert done is not None
     assert done.seconds == pytest.approx(1.5 * HOUR)
-    assert done.waited == pytest.approx(23 * HOUR, abs=1e-3)
-    assert done.ended == pytest.approx(24.5 * HOUR)
+    assert done.waiting_seconds == pytest.approx(23 * HOUR, abs=1e-3)
+    assert done.end == pytest.approx(24.5 * HOUR)
 
 
 def test_a_link_that_is_never_there() -> None:
@@ -69,17 +69,17 @@ def test_a_seed_decides(link: LinkProfile, size: int, at: float, seed: int) -> N
     assert done is not None
     assert done.seconds >= link.latency + size / link.up * 0.999
     assert done.bytes >= size
-    assert done.waited >= 0
+    assert done.waiting_seconds >= 0
 
 
 @given(st.floats(0, 1e7), st.lists(st.tuples(st.floats(0, 23), st.floats(0.1, 24)), max_size=4))
 def test_the_next_time_is_a_time(at: float, spans: list[tuple[float, float]]) -> None:
     link = _link(available=[(begin, begin + span) for begin, span in spans])
-    then = next_available(link, at)
+    then = next_available_time(link, at)
     assert (then is None) == (not spans)
     if then is not None:
         assert at <= then <= at + 24 * HOUR
-        assert next_available(link, then) == pytest.approx(then)
+        assert next_available_time(link, then) == pytest.approx(then)
 
 
 @given(
@@ -92,7 +92,7 @@ def test_every_transfer_ends(at: float, spans: list[tuple[float, float]], size: 
     done = upload(link, size, at, 0)
     assert done is not None
     longest = max(span for _, span in spans)
-    assert done.waited <= 24 * HOUR * (2 + done.seconds / (longest * HOUR))
+    assert done.waiting_seconds <= 24 * HOUR * (2 + done.seconds / (longest * HOUR))
 
 
 def test_losses_cost_time_and_bytes() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import layout_of
 
-from devices.live.keys import make_key
+from devices.live.keys import create_key
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import make_message
 from server.transport.phone_grid import PhoneGrid
@@ -67,7 +67,7 @@ class Gateway:
 def gateway_and_grid(tmp_path: Path) -> tuple[Gateway, DeadlineGrid]:
     files = [tmp_path / f"{number}.key" for number in range(2)]
     for file in files:
-        make_key(file)
+        create_key(file)
     app = Gateway([PhoneKey(file) for file in files])
     grid = InProcessGrid(app, 2, {})  # type: ignore[arg-type]
     return app, DeadlineGrid(PhoneGrid(grid), patience=1)

@@ -12,28 +12,28 @@ from typer.testing import CliRunner
 
 import samara
 from devices.hardware.profile import load_device, shipped_devices
-from devices.jetson.telemetry import Reading, mode_in, pause_reason, read
+from devices.jetson.telemetry import Reading, parse_power_mode, pause_reason, read
 from devices.live import preflight
-from devices.live.memory_check import expected, free_memory, profile_for
+from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
-    Check,
+    CheckResult,
     Outcome,
-    clock,
-    disk,
-    memory,
-    power_mode,
-    python_version,
-    quantization_works,
-    storage,
-    superlink,
-    torch_works,
+    check_bitsandbytes,
+    check_clock,
+    check_disk,
+    check_memory,
+    check_power_mode,
+    check_python,
+    check_storage,
+    check_superlink,
+    check_torch,
 )
 from devices.live.settings import (
     ClientSettings,
     check_name,
-    host_and_port,
-    own_settings,
-    torch_device,
+    parse_address,
+    resolve_device,
+    resolve_device_settings,
 )
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
@@ -83,7 +83,7 @@ def reaching(port: int, certificates: Path | None = None, insecure: bool = False
         folder=Path("/nowhere"),
         superlink=f"127.0.0.1:{port}",
         device=1,
-        own={},
+        device_settings={},
         certificates=certificates,
         insecure=insecure,
     )
@@ -91,7 +91,7 @@ def reaching(port: int, certificates: Path | None = None, insecure: bool = False
 
 def test_a_server_over_tls_is_reached_and_tells_the_time(certificate: Path) -> None:
     with server(certificate) as port:
-        check, skew = superlink(reaching(port, certificate))
+        check, skew = check_superlink(reaching(port, certificate))
     assert check.outcome is Outcome.PASS
     assert skew is not None
     assert abs(skew) < 60
@@ -99,7 +99,7 @@ def test_a_server_over_tls_is_reached_and_tells_the_time(certificate: Path) -> N
 
 def test_a_stranger_s_certificate_is_refused(certificate: Path) -> None:
     with server(certificate) as port:
-        check, skew = superlink(reaching(port))
+        check, skew = check_superlink(reaching(port))
     assert (check.outcome, skew) == (Outcome.FAIL, None)
     assert "certificate is not accepted" in check.finding
     assert "--certs" in check.remedy
@@ -107,7 +107,7 @@ def test_a_stranger_s_certificate_is_refused(certificate: Path) -> None:
 
 def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
     with server(certificate) as port:
-        check, _ = superlink(reaching(port, insecure=True))
+        check, _ = check_superlink(reaching(port, insecure=True))
     assert check.outcome is Outcome.FAIL
     assert "speaks TLS" in check.finding
     assert "instead of --insecure" in check.remedy
@@ -115,16 +115,16 @@ def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
 
 def test_tls_to_a_plain_server_says_so(certificate: Path) -> None:
     with server() as port:
-        check, _ = superlink(reaching(port, certificate))
+        check, _ = check_superlink(reaching(port, certificate))
     assert check.outcome is Outcome.FAIL
     assert "does not speak TLS" in check.finding
 
 
 def test_plain_text_is_warned_about_and_nobody_there_fails() -> None:
     with server() as port:
-        check, _ = superlink(reaching(port, insecure=True))
+        check, _ = check_superlink(reaching(port, insecure=True))
         assert check.outcome is Outcome.WARN
-    check, _ = superlink(reaching(port, insecure=True))
+    check, _ = check_superlink(reaching(port, insecure=True))
     assert check.outcome is Outcome.FAIL
     assert "no answer" in check.finding
 
@@ -144,12 +144,12 @@ def test_plain_text_is_warned_about_and_nobody_there_fails() -> None:
 def test_a_clock_may_be_as_wrong_as_flower_lets_it(
     skew: float | None, signed: bool, outcome: Outcome
 ) -> None:
-    assert clock(skew, signed).outcome is outcome
+    assert check_clock(skew, signed).outcome is outcome
 
 
 def test_this_machine_has_a_python_and_a_torch_that_work() -> None:
-    assert python_version().outcome is Outcome.PASS
-    assert torch_works("cpu").outcome is Outcome.PASS
+    assert check_python().outcome is Outcome.PASS
+    assert check_torch("cpu").outcome is Outcome.PASS
 
 
 def test_a_device_that_torch_lacks_fails_with_a_remedy() -> None:
@@ -157,35 +157,39 @@ def test_a_device_that_torch_lacks_fails_with_a_remedy() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    check = torch_works("cuda")
+    check = check_torch("cuda")
     assert check.outcome is Outcome.FAIL
     assert "--device cpu" in check.remedy
-    assert torch_works("nonsense").outcome is Outcome.FAIL
+    assert check_torch("nonsense").outcome is Outcome.FAIL
 
 
 def test_a_quantization_kernel_is_launched() -> None:
     pytest.importorskip("bitsandbytes", reason="the extra samara-fl[quantized] is not installed")
-    assert quantization_works("cpu").outcome is Outcome.PASS
+    assert check_bitsandbytes("cpu").outcome is Outcome.PASS
 
 
 def test_memory_is_weighed_against_model_and_profile(model_folder: Callable[[str], Path]) -> None:
     board = load_device(next(d.name for d in shipped_devices() if d.compute.processor == "gpu"))
     assert free_memory("cpu") > 0
-    own = {"model.path": str(model_folder("causal")), "data.path": "d.jsonl", "task": "sst2"}
-    config = RunConfig.of(own, "test")
-    need = expected(config, board)
+    device_settings = {
+        "model.path": str(model_folder("causal")),
+        "data.path": "d.jsonl",
+        "task": "sst2",
+    }
+    config = RunConfig.of(device_settings, "test")
+    need = expected_footprint(config, board)
     assert need.total > board.memory.runtime_bytes
-    check = memory(need.total + 1, config, board)
+    check = check_memory(need.total + 1, config, board)
     assert (check.outcome, board.name in check.finding) == (Outcome.PASS, True)
-    check = memory(need.total - 1, config, board)
+    check = check_memory(need.total - 1, config, board)
     assert check.outcome is Outcome.FAIL
     assert "quantize" in check.remedy
-    quantized = RunConfig.of(own | {"model.quantization": "nf4"}, "test")
-    assert expected(quantized, board).blocks < need.blocks / 2
-    elsewhere = RunConfig.of(own | {"model.path": "someone/some-model"}, "test")
-    assert memory(8 * GIB, elsewhere, board).outcome is Outcome.WARN
-    assert memory(8 * GIB, RunConfig(), profile_for("cpu")).outcome is Outcome.PASS
-    assert profile_for("cuda:1").compute.processor == "gpu"
+    quantized = RunConfig.of(device_settings | {"model.quantization": "nf4"}, "test")
+    assert expected_footprint(quantized, board).blocks < need.blocks / 2
+    elsewhere = RunConfig.of(device_settings | {"model.path": "someone/some-model"}, "test")
+    assert check_memory(8 * GIB, elsewhere, board).outcome is Outcome.WARN
+    assert check_memory(8 * GIB, RunConfig(), default_profile("cpu")).outcome is Outcome.PASS
+    assert default_profile("cuda:1").compute.processor == "gpu"
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.5, Outcome.WARN), (0.9, Outcome.PASS)])
@@ -199,32 +203,32 @@ def test_a_disk_that_is_slower_than_its_profile_says(
     assert board.storage is not None
     rate = share * board.storage.bandwidth
     model = ModelSettings(path=str(model_folder("causal")))
-    assert storage(model, board) is None
+    assert check_storage(model, board) is None
     streamed = model.model_copy(update={"stream": "disk"})
-    found = storage(streamed, board)
+    found = check_storage(streamed, board)
     assert found is not None
     assert re.search(r"\d MB/s of .*safetensors; .* on paper", found.finding)
     monkeypatch.setattr(preflight, "measure_disk_rate", lambda file, pieces: rate)
-    found = storage(streamed, board)
+    found = check_storage(streamed, board)
     assert found is not None
     assert found.outcome is outcome
     assert f"{rate / 1e6:,.0f} MB/s" in found.finding
 
 
 def test_disk_and_power_mode() -> None:
-    outcomes = [disk(free, Path("/x")).outcome for free in (GIB // 10, GIB, 9 * GIB)]
+    outcomes = [check_disk(free, Path("/x")).outcome for free in (GIB // 10, GIB, 9 * GIB)]
     assert outcomes == [Outcome.FAIL, Outcome.WARN, Outcome.PASS]
-    assert power_mode(False, "").outcome is Outcome.PASS
-    assert power_mode(True, "15W").outcome is Outcome.WARN
-    assert power_mode(True, "").outcome is Outcome.WARN
-    assert power_mode(True, "MAXN_SUPER").outcome is Outcome.PASS
-    assert mode_in("NV Fan Mode:quiet\nNV Power Mode: MAXN\n0\n") == "MAXN"
-    assert mode_in("no such thing") == ""
+    assert check_power_mode(False, "").outcome is Outcome.PASS
+    assert check_power_mode(True, "15W").outcome is Outcome.WARN
+    assert check_power_mode(True, "").outcome is Outcome.WARN
+    assert check_power_mode(True, "MAXN_SUPER").outcome is Outcome.PASS
+    assert parse_power_mode("NV Fan Mode:quiet\nNV Power Mode: MAXN\n0\n") == "MAXN"
+    assert parse_power_mode("no such thing") == ""
 
 
 def test_a_line_says_what_to_do() -> None:
-    assert "→ do it" in str(Check(Outcome.FAIL, "disk", "full", "do it"))
-    assert "→" not in str(Check(Outcome.PASS, "disk", "fine"))
+    assert "→ do it" in str(CheckResult(Outcome.FAIL, "disk", "full", "do it"))
+    assert "→" not in str(CheckResult(Outcome.PASS, "disk", "fine"))
 
 
 @pytest.mark.parametrize(
@@ -255,9 +259,16 @@ def test_this_machine_can_be_read() -> None:
 
 
 def test_settings_survive_the_way_to_another_process(tmp_path: Path) -> None:
-    own = own_settings("embedded", "messages", "messages", "cpu", ["threads=1", "data.seed=4"])
+    device_settings = resolve_device_settings(
+        "embedded", "messages", "messages", "cpu", ["threads=1", "data.seed=4"]
+    )
     written = ClientSettings(
-        name="a", folder=tmp_path, superlink="[::1]:8000", device=3, own=own, insecure=True
+        name="a",
+        folder=tmp_path,
+        superlink="[::1]:8000",
+        device=3,
+        device_settings=device_settings,
+        insecure=True,
     )
     written.write()
     read_back = ClientSettings.read(tmp_path)
@@ -270,29 +281,29 @@ def test_settings_survive_the_way_to_another_process(tmp_path: Path) -> None:
 
 def test_what_the_server_decides_cannot_be_set() -> None:
     with pytest.raises(ConfigError, match="the server decides"):
-        own_settings("embedded", "messages", "messages", "cpu", ["rounds=3"])
+        resolve_device_settings("embedded", "messages", "messages", "cpu", ["rounds=3"])
 
 
 def test_names_addresses_and_devices() -> None:
-    assert host_and_port("[::1]:8000") == ("::1", 8000)
-    assert host_and_port("example.org:8000") == ("example.org", 8000)
+    assert parse_address("[::1]:8000") == ("::1", 8000)
+    assert parse_address("example.org:8000") == ("example.org", 8000)
     for wrong in ("example.org", ":8000", "a:b", "a:0", "a:70000", "http://a:80"):
         with pytest.raises(ConfigError, match="--superlink"):
-            host_and_port(wrong)
+            parse_address(wrong)
     assert check_name("kitchen-orin") == "kitchen-orin"
     for wrong in ("", "..", "a/b", "kitchen orin", "-a"):
         with pytest.raises(ConfigError, match="--name"):
             check_name(wrong)
-    assert torch_device("cuda:1") == ("cuda:1", "")
+    assert resolve_device("cuda:1") == ("cuda:1", "")
     for profile in shipped_devices():
         if profile.compute.processor == "npu":
             with pytest.raises(ConfigError, match="torch does not run"):
-                torch_device(profile.name)
+                resolve_device(profile.name)
         else:
             expected_device = "cuda" if profile.compute.processor == "gpu" else "cpu"
-            assert torch_device(profile.name) == (expected_device, profile.name)
+            assert resolve_device(profile.name) == (expected_device, profile.name)
     with pytest.raises(ConfigError, match=r"--device: none of .* nor a file"):
-        torch_device("orin")
+        resolve_device("orin")
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,14 @@ def test_a_board_may_be_called_as_a_live_client_calls_it(name: str, profile: str
 
 def test_a_power_mode_scales_what_its_clocks_drive() -> None:
     device = load_device("orin-nano-8gb")
-    slow = device.in_mode("7W")
+    slow = device.with_power_mode("7W")
     assert slow.watts == 7
     assert slow.compute.fp16 == pytest.approx(device.compute.fp16 * 420 / 625)
     assert slow.memory.bandwidth == device.memory.bandwidth
     assert slow.timing.launch_seconds > device.timing.launch_seconds
-    assert slow.in_mode("15W").compute.fp16 == pytest.approx(device.compute.fp16)
+    assert slow.with_power_mode("15W").compute.fp16 == pytest.approx(device.compute.fp16)
     with pytest.raises(ConfigError, match="7W, 15W, 25W"):
-        device.in_mode("99W")
+        device.with_power_mode("99W")
 
 
 def test_profiles_are_written_as_toml_that_others_read(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devices.hardware.estimate import estimate
+from devices.hardware.estimate import estimate_step
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import load_device, load_link
 from devices.hardware.roofline import Workload
@@ -33,7 +33,8 @@ def client_index_of(number: int = 0, profile: str = "orin-nano-8gb", **group: An
     work = Workload(sequence=32, batch=4, queries=4, quantization=own.quantization, supervised=1)
     shape = model_shape("tinyllama-1.1b")
     cost, measuring = (
-        estimate(shape, device, replace(work, curvature=curvature)) for curvature in (False, True)
+        estimate_step(shape, device, replace(work, curvature=curvature))
+        for curvature in (False, True)
     )
     return Device(number, own, device, link, own.charging, cost, measuring, 1, own.battery)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from devices.phone.reference_client.gateway_endpoint import Door
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
@@ -31,7 +31,7 @@ _FINAL = {
 """Coming back would not help."""
 
 
-def attach(phone: Phone, key: PhoneKey, door: Door, stop: threading.Event) -> None:
+def attach(phone: Phone, key: PhoneKey, door: GatewayEndpoint, stop: threading.Event) -> None:
     """Stay attached until told to stop; a stream that breaks is opened again.
 
     Raises:
@@ -41,7 +41,7 @@ def attach(phone: Phone, key: PhoneKey, door: Door, stop: threading.Event) -> No
     while not stop.is_set():
         try:
             with door.channel() as channel:
-                for _ in answered(phone, key, GatewayStub(channel)):
+                for _ in answer_tasks(phone, key, GatewayStub(channel)):
                     failures = 0
                     if stop.is_set():
                         return
@@ -58,7 +58,7 @@ def attach(phone: Phone, key: PhoneKey, door: Door, stop: threading.Event) -> No
         stop.wait(pause)
 
 
-def answered(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
+def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
     """Hold one stream: prove the key, then answer task after task.
 
     Args:

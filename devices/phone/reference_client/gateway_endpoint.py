@@ -21,7 +21,7 @@ _CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Door:
+class GatewayEndpoint:
     """Where a gateway is.
 
     Attributes:

@@ -6,14 +6,14 @@ import threading
 from pathlib import Path
 
 from client.protocol.session_store import SessionFolder
-from devices.live.processes import alone
-from devices.phone.extra import require
+from devices.live.processes import exclusive_lock
+from devices.phone.extra import require_executorch
 from devices.phone.reference_client.attachment import attach
-from devices.phone.reference_client.gateway_endpoint import Door
+from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.rows import read_rows
-from devices.phone.reference_client.runtime import Program
+from devices.phone.reference_client.runtime import PhoneProgram
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
@@ -24,30 +24,34 @@ log = logging.getLogger("samara.phone")
 _POLL_SECONDS = 0.5
 
 
-def up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: Door) -> None:
+def up(
+    program_file: Path, rows_file: Path, key_file: Path, home: Path, door: GatewayEndpoint
+) -> None:
     """Check the program, attach, and answer until SIGINT or SIGTERM.
 
     Raises:
         SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
             process uses the folder, or the gateway turns this phone away.
     """
-    require()
+    require_executorch()
     try:
         make_folder(home)
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
-    with alone(home / "phone.lock", "another `samara phone up` uses this folder"):
+    with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
         _up(program_file, rows_file, key_file, home, door)
 
 
-def _up(program_file: Path, rows_file: Path, key_file: Path, home: Path, door: Door) -> None:
+def _up(
+    program_file: Path, rows_file: Path, key_file: Path, home: Path, door: GatewayEndpoint
+) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     key = PhoneKey(key_file)
-    program = Program(program_file)
+    program = PhoneProgram(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
-    trainer = PhoneTrainer(program, read_rows(rows_file, program.manifest))
+    trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))
     phone = Phone(trainer, client_index_of_key(key.public), SessionFolder(home))
     failures: list[SamaraError] = []
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from client.estimators.prge import LossRequest, run_estimator
 from client.training.local_step_plan import LocalStepPlan
-from devices.phone.reference_client.rows import Rows
-from devices.phone.reference_client.runtime import Program, ProgramBackend
+from devices.phone.reference_client.examples import TokenizedExamples
+from devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
 from shared.errors import CatchUpError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import Hello
@@ -35,7 +35,7 @@ class PhoneTrainer:
         backend: what replays.
     """
 
-    def __init__(self, program: Program, rows: dict[Split, Rows]) -> None:
+    def __init__(self, program: PhoneProgram, rows: dict[Split, TokenizedExamples]) -> None:
         self._program, self._rows = program, rows
         self.layout = program.layout
         self.model_id = bytes.fromhex(program.manifest.model_id)
@@ -115,7 +115,11 @@ class _Calls:
     """
 
     def __init__(
-        self, program: Program, rows: Rows, state: NDArray[np.int64], pending: _Pending
+        self,
+        program: PhoneProgram,
+        rows: TokenizedExamples,
+        state: NDArray[np.int64],
+        pending: _Pending,
     ) -> None:
         self._program, self._rows = program, rows
         seeds, coefficients = pending

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.phone.extra import MISSING, require
+from devices.phone.extra import MISSING, require_executorch
 from devices.phone.manifest import Manifest
 from shared.directions import Distribution
 from shared.errors import DeviceError
@@ -28,7 +28,7 @@ TOLERANCE_4_BIT = 1.0
 """Likewise with 4-bit weights, whose check was made before they were rounded."""
 
 
-class Program:
+class PhoneProgram:
     """The methods of a program. One thread uses it.
 
     Attributes:
@@ -42,12 +42,12 @@ class Program:
         Raises:
             DeviceError: if ExecuTorch is missing, or a file is not what it should be.
         """
-        require()
+        require_executorch()
         self.manifest = Manifest.read(file)
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
             raise DeviceError(f"{file}: a program of form {self.manifest.form} joins no run")
-        self._module = load(file)
+        self._module = load_module(file)
 
     def step(
         self,
@@ -80,9 +80,9 @@ class Program:
             ids,
             positions,
             labels,
-            _filled(previous[0].view(np.int64), q),
-            _filled(previous[1], q),
-            _filled(seeds.view(np.int64), q),
+            _pad(previous[0].view(np.int64), q),
+            _pad(previous[1], q),
+            _pad(seeds.view(np.int64), q),
             np.array([epsilon], np.float32),
         )
         tried = max(1, len(seeds))
@@ -99,8 +99,8 @@ class Program:
             (state,) = self._run(
                 "replay",
                 state,
-                _filled(seeds[some].view(np.int64), size),
-                _filled(coefficients[some], size),
+                _pad(seeds[some].view(np.int64), size),
+                _pad(coefficients[some], size),
             )
         return state
 
@@ -138,7 +138,7 @@ class Program:
 
     def _run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Outputs as copies: the runtime may use their memory again in the next call."""
-        outputs = run(self._module, method, inputs)
+        outputs = run_method(self._module, method, inputs)
         return [output.numpy().copy() for output in outputs]
 
 
@@ -147,7 +147,7 @@ class ProgramBackend:
 
     name = "program"
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: PhoneProgram) -> None:
         self._program = program
 
     def fold(
@@ -167,7 +167,7 @@ class ProgramBackend:
         return NumpyBackend().directions(seeds, count, distribution, first)
 
 
-def load(file: Path) -> Any:
+def load_module(file: Path) -> Any:
     """A program as ExecuTorch's module, which is what the bindings for phones have.
 
     Raises:
@@ -186,7 +186,7 @@ def load(file: Path) -> Any:
         raise DeviceError(f"{file}: not a program for this runtime: {error}") from error
 
 
-def run(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
     """The outputs of a method, tensors whose memory is the runtime's until they are copied.
 
     Raises:
@@ -202,7 +202,7 @@ def run(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
     return outputs
 
 
-def _filled(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def _pad(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """With zeros up to a size."""
     whole = np.zeros(size, np.int64)
     whole[: len(values)] = values

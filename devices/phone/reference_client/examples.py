@@ -20,7 +20,7 @@ MAX_TOKEN = 2**31
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TokenizedExamples:
     """One split, padded to the program's shape.
 
     Attributes:
@@ -38,7 +38,7 @@ class Rows:
         return len(self.labels)
 
 
-def read_rows(file: Path, manifest: Manifest) -> dict[Split, Rows]:
+def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExamples]:
     """The examples of a file by split.
 
     Raises:
@@ -71,9 +71,9 @@ def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
     return split, ids, label
 
 
-def _padded(rows: list[tuple[list[int], int]], length: int) -> Rows:
+def _padded(rows: list[tuple[list[int], int]], length: int) -> TokenizedExamples:
     ids = np.zeros((len(rows), length), np.int64)
     for row, (tokens, _) in zip(ids, rows, strict=True):
         row[: len(tokens)] = tokens
     positions = np.array([len(tokens) - 1 for tokens, _ in rows], np.int64)
-    return Rows(ids, positions, np.array([label for _, label in rows], np.int64))
+    return TokenizedExamples(ids, positions, np.array([label for _, label in rows], np.int64))

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from devices.hardware.link_shaping import check_shaping, shaped
+from devices.hardware.link_shaping import check_shaping, shape_link
 from devices.hardware.profile import LinkProfile, load_link
 from shared.errors import DeviceError
 
@@ -37,7 +37,7 @@ def _namespaces() -> str:
 
 
 def test_bytes_pass_a_link_that_the_kernel_holds_to_its_rates(link: LinkProfile) -> None:
-    with shaped(link) as place, socket.create_server((place.address, 0)) as server:
+    with shape_link(link) as place, socket.create_server((place.address, 0)) as server:
         port = str(server.getsockname()[1])
         received = []
 
@@ -66,7 +66,7 @@ def test_bytes_pass_a_link_that_the_kernel_holds_to_its_rates(link: LinkProfile)
 
 def test_nothing_is_left_after_an_error(link: LinkProfile) -> None:
     before = _namespaces()
-    with suppress(ZeroDivisionError), shaped(link) as place:
+    with suppress(ZeroDivisionError), shape_link(link) as place:
         during = _namespaces()
         raise ZeroDivisionError
     assert place.namespace in during
@@ -76,7 +76,7 @@ def test_nothing_is_left_after_an_error(link: LinkProfile) -> None:
 
 
 def test_two_links_stand_side_by_side(link: LinkProfile) -> None:
-    with shaped(link) as one, shaped(link) as other:
+    with shape_link(link) as one, shape_link(link) as other:
         assert one.address != other.address
         assert one.namespace != other.namespace
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.errors import DeviceError
 
-PINNED_PACKAGES = ("client", "shared")
+COMPARED_PACKAGES = ("client", "shared")
 """What runs on a device, or gives the frames and numbers their meaning."""
 _CLIENT_APP = "client.app:app"
 _MAX_FILE_BYTES = 10 * 2**20
@@ -37,7 +37,7 @@ def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
         return
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            difference = _difference(archive)
+            difference = _first_difference(archive)
     except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, OSError) as error:
         difference = f"it cannot be read: {error}"
     if difference:
@@ -50,7 +50,7 @@ def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
 def installed_hashes() -> dict[str, str]:
     """SHA-256 of every Python file of the pinned packages, by its path in a bundle."""
     hashes = {}
-    for package in PINNED_PACKAGES:
+    for package in COMPARED_PACKAGES:
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise DeviceError(f"the package {package} is not installed; install samara-fl again")
@@ -60,13 +60,13 @@ def installed_hashes() -> dict[str, str]:
     return hashes
 
 
-def _difference(archive: zipfile.ZipFile) -> str:
+def _first_difference(archive: zipfile.ZipFile) -> str:
     """What differs first between the code in a bundle and the installed code; empty if nothing."""
     installed = installed_hashes()
     shipped = {
         entry.filename: entry
         for entry in archive.infolist()
-        if entry.filename.endswith(".py") and entry.filename.split("/")[0] in PINNED_PACKAGES
+        if entry.filename.endswith(".py") and entry.filename.split("/")[0] in COMPARED_PACKAGES
     }
     for path in sorted(installed.keys() | shipped.keys()):
         if path not in shipped:

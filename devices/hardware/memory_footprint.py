@@ -7,9 +7,9 @@ from devices.hardware.profile import DeviceProfile
 from devices.hardware.roofline import (
     Workload,
     compute_bytes,
-    logit_tile,
+    logit_tile_positions,
+    peak_activation_entries,
     stored_bytes,
-    widest_moment,
 )
 
 _STATE_BYTES = 8 + 4
@@ -22,7 +22,7 @@ _LOGITS_ALIVE = 2
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryFootprint:
     """Bytes at the peak of a step; `total` is their sum.
 
     Attributes:
@@ -51,7 +51,7 @@ class Footprint:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> Footprint:
+def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> MemoryFootprint:
     """Predict the peak of a step.
 
     Raises:
@@ -72,12 +72,12 @@ def footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> Footp
         widest = max(sum(linear.weights for linear in block) for block in shape.blocks)
         held = min(held, _BUFFERS * widest)
     alive = max(
-        widest_moment(block, work.rows_per_pass, work.sequence, work.sequence)
+        peak_activation_entries(block, work.rows_per_pass, work.sequence, work.sequence)
         for block in set(shape.blocks)
     )
     positions = work.rows_per_pass * work.positions(shape)
-    tile = logit_tile(shape.vocabulary, positions, work.tiled) if shape.vocabulary else 0
-    return Footprint(
+    tile = logit_tile_positions(shape.vocabulary, positions, work.tiled) if shape.vocabulary else 0
+    return MemoryFootprint(
         runtime=device.memory.runtime_bytes,
         blocks=round(held * stored_bytes(work.quantization)),
         others=shape.other_weights * width,

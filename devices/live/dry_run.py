@@ -15,7 +15,7 @@ from shared.machine import peak_memory_bytes
 from shared.replay import digest, zero_state
 
 
-def rehearse(settings: ClientSettings) -> str:
+def dry_run(settings: ClientSettings) -> str:
     """Load model and data and do one step from the base model; nothing is sent or kept.
 
     Returns:
@@ -52,12 +52,13 @@ def rehearse(settings: ClientSettings) -> str:
         f"loaded in {loaded - begun:.1f} s; one step of {config.queries} queries on "
         f"{min(config.batch, report.examples)} of {report.examples} examples took "
         f"{ended - loaded:.1f} s, loss {report.mean_loss:.4f}; "
-        f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB{_on_gpu(config.model.torch_device)}; "
+        f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB"
+        f"{_gpu_peak(config.model.torch_device)}; "
         f"scalars {np.array2string(report.gradients[0, :4], precision=3)} …"
     )
 
 
-def _on_gpu(device: str) -> str:
+def _gpu_peak(device: str) -> str:
     import torch
 
     if not device.startswith("cuda"):
@@ -68,7 +69,7 @@ def _on_gpu(device: str) -> str:
 def main() -> None:
     """Rehearse for the client of a folder."""
     try:
-        print(rehearse(ClientSettings.read(Path(sys.argv[1]))), flush=True)
+        print(dry_run(ClientSettings.read(Path(sys.argv[1]))), flush=True)
     except SamaraError as error:
         sys.exit(f"samara: {error}")
 

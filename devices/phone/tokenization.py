@@ -11,7 +11,7 @@ from shared.files import write_durably
 from shared.frames.instructions import Split
 
 
-def write_rows(config: RunConfig, program: Path, client: int | None, out: Path) -> int:
+def write_examples(config: RunConfig, program: Path, client: int | None, out: Path) -> int:
     """Write a phone's examples as JSONL.
 
     Args:
@@ -32,7 +32,7 @@ def write_rows(config: RunConfig, program: Path, client: int | None, out: Path) 
     trainer = Trainer(config.model_copy(update={"model": model}))
     if trainer.model_id.hex() != manifest.model_id:
         raise DataError(f"{program}: made of another model than {config.model.path}")
-    text = rows_text(trainer, client or 0, 0 if client is None else config.data.clients)
+    text = examples_as_jsonl(trainer, client or 0, 0 if client is None else config.data.clients)
     try:
         write_durably(out, text.encode())
     except OSError as error:
@@ -40,7 +40,7 @@ def write_rows(config: RunConfig, program: Path, client: int | None, out: Path) 
     return text.count("\n")
 
 
-def rows_text(trainer: Trainer, client: int, clients: int) -> str:
+def examples_as_jsonl(trainer: Trainer, client: int, clients: int) -> str:
     """One JSON object a line: ids, label and split; of one of so many clients, 0 is of all."""
     lines = []
     for split in Split:

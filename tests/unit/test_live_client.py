@@ -13,9 +13,9 @@ import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from live import patience
 
-from devices.live.keys import device_of_key, make_key
-from devices.live.pinning import PINNED_PACKAGES, check_bundle
-from devices.live.processes import Child, alone, pause_before
+from devices.live.bundle_check import COMPARED_PACKAGES, check_bundle
+from devices.live.keys import create_key, read_client_index
+from devices.live.processes import SupervisedProcess, exclusive_lock, restart_delay
 from shared.client_index import MAX_CLIENT, client_index_of_key
 from shared.errors import DeviceError
 
@@ -26,7 +26,7 @@ APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
 def installed() -> dict[str, bytes]:
     return {
         path.relative_to(ROOT).as_posix(): path.read_bytes()
-        for package in PINNED_PACKAGES
+        for package in COMPARED_PACKAGES
         for path in (ROOT / package).rglob("*.py")
     } | {"pyproject.toml": APP}
 
@@ -79,13 +79,13 @@ def test_missing_code_and_rubbish_are_refused() -> None:
 
 
 def test_a_device_is_known_by_its_key(tmp_path: Path) -> None:
-    make_key(tmp_path / "key")
-    device = device_of_key(tmp_path / "key")
+    create_key(tmp_path / "key")
+    device = read_client_index(tmp_path / "key")
     assert 0 <= device <= MAX_CLIENT
-    make_key(tmp_path / "key")
-    assert device_of_key(tmp_path / "key") == device
-    make_key(tmp_path / "other")
-    assert device_of_key(tmp_path / "other") != device
+    create_key(tmp_path / "key")
+    assert read_client_index(tmp_path / "key") == device
+    create_key(tmp_path / "other")
+    assert read_client_index(tmp_path / "other") != device
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
@@ -101,7 +101,7 @@ def test_the_server_and_the_device_see_the_same_index(tmp_path: Path) -> None:
             serialization.NoEncryption(),
         )
     )
-    assert device_of_key(file) == client_index_of_key(public_key_to_bytes(public))
+    assert read_client_index(file) == client_index_of_key(public_key_to_bytes(public))
 
 
 def test_a_fixed_key_has_a_fixed_index() -> None:
@@ -112,14 +112,14 @@ def test_a_fixed_key_has_a_fixed_index() -> None:
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="cannot be read"):
-        device_of_key(tmp_path / "none")
+        read_client_index(tmp_path / "none")
     (tmp_path / "rubbish").write_text("rubbish")
     with pytest.raises(DeviceError, match="not an OpenSSH private key"):
-        device_of_key(tmp_path / "rubbish")
+        read_client_index(tmp_path / "rubbish")
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
-    assert [pause_before(n) for n in range(7)] == [0, 2, 4, 8, 16, 30, 30]
+    assert [restart_delay(n) for n in range(7)] == [0, 2, 4, 8, 16, 30, 30]
 
 
 class Clock:
@@ -136,24 +136,27 @@ def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
         starts.append(clock.now)
         return [sys.executable, "-S", "-c", "raise SystemExit(4)"]
 
-    child = Child("it", command, os.environ, clock, "it may be this")
-    assert child.tend() == ""
+    child = SupervisedProcess("it", command, os.environ, clock, "it may be this")
+    assert child.restart_if_due() == ""
     child.end()
     assert child.exit_status == 4
-    assert child.tend() == "it ended with status 4; it is started again in 2 s; it may be this"
+    assert (
+        child.restart_if_due()
+        == "it ended with status 4; it is started again in 2 s; it may be this"
+    )
     clock.now = 1.9
-    assert child.tend() == ""
+    assert child.restart_if_due() == ""
     assert starts == [0]
     clock.now = 2.0
-    child.tend()
+    child.restart_if_due()
     assert starts == [0, 2]
     child.end()
-    assert "in 4 s" in child.tend()
+    assert "in 4 s" in child.restart_if_due()
     clock.now = 6.0
-    child.tend()
+    child.restart_if_due()
     child.end()
     clock.now = 200.0
-    assert "in 2 s" in child.tend(), "it lasted long enough to be a new failure"
+    assert "in 2 s" in child.restart_if_due(), "it lasted long enough to be a new failure"
 
 
 def test_a_process_that_does_not_listen_is_killed(
@@ -165,25 +168,25 @@ def test_a_process_that_does_not_listen_is_killed(
         "import signal; signal.signal(15, signal.SIG_IGN);"
         f"open({str(ready)!r}, 'w'); signal.pause()"
     )
-    child = Child("it", lambda: [sys.executable, "-S", "-c", deaf], os.environ)
+    child = SupervisedProcess("it", lambda: [sys.executable, "-S", "-c", deaf], os.environ)
     child.start()
     for _ in patience("the process"):
         if ready.exists():
             break
     assert child.running
-    child.ask_to_end()
+    child.terminate()
     child.end()
     assert child.exit_status == -9
 
 
 def test_a_lock_keeps_others_out(tmp_path: Path) -> None:
     with (
-        alone(tmp_path / "lock", "somebody is there"),
+        exclusive_lock(tmp_path / "lock", "somebody is there"),
         pytest.raises(DeviceError, match="somebody is there"),
-        alone(tmp_path / "lock", "somebody is there", patience=0.15),
+        exclusive_lock(tmp_path / "lock", "somebody is there", patience=0.15),
     ):
         pass
-    with alone(tmp_path / "lock", "somebody is there"):
+    with exclusive_lock(tmp_path / "lock", "somebody is there"):
         pass
 
 
