@@ -80,7 +80,7 @@ def serve(
     begun = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
-    post = DeadlineGrid(grid, patience=max(1, config.cohort.late_rounds), clock=clock)
+    post = DeadlineGrid(grid, late_exchanges=max(1, config.cohort.late_rounds), clock=clock)
     layout = _layout_of_the_clients(post, config, roster, patient)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
@@ -145,7 +145,7 @@ def _run(
     rounds: int,
 ) -> None:
     """Evaluate, train the rounds that are left, evaluate, and have the private rounds taken."""
-    post.enough = strategy.has_enough
+    post.has_enough_replies = strategy.has_enough
     splits = [Split.VALIDATION, Split.TEST] if config.evaluate.test else [Split.VALIDATION]
     if done:
         log.info("continuing after round %d", done)

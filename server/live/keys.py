@@ -141,7 +141,7 @@ class Keys:
         """Another number whenever a key was made or changed."""
         return sum(file.stat().st_mtime_ns for file in self._folder.glob("*.json"))
 
-    def refusal(self, public_key: bytes) -> str:
+    def refusal_reason(self, public_key: bytes) -> str:
         """Why the holder of a key may not take part; empty if it may."""
         found = self._of(public_key)
         if found is None:
@@ -154,7 +154,7 @@ class Keys:
         Raises:
             SamaraError: if it may not, or the key is another client's.
         """
-        if reason := self.refusal(public_key):
+        if reason := self.refusal_reason(public_key):
             raise SamaraError(reason)
         if client != client_index_of_key(public_key):
             raise SamaraError(

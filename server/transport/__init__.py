@@ -1,1 +1,1 @@
-"""How messages reach clients: Flower's grid, deadlines, phones behind gateways, who is there."""
+"""Messages between server and clients: Flower's grid, deadlines, gateways' phones, the roster."""

@@ -1,4 +1,4 @@
-"""What surrounds a server beside messages: the time, and who can be reached now."""
+"""The clock that a server plans its rounds by: the system's, or a fleet's virtual one."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,43 +8,43 @@ _POLL_SECONDS = 1.0
 
 
 class Clock(Protocol):
-    """The real clock, or an emulated one."""
+    """A clock, and which nodes can be reached at its time."""
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Return the time, in seconds on a clock that only goes forward."""
 
-    def wait(self, most: float) -> None:
-        """Let time pass until something may have happened, but no more than so many seconds."""
+    def wait(self, max_seconds: float) -> None:
+        """Wait until there may be a new reply, but no longer than max_seconds."""
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """Those of these nodes that can be asked for something now."""
+        """Return those of the nodes to which a message can be sent now."""
 
     def finish_round(self) -> dict[str, Any]:
-        """What else is to be noted of the round that ends now; JSON, by key."""
+        """Finish a round and return what its event holds besides; JSON values by key."""
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What else is to be noted of a run with these rounds; JSON, by key."""
+        """Finish a run with these round events and return what its result holds besides."""
 
 
 class SystemClock:
-    """The clock on the wall; whoever is connected can be reached."""
+    """The system's monotonic clock, by which every connected node can be reached."""
 
     def now(self) -> float:
-        """Seconds of the system's monotonic clock."""
+        """Return the monotonic time, in seconds."""
         return time.monotonic()
 
-    def wait(self, most: float) -> None:
-        """Sleep for a second, or less."""
-        time.sleep(min(_POLL_SECONDS, most))
+    def wait(self, max_seconds: float) -> None:
+        """Sleep for one second, or for max_seconds if that is less."""
+        time.sleep(min(_POLL_SECONDS, max_seconds))
 
     def reachable(self, nodes: Iterable[int]) -> list[int]:
-        """All of them."""
+        """Return all of the nodes."""
         return list(nodes)
 
     def finish_round(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty dictionary: an event needs nothing of this clock."""
         return {}
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty dictionary: a result needs nothing of this clock."""
         return {}

@@ -1,9 +1,9 @@
-"""Sending and receiving without waiting for those who are late.
+"""A grid that stops waiting at a deadline and still fetches the replies that arrive later.
 
-Flower's `Grid.send_and_receive` asks every 3 s for what is missing and, when the time is over,
-forgets what it asked for: a reply that comes later is never fetched. Here the time between two
-looks can be chosen, a round ends as soon as the strategy has enough, and replies of earlier rounds
-are fetched along with those of later ones.
+Flower's `Grid.send_and_receive` polls every 3 s and, when the timeout is over, drops the ids of
+the messages without a reply: a late reply is never fetched. Here the clock decides how often is
+polled, an exchange ends as soon as the strategy has enough replies, and late replies to train
+messages are fetched with those of later exchanges.
 """
 
 import logging
@@ -22,38 +22,39 @@ from shared.flower_compat import HttpGrid, http_grid, pull_objects
 log = logging.getLogger("samara.server")
 
 _PULL_SECONDS = 10.0
-"""For the parts of a reply that was announced. Flower waits 180 s for whoever stops in the middle
-of sending one, and everybody with it."""
+"""Time for the objects of a reply that has been announced. Flower waits 180 s for a client that
+stops in the middle of sending, and all other replies wait with it."""
 
 
 class DeadlineGrid(DelegatingGrid):
-    """A grid that keeps to deadlines and remembers whom it asked.
+    """A grid whose exchanges end at a deadline, and which later fetches late replies.
 
     Args:
-        grid: delivers the messages; over a network, also those of phones behind gateways.
-        patience: in how many later exchanges a reply to a train message is still fetched.
-        enough: whether these replies suffice to end the exchange.
-        clock: whose time it is; the real one by default.
+        grid: delivers the messages; a Flower grid over a network is extended by the phones
+            behind gateways.
+        late_exchanges: number of later exchanges in which a reply to a train message is fetched.
+        has_enough_replies: decides from the replies so far whether a train exchange may end.
+        clock: the clock of deadlines; the system's by default.
     """
 
     def __init__(
         self,
         grid: Grid,
-        patience: int,
-        enough: Callable[[Sequence[Message]], bool] = lambda replies: False,
+        late_exchanges: int,
+        has_enough_replies: Callable[[Sequence[Message]], bool] = lambda replies: False,
         clock: Clock | None = None,
     ) -> None:
-        self.enough = enough
+        self.has_enough_replies = has_enough_replies
         if isinstance(grid, HttpGrid):
             http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
             grid = PhoneGrid(grid)
         self.clock: Clock = clock or SystemClock()
         super().__init__(grid)
-        self._patience = patience
-        self._awaited: list[set[str]] = []
+        self._late_exchanges = late_exchanges
+        self._unanswered: list[set[str]] = []  # ids of train messages, by exchange
 
     def connected_nodes(self) -> dict[int, bytes]:
-        """The nodes that are there, with their public keys (PEM), empty where they have none."""
+        """Return the public key (PEM) of every connected node; empty for nodes without one."""
         if isinstance(self._grid, PhoneGrid):
             return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
@@ -61,31 +62,35 @@ class DeadlineGrid(DelegatingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait for replies: until all are there, enough, or the time is over.
+        """Send messages and wait until all are answered, enough are, or the timeout is over.
+
+        Args:
+            messages: all of one type.
+            timeout: seconds; None waits without end.
 
         Returns:
-            The replies, and those to train messages of earlier exchanges that came meanwhile.
+            The replies, and late replies to the train messages of earlier exchanges.
         """
         messages = list(messages)
-        trains = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
-        awaited = {i for i in self._grid.push_messages(messages) if i} if messages else set()
-        late = set().union(*self._awaited) if trains else set()
+        is_training = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
+        missing = {i for i in self._grid.push_messages(messages) if i} if messages else set()
+        late = set().union(*self._unanswered) if is_training else set()
         end = inf if timeout is None else self.clock.now() + timeout
         replies: list[Message] = []
-        while awaited or late:
-            for reply in self._grid.pull_messages(awaited | late):
-                answered = reply.metadata.reply_to_message_id
-                if answered in awaited or not reply.has_error():
+        while missing or late:
+            for reply in self._grid.pull_messages(missing | late):
+                message_id = reply.metadata.reply_to_message_id
+                if message_id in missing or not reply.has_error():
                     replies.append(reply)
-                awaited.discard(answered)
-                late.discard(answered)
-            if not awaited or (trains and self.enough(replies)):
+                missing.discard(message_id)
+                late.discard(message_id)
+            if not missing or (is_training and self.has_enough_replies(replies)):
                 break
-            left = end - self.clock.now()
-            if left <= 0:
+            remaining = end - self.clock.now()
+            if remaining <= 0:
                 break
-            self.clock.wait(left)
-        if trains:
-            earlier = [asked & late for asked in self._awaited]
-            self._awaited = [*earlier, awaited][-self._patience :]
+            self.clock.wait(remaining)
+        if is_training:
+            earlier = [ids & late for ids in self._unanswered]
+            self._unanswered = [*earlier, missing][-self._late_exchanges :]
         return replies

@@ -1,4 +1,4 @@
-"""A grid around another one, which does most of the work."""
+"""A Flower grid that passes every call on to another grid."""
 
 from collections.abc import Iterable
 
@@ -9,22 +9,22 @@ from shared.flower_compat import Run
 
 
 class DelegatingGrid(Grid):
-    """Hands everything on; what differs is overridden.
+    """A grid that passes every call on to another grid; subclasses override what differs.
 
     Args:
-        grid: that it is handed to.
+        grid: the grid that receives the calls.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def set_run(self, run: Run) -> None:
-        """Set the run this grid belongs to."""
+        """Set the run that this grid belongs to."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The run this grid belongs to."""
+        """The run that this grid belongs to."""
         return self._grid.run
 
     def create_message(
@@ -39,19 +39,19 @@ class DelegatingGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are there."""
+        """Return the ids of the connected nodes."""
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; returns their ids."""
+        """Send messages and return their ids."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch the replies that are there."""
+        """Return the replies to these messages that have arrived, each once."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; returns the replies that are there at once, the others can be fetched."""
+        """Send messages and return the replies that arrive at once; others can be pulled later."""
         return self.pull_messages(self.push_messages(messages))

@@ -1,15 +1,16 @@
-"""PhoneGrid behind a gateway, each as a node of its own.
+"""A grid in which every phone behind a gateway is a node of its own.
 
-A gateway is one node of Flower that speaks for many phones: it answers a hello with those of all
-who are attached. Here every phone becomes a node with an id and a public key of its own, so that
-roster, cohorts and strategy know of no gateways. Messages to the phones of one gateway leave as
-one, and what comes back is taken apart: an answer counts if the phone's key has signed it.
+A gateway is one Flower node that many phones attach to; it answers a hello with the hellos of all
+attached phones. Here every phone becomes a node with an id and a public key of its own, so that
+roster, cohorts and strategy need not know of gateways. The messages with one frame to the phones
+of one gateway are sent as one message, and its reply is split into one reply per phone. A phone's
+frame counts only with a valid signature under the phone's key.
 """
 
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -17,30 +18,32 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from server.transport.delegating_grid import DelegatingGrid
+from server.transport.messages import make_message
 from shared.client_index import client_index_of_key
 from shared.errors import FrameError
 from shared.flower_compat import ErrorCode, HttpGrid, set_message_id
 from shared.frames.hello import Hello
+from shared.ledger.catch_up import CatchUp
 from shared.signing import of_answer, verified
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 log = logging.getLogger("samara.server")
 
 MAX_PHONES = 10_000
-"""Behind one gateway."""
+"""Most phones of one gateway."""
 HELLO_SECONDS = 300.0
-"""For which an introduction is waited for, before it is asked for again."""
+"""Time that a node has to answer a hello request before it is sent again."""
 REFRESH_SECONDS = 5.0
-"""Between two looks at who is attached."""
+"""Time between two requests for the phones that are attached to a gateway."""
 
 
 @dataclass(frozen=True)
 class _Phone:
-    """An attached phone.
+    """A phone that is attached to a gateway.
 
     Attributes:
-        gateway: Flower's id of the node that it is behind.
-        client: index.
+        gateway: Flower's id of the gateway's node.
+        client: client index.
         public_key: PEM.
         hello: frame.
     """
@@ -52,18 +55,18 @@ class _Phone:
 
     @property
     def node(self) -> int:
-        """Its id, made of its key: the same when it comes back, or by another gateway."""
-        return int.from_bytes(hashlib.sha256(self.public_key).digest()[:8], "little") >> 1
+        """The phone's node id."""
+        return _node_of_key(self.public_key)
 
 
 @dataclass(frozen=True)
-class _Relayed:
-    """Messages to the phones of a gateway that left as one.
+class _RelayedMessage:
+    """A message to a gateway that stands for the messages to several of its phones.
 
     Attributes:
-        frame: in all of them.
-        messages: to each phone its own.
-        end: of their time, monotonic seconds.
+        frame: the instruction, the same for all of the phones.
+        messages: the messages to the phones, one each.
+        end: end of their time to live, monotonic seconds.
     """
 
     frame: bytes
@@ -80,222 +83,234 @@ class PhoneGrid(DelegatingGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._greetings: dict[str, tuple[int, float]] = {}
+        # Hello requests by message id: node and end of the time to answer.
+        self._hello_requests: dict[str, tuple[int, float]] = {}
+        # Hello replies of nodes that are no gateways; None if the next request goes to the node.
         self._hellos: dict[int, Message | None] = {}
+        # When the phones of each gateway are requested again, monotonic seconds.
         self._gateways: dict[int, float] = {}
         self._phones: dict[int, _Phone] = {}
-        self._relayed: dict[str, _Relayed] = {}
-        self._places: dict[str, str] = {}
-        self._ready: dict[str, tuple[Message, float]] = {}
+        self._relayed: dict[str, _RelayedMessage] = {}
+        # Id of the relayed message by the id of a phone's message.
+        self._relayed_ids: dict[str, str] = {}
+        # Phones' replies that nobody has pulled, with the end of their time to live.
+        self._replies: dict[str, tuple[Message, float]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are there, phones among them; a node is seen once it said what it is."""
+        """Return the ids of the connected nodes, phones among them."""
         return list(self.connected_nodes())
 
     def connected_nodes(self) -> dict[int, bytes]:
-        """The nodes that are there, with their public keys (PEM), empty where they have none."""
-        public_keys = self._known()
-        there = public_keys.keys()
-        self._forget_all_but(there)
-        self._take_in()
-        self._greet(there)
-        direct = [node for node in sorted(there) if node in self._hellos]
-        behind = {phone.node: phone.public_key for phone in self._phones.values()}
-        return {node: public_keys[node] for node in direct} | behind
+        """Return the public key (PEM) of every connected node; empty for nodes without one.
 
-    def _known(self) -> dict[int, bytes]:
-        """Flower's nodes."""
+        Phones are nodes, gateways are not; other nodes are left out until they answer a hello.
+        """
+        public_keys = self._flower_nodes()
+        self._discard_old_entries(public_keys.keys())
+        self._receive_hellos()
+        self._request_hellos(public_keys.keys())
+        direct = [node for node in sorted(public_keys) if node in self._hellos]
+        phones = {phone.node: phone.public_key for phone in self._phones.values()}
+        return {node: public_keys[node] for node in direct} | phones
+
+    def _flower_nodes(self) -> dict[int, bytes]:
+        """Return the public key of every node that Flower knows, gateways among them."""
         if isinstance(self._grid, HttpGrid):
             return {node.node_id: node.public_key for node in self._grid.get_nodes()}
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; returns their ids."""
-        direct: list[tuple[int, Message]] = []
-        together: dict[tuple[int, str], list[Message]] = {}
+        """Send messages and return their ids."""
+        direct: dict[int, Message] = {}
+        relayed: dict[tuple[int, str, bytes], list[Message]] = {}
         ids: dict[int, str] = {}
-        for place, message in enumerate(messages):
-            phone = self._phones.get(message.metadata.dst_node_id)
-            known = self._hellos.get(message.metadata.dst_node_id)
-            asks_hello = message.metadata.message_type == MessageType.QUERY
-            if phone is None and not (asks_hello and known):
-                direct.append((place, message))
-                continue
-            ids[place] = _named(message)
-            if phone is None and known:
-                self._hellos[message.metadata.dst_node_id] = None  # the next time it is asked
-                self._keep(Message(known.content, reply_to=message), _end(message))
-            elif phone and asks_hello:
-                self._keep(_reply(phone.hello, message), _end(message))
+        for index, message in enumerate(messages):
+            node, message_type = message.metadata.dst_node_id, message.metadata.message_type
+            phone, hello = self._phones.get(node), self._hellos.get(node)
+            is_hello_request = message_type == MessageType.QUERY
+            if phone and is_hello_request:
+                ids[index] = _assign_id(message)
+                self._store_reply(_make_reply(phone.hello, message), _end_of(message))
             elif phone:
-                key = phone.gateway, message.metadata.message_type
-                together.setdefault(key, []).append(message)
-        self._send(together)
-        sent = self._grid.push_messages([message for _, message in direct]) if direct else []
-        ids |= {place: name for (place, _), name in zip(direct, sent, strict=True)}
-        return [ids[place] for place in sorted(ids)]
+                ids[index] = _assign_id(message)
+                key = phone.gateway, message_type, _frame_of(message)
+                relayed.setdefault(key, []).append(message)
+            elif hello and is_hello_request:
+                ids[index] = _assign_id(message)
+                self._store_reply(Message(hello.content, reply_to=message), _end_of(message))
+                self._hellos[node] = None
+            else:
+                direct[index] = message
+        for (gateway, _, frame), parts in relayed.items():
+            self._relay(gateway, frame, parts)
+        direct_ids = self._grid.push_messages(list(direct.values())) if direct else []
+        ids |= zip(direct, direct_ids, strict=True)
+        return [ids[index] for index in sorted(ids)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch the replies that are there."""
+        """Return the replies to these messages that have arrived, each once."""
         wanted = list(message_ids)
-        own = {name for name in wanted if name in self._places or name in self._ready}
-        ask = {self._places[name] for name in own if name in self._places}
-        ask |= set(wanted) - own
+        to_phones = {i for i in wanted if i in self._relayed_ids or i in self._replies}
+        to_pull = {self._relayed_ids[i] for i in to_phones if i in self._relayed_ids}
+        to_pull |= set(wanted) - to_phones
         replies = []
-        for reply in self._grid.pull_messages(sorted(ask)) if ask else []:
+        for reply in self._grid.pull_messages(sorted(to_pull)) if to_pull else []:
             relayed = self._relayed.pop(reply.metadata.reply_to_message_id, None)
             if relayed is None:
                 replies.append(reply)
             else:
-                self._take_apart(reply, relayed)
-        return replies + [self._ready.pop(name)[0] for name in wanted if name in self._ready]
+                self._split_reply(reply, relayed)
+        return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
-    def _keep(self, reply: Message, end: float) -> None:
-        """Until it is fetched, or the time of what it answers is over (monotonic seconds)."""
-        self._ready[reply.metadata.reply_to_message_id] = reply, end
+    def _store_reply(self, reply: Message, end: float) -> None:
+        """Keep a reply until it is pulled, or until end (monotonic seconds)."""
+        self._replies[reply.metadata.reply_to_message_id] = reply, end
 
-    def _send(self, together: Mapping[tuple[int, str], Sequence[Message]]) -> None:
-        """The messages to the phones of a gateway as one, with the most that any of them needs."""
-        for (gateway, message_type), messages in together.items():
-            records = [message.content.config_records[RECORD] for message in messages]
-            furthest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
-            clients = [self._phones[m.metadata.dst_node_id].client for m in messages]
-            record = ConfigRecord({**furthest, CLIENTS: clients})
-            first = messages[0].metadata
-            one = Message(
-                RecordDict({RECORD: record}),
-                gateway,
-                message_type,
-                ttl=first.ttl,
-                group_id=first.group_id,
-            )
-            (name,) = self._grid.push_messages([one])
-            frame = records[0]["frame"]
-            assert isinstance(frame, bytes)
-            self._relayed[name] = _Relayed(frame, messages, _end(one))
-            self._places |= {message.metadata.message_id: name for message in messages}
+    def _relay(self, gateway: int, frame: bytes, messages: Sequence[Message]) -> None:
+        """Send messages with the same frame to phones of a gateway as one message.
 
-    def _take_apart(self, reply: Message, relayed: _Relayed) -> None:
-        """A gateway's reply as one of each phone that was asked."""
-        signed = {} if reply.has_error() else dict(_signed(reply, relayed.frame))
+        It carries the longest catch-up of them, which contains what the other phones lack.
+        """
+        records = [message.content.config_records[RECORD] for message in messages]
+        longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
+        clients = [self._phones[message.metadata.dst_node_id].client for message in messages]
+        first = messages[0].metadata
+        whole = Message(
+            RecordDict({RECORD: ConfigRecord({**longest, CLIENTS: clients})}),
+            gateway,
+            first.message_type,
+            ttl=first.ttl,
+            group_id=first.group_id,
+        )
+        (whole_id,) = self._grid.push_messages([whole])
+        self._relayed[whole_id] = _RelayedMessage(frame, messages, _end_of(whole))
+        self._relayed_ids |= {message.metadata.message_id: whole_id for message in messages}
+
+    def _split_reply(self, reply: Message, relayed: _RelayedMessage) -> None:
+        """Store a reply of each phone that a relayed message was for; an error if it has none."""
+        frames = {}
+        if not reply.has_error():
+            for public_key, frame in _signed_frames(reply, relayed.frame):
+                frames[_node_of_key(public_key)] = frame
+        reason = reply.error.reason if reply.has_error() else "the phone did not answer"
+        error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         for message in relayed.messages:
-            name, node = message.metadata.message_id, message.metadata.dst_node_id
-            self._places.pop(name, None)
-            if node in signed:
-                self._keep(_reply(signed[node], message), relayed.end)
+            self._relayed_ids.pop(message.metadata.message_id, None)
+            node = message.metadata.dst_node_id
+            if node in frames:
+                self._store_reply(_make_reply(frames[node], message), relayed.end)
             else:
-                failed = reply.error.reason if reply.has_error() else "the phone did not answer"
-                self._keep(
-                    Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failed), reply_to=message),
-                    relayed.end,
-                )
+                self._store_reply(Message(error, reply_to=message), relayed.end)
 
-    def _forget_all_but(self, there: Set[int]) -> None:
-        self._hellos = {node: hello for node, hello in self._hellos.items() if node in there}
-        self._gateways = {node: at for node, at in self._gateways.items() if node in there}
-        self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in there}
+    def _discard_old_entries(self, connected: Set[int]) -> None:
+        """Discard entries of nodes that are not connected, and what can no longer be answered."""
         now = time.monotonic()
-        self._greetings = {
-            name: (node, end)
-            for name, (node, end) in self._greetings.items()
-            if node in there and now < end
+        self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
+        self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
+        self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
+        self._hello_requests = {
+            i: (node, end)
+            for i, (node, end) in self._hello_requests.items()
+            if node in connected and now < end
         }
-        self._ready = {name: (one, end) for name, (one, end) in self._ready.items() if now < end}
-        # To these no reply can come any more.
-        self._relayed = {name: one for name, one in self._relayed.items() if now < one.end}
-        self._places = {m: name for m, name in self._places.items() if name in self._relayed}
+        self._replies = {i: (reply, end) for i, (reply, end) in self._replies.items() if now < end}
+        self._relayed = {i: relayed for i, relayed in self._relayed.items() if now < relayed.end}
+        self._relayed_ids = {i: r for i, r in self._relayed_ids.items() if r in self._relayed}
 
-    def _greet(self, there: Set[int]) -> None:
-        """Ask who has not said what it is, and gateways again and again."""
-        now, waiting = time.monotonic(), {node for node, _ in self._greetings.values()}
+    def _request_hellos(self, connected: Set[int]) -> None:
+        """Request hellos of new nodes, and of gateways whose phones are to be refreshed."""
+        now = time.monotonic()
+        requested = {node for node, _ in self._hello_requests.values()}
         due = {node for node, at in self._gateways.items() if now >= at}
-        unknown = (there - self._hellos.keys() - self._gateways.keys() | due) - waiting
-        record = ConfigRecord({"frame": b"", "snapshot": b"", "tail": b""})
-        messages = [
-            Message(
-                RecordDict({RECORD: record}),
-                node,
-                MessageType.QUERY,
-                ttl=HELLO_SECONDS,
-                group_id="hello",
-            )
-            for node in sorted(unknown)
-        ]
-        if messages:
-            names = self._grid.push_messages(messages)
-            self._greetings |= {
-                name: (node, now + HELLO_SECONDS)
-                for name, node in zip(names, sorted(unknown), strict=True)
-                if name
-            }
-            self._take_in()
-
-    def _take_in(self) -> None:
-        if not self._greetings:
+        new = connected - self._hellos.keys() - self._gateways.keys()
+        nodes = sorted((new | due) - requested)
+        if not nodes:
             return
-        for reply in self._grid.pull_messages(list(self._greetings)):
-            greeting = self._greetings.pop(reply.metadata.reply_to_message_id, None)
-            if greeting is None:
+        messages = [
+            make_message(node, MessageType.QUERY, "hello", b"", CatchUp(), HELLO_SECONDS)
+            for node in nodes
+        ]
+        ids = self._grid.push_messages(messages)
+        self._hello_requests |= {
+            message_id: (node, now + HELLO_SECONDS)
+            for message_id, node in zip(ids, nodes, strict=True)
+            if message_id
+        }
+        self._receive_hellos()
+
+    def _receive_hellos(self) -> None:
+        """Fetch the replies to hello requests, and tell gateways from other nodes by them."""
+        if not self._hello_requests:
+            return
+        for reply in self._grid.pull_messages(list(self._hello_requests)):
+            request = self._hello_requests.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
                 continue
-            node, _ = greeting
+            node, _ = request
             record = None if reply.has_error() else reply.content.config_records.get(RECORD)
             if record is not None and FRAMES in record:
                 self._gateways[node] = time.monotonic() + REFRESH_SECONDS
-                self._welcome(node, reply)
+                self._update_phones(node, reply)
             elif node not in self._gateways:
-                self._hellos[node] = None if reply.has_error() else reply  # then asked again
+                self._hellos[node] = None if reply.has_error() else reply
 
-    def _welcome(self, gateway: int, reply: Message) -> None:
-        """The phones that are behind a gateway at present."""
-        gone = [node for node, phone in self._phones.items() if phone.gateway == gateway]
-        for node in gone:
-            del self._phones[node]
-        for public_key, frame in _answers(reply, b""):
+    def _update_phones(self, gateway: int, reply: Message) -> None:
+        """Replace the phones of a gateway by those in its reply to a hello request."""
+        self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway != gateway}
+        for public_key, frame in _signed_frames(reply, b""):
             try:
                 client = Hello.decode(frame).client
             except FrameError as error:
-                log.warning("a phone's introduction is refused: %s", error)
+                log.warning("the hello of a phone is refused: %s", error)
                 continue
             if client != client_index_of_key(public_key):
-                log.warning("a phone calls itself client %d, which is not its key's", client)
+                log.warning("the hello of a phone has client %d, which is not its key's", client)
                 continue
             phone = _Phone(gateway, client, public_key, frame)
             self._phones[phone.node] = phone
 
 
-def _named(message: Message) -> str:
-    """Give a message an id, as Flower's grids do when they send one."""
-    name = str(uuid4())
-    set_message_id(message, name)
-    return name
+def _node_of_key(public_key: bytes) -> int:
+    """Return the node id of the phone with this key, which is the same behind every gateway."""
+    return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
 
 
-def _end(message: Message) -> float:
-    """Of its time, monotonic seconds, if it leaves now."""
+def _assign_id(message: Message) -> str:
+    """Give a message a new id and return it."""
+    message_id = str(uuid4())
+    set_message_id(message, message_id)
+    return message_id
+
+
+def _end_of(message: Message) -> float:
+    """Return the end of a message's time to live, in monotonic seconds, if it is sent now."""
     return time.monotonic() + message.metadata.ttl
 
 
-def _reply(frame: bytes, message: Message) -> Message:
+def _frame_of(message: Message) -> bytes:
+    frame = message.content.config_records[RECORD]["frame"]
+    assert isinstance(frame, bytes), "make_message puts bytes there"
+    return frame
+
+
+def _make_reply(frame: bytes, message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
 
 
-def _signed(reply: Message, instruction: bytes) -> Iterator[tuple[int, bytes]]:
-    """Nodes and frames of the sound answers."""
-    for public_key, frame in _answers(reply, instruction):
-        yield _Phone(0, 0, public_key, b"").node, frame
+def _signed_frames(reply: Message, instruction: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield public keys, and the frames in a gateway's reply that are signed with them.
 
-
-def _answers(reply: Message, instruction: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Public keys and the frames that they signed, of a gateway's reply; others are dropped."""
+    Frames without a valid signature for this instruction are dropped.
+    """
     record = reply.content.config_records.get(RECORD, ConfigRecord())
     parts = [record.get(name) for name in (PUBLIC_KEYS, FRAMES, SIGNATURES)]
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) < len(parts) or len({len(part) for part in lists} | {0}) > 2:
-        log.warning("a gateway's reply is not whole and is dropped")
+        log.warning("the reply of a gateway is dropped: its lists have different lengths")
         return
     for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
-        sound = all(isinstance(part, bytes) for part in (public_key, frame, signature))
-        if sound and verified(public_key, signature, of_answer(instruction, frame)):
+        are_bytes = all(isinstance(part, bytes) for part in (public_key, frame, signature))
+        if are_bytes and verified(public_key, signature, of_answer(instruction, frame)):
             yield public_key, frame
         else:
-            log.warning("a gateway passes on an answer that no phone signed; it is dropped")
+            log.warning("a frame in the reply of a gateway is dropped: its signature is not valid")

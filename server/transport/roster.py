@@ -1,4 +1,4 @@
-"""Who is there: which Flower node is which client, and where it stands in the ledger."""
+"""The roster of a run: which Flower node is which client, and the round that it has."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from shared.wire import Kind, kind_of
 log = logging.getLogger("samara.server")
 
 _POLL_SECONDS = 0.5
-_GREETING_SECONDS = 300.0
+_HELLO_SECONDS = 300.0
 _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
 _LOST = (
@@ -34,20 +34,20 @@ _LOST = (
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-"""Flower's own answers to messages that did not arrive; they say nothing about the client."""
+"""Codes of Flower's error replies to messages that were not delivered."""
 
 
 @dataclass
 class RosterEntry:
-    """A client of the run.
+    """A client of the run and the node that it is connected by.
 
     Attributes:
-        node: Flower's id of it, which changes between runs.
-        client: its index, which does not.
-        examples: training examples it says it holds.
-        round: the last round that it is known to have.
-        facts: what it says about itself, for the record.
-        public_key: of its node, PEM; empty where nodes have none.
+        node: Flower's id of the node, which changes between runs.
+        client: client index, which does not change.
+        examples: number of training examples, as the client's hello has it.
+        round: last round that the client is known to have.
+        facts: the client's description of itself, for the result of the run.
+        public_key: public key of the node, PEM; empty where nodes have none.
     """
 
     node: int
@@ -59,15 +59,20 @@ class RosterEntry:
 
 
 class Roster:
-    """The clients of a run, known by their introductions and, where there are keys, by these.
+    """The clients of a run that have introduced themselves.
 
-    A node that goes away is forgotten: it may come back under another Flower id, or restored.
+    The entry of a node that disconnects is removed: the client may come back as another node, or
+    with an older state.
+
+    Args:
+        keys: client keys of the run; None admits clients without a key.
 
     Attributes:
-        entries: by Flower node id.
-        layout: that all of them have; None before the first introduction.
-        model_id: of the base model that all of them have.
-        client_count: among how many the data set is dealt; 0 if every client has data of its own.
+        entries: entries by Flower node id.
+        layout: layout of the adapter, the same for all clients; None before the first hello.
+        model_id: id of the base model, the same for all clients.
+        client_count: number of clients that the data set is divided among; 0 if every client has
+            its own data.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
@@ -76,64 +81,70 @@ class Roster:
         self.model_id = b""
         self.client_count = 0
         self._keys = keys
-        self._asked: dict[str, int] = {}
+        self._hello_requests: dict[str, int] = {}  # node by message id
+        # Reason, and when the node may try again (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
 
     @property
     def refusal_reasons(self) -> list[str]:
-        """Why nodes that are there do not take part."""
+        """The reasons for which connected nodes are refused."""
         return [reason for reason, _ in self._refused.values()]
 
     def request_hellos(self, grid: Grid, timeout: float) -> None:
-        """Ask every node that has not introduced itself to do so.
+        """Request a hello of every new node, and take in the hellos that have arrived.
 
-        The first introduction, in order of client, fixes layout, model and number of clients of
-        the run; a client with another one is refused, for some minutes. Answers are waited for
-        only while nobody is known; later ones are taken in at the next call.
+        The first hello, in order of client index, decides layout, base model and number of
+        clients of the run. A client with others is refused for some minutes. Hellos are waited
+        for only while the roster is empty; late ones are taken in at the next call.
 
         Args:
-            grid: Flower's.
+            grid: Flower's grid.
             timeout: most seconds to wait.
         """
-        nodes = _nodes(grid)
-        self._forget_all_but(nodes)
-        for node in nodes:
-            if reason := self._why_not(nodes[node]):
+        nodes = _connected_nodes(grid)
+        self._discard_old_entries(nodes)
+        for node, public_key in nodes.items():
+            if reason := self._key_refusal(public_key):
                 self._refuse(node, reason)
-        known = self.entries.keys() | self._refused.keys() | set(self._asked.values())
-        unknown = [node for node in nodes if node not in known]
-        if unknown:
-            seconds = max(timeout, _GREETING_SECONDS)  # nothing waits for it once somebody is known
+        known = self.entries.keys() | self._refused.keys() | set(self._hello_requests.values())
+        new = [node for node in nodes if node not in known]
+        if new:
+            seconds = max(timeout, _HELLO_SECONDS)
             messages = [
                 make_message(node, MessageType.QUERY, "hello", b"", CatchUp(), seconds)
-                for node in unknown
+                for node in new
             ]
-            self._asked |= zip(grid.push_messages(messages), unknown, strict=True)
-        end = time.monotonic() + (0 if self.entries else min(timeout, _GREETING_SECONDS))
-        while self._asked:
-            self._take_in(grid.pull_messages(list(self._asked)), nodes)
-            if not self._asked or time.monotonic() > end:
+            self._hello_requests |= zip(grid.push_messages(messages), new, strict=True)
+        end = time.monotonic() + (0 if self.entries else min(timeout, _HELLO_SECONDS))
+        while self._hello_requests:
+            self._receive_hellos(grid.pull_messages(list(self._hello_requests)), nodes)
+            if not self._hello_requests or time.monotonic() > end:
                 break
             time.sleep(_POLL_SECONDS)
 
     def entries_of(self, nodes: Iterable[int]) -> dict[int, RosterEntry]:
-        """Members among these nodes, by client index."""
-        known = [self.entries[node] for node in nodes if node in self.entries]
-        return {entry.client: entry for entry in sorted(known, key=lambda m: m.client)}
+        """Return the entries of these nodes, by client index in ascending order."""
+        entries = [self.entries[node] for node in nodes if node in self.entries]
+        return {entry.client: entry for entry in sorted(entries, key=lambda entry: entry.client)}
 
     def lowest_round(self) -> int:
-        """The round that every known client has reached."""
+        """Return the last round that all clients of the roster have."""
         return min((entry.round for entry in self.entries.values()), default=0)
 
     def refusal_reason(self, entry: RosterEntry) -> str:
-        """Why an entry may no longer take part; empty if it may."""
-        return self._why_not(entry.public_key)
+        """Return why a client may no longer take part; empty if it may."""
+        return self._key_refusal(entry.public_key)
 
-    def _forget_all_but(self, nodes: Mapping[int, bytes]) -> None:
+    def _discard_old_entries(self, nodes: Mapping[int, bytes]) -> None:
+        """Discard what belongs to nodes that are not connected, and refusals that are over.
+
+        A client may come back as a refused node once its old node is gone, so that then no
+        refusal stays.
+        """
         gone = self.entries.keys() - nodes.keys()
         for node in gone:
             del self.entries[node]
-        self._asked = {i: node for i, node in self._asked.items() if node in nodes}
+        self._hello_requests = {i: n for i, n in self._hello_requests.items() if n in nodes}
         now = time.monotonic()
         self._refused = {
             node: (reason, until)
@@ -141,17 +152,18 @@ class Roster:
             if node in nodes and now < until and not gone
         }
 
-    def _take_in(self, replies: Iterable[Message], nodes: Mapping[int, bytes]) -> None:
+    def _receive_hellos(self, replies: Iterable[Message], nodes: Mapping[int, bytes]) -> None:
+        """Admit or refuse the nodes that sent these replies, in order of client index."""
         hellos = []
         for reply in replies:
-            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            node = self._hello_requests.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
             if reply.has_error() and reply.error.code in _LOST:
-                log.warning("lost: a hello of a node; asking again")
+                log.warning("a hello was lost on the way; it is requested again")
                 continue
             try:
-                hellos.append((_hello(reply), node))
+                hellos.append((_read_hello(reply), node))
             except SamaraError as error:
                 self._refuse(node, str(error))
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
@@ -161,10 +173,15 @@ class Roster:
                 self._refuse(node, f"client {hello.client}: {error}")
 
     def _admit(self, hello: Hello, node: int, public_key: bytes) -> None:
-        layout, facts = Layout.from_json(hello.layout), _facts(hello.facts)
+        """Add the client of a hello to the roster.
+
+        Raises:
+            SamaraError: if it may not take part, with the reason.
+        """
+        layout, facts = Layout.from_json(hello.layout), _parse_facts(hello.facts)
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
-            raise SamaraError(f"it says that its data are dealt among {client_count!r} clients")
+            raise SamaraError(f"the number of clients in its hello is {client_count!r}")
         if self.layout is None:
             self.layout, self.model_id, self.client_count = layout, hello.model_id, client_count
         if layout.hash != self.layout.hash:
@@ -176,9 +193,8 @@ class Roster:
             raise SamaraError("its base model is not this run's; give it the same model files")
         if client_count != self.client_count:
             raise SamaraError(
-                f"its data are dealt among {client_count} clients, "
-                f"this run's among {self.client_count}; "
-                "give all the same num-partitions"
+                f"its data set is divided among {client_count} clients, that of this run among "
+                f"{self.client_count}; give all clients the same num-partitions"
             )
         if any(entry.client == hello.client for entry in self.entries.values()):
             raise SamaraError("another node is already this client; give each its own index")
@@ -188,10 +204,12 @@ class Roster:
             node, hello.client, hello.examples, hello.round, facts, public_key
         )
 
-    def _why_not(self, public_key: bytes) -> str:
-        return self._keys.refusal(public_key) if self._keys else ""
+    def _key_refusal(self, public_key: bytes) -> str:
+        """Return why the holder of a key may not take part; empty if it may."""
+        return self._keys.refusal_reason(public_key) if self._keys else ""
 
     def _refuse(self, node: int, reason: str) -> None:
+        """Refuse a node for some minutes; the reason is logged unless it is the same as before."""
         self.entries.pop(node, None)
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
@@ -200,30 +218,35 @@ class Roster:
 
 
 def await_clients(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, RosterEntry]:
-    """Greet who is new, and wait for as many clients as a round needs, but not beyond its time.
+    """Wait until as many clients are connected as a round needs, `cohort.timeout` at most.
 
     Returns:
-        The entries that can be asked now, by client index.
+        Entries of the clients that can be reached now, by client index.
     """
-    wanted = min(config.cohort.minimum, config.data.clients)
+    minimum = min(config.cohort.minimum, config.data.clients)
     clock = grid.clock if isinstance(grid, DeadlineGrid) else SystemClock()
     end = clock.now() + config.cohort.timeout
     while True:
         roster.request_hellos(grid, config.cohort.timeout)
-        present = roster.entries_of(clock.reachable(_nodes(grid)))
-        if len(present) >= wanted or clock.now() >= end:
-            return present
+        reachable = roster.entries_of(clock.reachable(_connected_nodes(grid)))
+        if len(reachable) >= minimum or clock.now() >= end:
+            return reachable
         clock.wait(end - clock.now())
 
 
-def _nodes(grid: Grid) -> dict[int, bytes]:
-    """The nodes that are there, with their public keys (PEM); without one where nobody has any."""
+def _connected_nodes(grid: Grid) -> dict[int, bytes]:
+    """Return the public key (PEM) of every connected node; empty for nodes without one."""
     if isinstance(grid, DeadlineGrid):
         return grid.connected_nodes()
     return dict.fromkeys(grid.get_node_ids(), b"")
 
 
-def _hello(reply: Message) -> Hello:
+def _read_hello(reply: Message) -> Hello:
+    """Return the hello in a reply.
+
+    Raises:
+        SamaraError: if the client refuses, or the reply holds no sound hello.
+    """
     frame = read_frame(reply)
     if kind_of(frame) is Kind.REFUSAL:
         refusal = Refusal.decode(frame)
@@ -231,7 +254,12 @@ def _hello(reply: Message) -> Hello:
     return Hello.decode(frame)
 
 
-def _facts(text: str) -> dict[str, Any]:
+def _parse_facts(text: str) -> dict[str, Any]:
+    """Return the facts of a hello.
+
+    Raises:
+        FrameError: if they are too long or not a JSON object.
+    """
     if len(text) > _MAX_FACTS:
         raise FrameError(f"the facts in a hello are longer than {_MAX_FACTS} characters")
     try:

@@ -35,7 +35,7 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     garage, kitchen = (key.public_key.encode() for key in keys.all())
-    assert keys.refusal(kitchen) == ""
+    assert keys.refusal_reason(kitchen) == ""
     client = client_index_of_key(kitchen)
     assert [key.client for key in keys.all()] == [client_index_of_key(garage), client]
     keys.check(kitchen, client)
@@ -46,11 +46,11 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     before = keys.stamp()
     keys.revoke("kitchen")
     assert keys.stamp() != before
-    assert "its key kitchen was revoked on 20" in keys.refusal(kitchen)
+    assert "its key kitchen was revoked on 20" in keys.refusal_reason(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
         keys.check(kitchen, client)
     keys.check(garage, client_index_of_key(garage))
-    assert "is not registered here" in keys.refusal(b"another")
+    assert "is not registered here" in keys.refusal_reason(b"another")
 
 
 def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_reply_that_never_comes_whole_does_not_hold_the_others(
 ) -> None:
     monkeypatch.setattr(post, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(http_grid, "pull_objects", None)
-    post.DeadlineGrid(HttpGrid.__new__(HttpGrid), patience=1)
+    post.DeadlineGrid(HttpGrid.__new__(HttpGrid), late_exchanges=1)
 
     def pull(name: str) -> bytes:
         raise ObjectUnavailableError(name)

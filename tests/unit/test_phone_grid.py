@@ -1,0 +1,216 @@
+"""Phones behind a gateway are nodes of their own."""
+
+import json
+import time
+from collections.abc import Iterable
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from helpers import layout_of
+
+from devices.live.keys import create_key
+from server.transport.deadline_grid import DeadlineGrid
+from server.transport.messages import make_message
+from server.transport.phone_grid import PhoneGrid
+from server.transport.roster import Roster
+from shared.client_index import client_index_of_key
+from shared.flower_compat import ErrorCode
+from shared.frames.hello import Hello
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
+from shared.ledger.catch_up import CatchUp
+from shared.signing import PhoneKey, of_answer
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from simulations.engine import InProcessGrid
+
+LAPTOP, GATEWAY = 1000, 1001
+
+
+def hello(client: int) -> bytes:
+    layout = layout_of(20).to_json()
+    return Hello(client, 10, 0, bytes(32), layout, json.dumps({"clients": 0})).encode()
+
+
+class Gateway:
+    """A ClientApp: a laptop at the first node, a gateway with phones at the second."""
+
+    def __init__(self, keys: list[PhoneKey]) -> None:
+        self.keys = {client_index_of_key(key.public): key for key in keys}
+        self.calls: list[Any] = []
+        self.silent: set[int] = set()
+        self.forge = False
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        record = message.content.config_records[RECORD]
+        asks_hello = message.metadata.message_type == MessageType.QUERY
+        if context.node_id == LAPTOP:
+            frame = hello(5) if asks_hello else Refusal(bytes(8), 5, 0, "busy").encode()
+            return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
+        instruction = bytes(record["frame"])  # type: ignore[arg-type]
+        if not asks_hello:
+            self.calls.append(record)
+        clients = list(self.keys) if asks_hello else record[CLIENTS]
+        frames, keys, signatures = [], [], []
+        for client in clients:  # type: ignore[union-attr]
+            if client not in self.silent:
+                refusal = Refusal(token_of(instruction), client, 0, "busy").encode()
+                frames.append(hello(client) if asks_hello else refusal)
+                keys.append(self.keys[client].public)
+                data = of_answer(instruction, frames[-1]) + b"!" * self.forge
+                signatures.append(self.keys[client].sign(data))
+        parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
+        return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Gateway:
+    files = [tmp_path / f"{number}.key" for number in range(2)]
+    for file in files:
+        create_key(file)
+    return Gateway([PhoneKey(file) for file in files])
+
+
+@pytest.fixture
+def phone_grid(gateway: Gateway) -> PhoneGrid:
+    return PhoneGrid(InProcessGrid(gateway, 2, {}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def grid(phone_grid: PhoneGrid) -> DeadlineGrid:
+    return DeadlineGrid(phone_grid, late_exchanges=1)
+
+
+def train(
+    grid: DeadlineGrid,
+    nodes: Iterable[int],
+    tails: Iterable[bytes] = repeat(b""),
+    frames: Iterable[bytes] = repeat(b"do it"),
+) -> dict[int, Message]:
+    """Send each node an instruction; returns the replies by node."""
+    messages = [
+        make_message(node, MessageType.TRAIN, "1", frame, CatchUp(tail=tail), 60.0)
+        for node, tail, frame in zip(nodes, tails, frames, strict=False)
+    ]
+    replies = grid.send_and_receive(messages, timeout=20.0)
+    return {reply.metadata.src_node_id: reply for reply in replies}
+
+
+def phones_of(grid: DeadlineGrid) -> dict[int, int]:
+    """Client indices of the connected phones, by node id."""
+    keys = grid.connected_nodes().items()
+    return {node: client_index_of_key(key) for node, key in keys if key}
+
+
+def frame_in(reply: Message) -> bytes:
+    return bytes(reply.content.config_records[RECORD]["frame"])  # type: ignore[arg-type]
+
+
+def test_every_phone_is_a_node_and_gets_messages_by_its_gateway(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    nodes = grid.connected_nodes()
+    assert LAPTOP in nodes
+    assert GATEWAY not in nodes
+    assert set(phones_of(grid).values()) == gateway.keys.keys()
+    roster = Roster()
+    roster.request_hellos(grid, 20.0)
+    assert {entry.client for entry in roster.entries.values()} == {5, *gateway.keys}
+    replies = train(grid, nodes, [b"long tail", b"", b"tail"])
+    assert replies.keys() == nodes.keys()
+    assert all(not reply.has_error() for reply in replies.values())
+    [call] = gateway.calls
+    assert sorted(call[CLIENTS]) == sorted(gateway.keys)
+    for node, key in nodes.items():
+        client = client_index_of_key(key) if key else 5
+        assert Refusal.decode(frame_in(replies[node])).client == client
+
+
+def test_the_phones_of_a_gateway_get_the_longest_catch_up(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    train(grid, phones_of(grid), [b"short", b"much longer"])
+    assert gateway.calls[0]["tail"] == b"much longer"
+
+
+def test_the_phones_of_two_clusters_each_get_their_instruction_and_their_answers_count(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    clients, frames = phones_of(grid), [b"train cluster 1", b"train cluster 2"]
+    replies = train(grid, clients, [b"tail of cluster 1", b"2"], frames)
+    assert [bytes(call["frame"]) for call in gateway.calls] == frames
+    assert [call["tail"] for call in gateway.calls] == [b"tail of cluster 1", b"2"]
+    assert [list(call[CLIENTS]) for call in gateway.calls] == [[c] for c in clients.values()]
+    for (node, client), instruction in zip(clients.items(), frames, strict=True):
+        refusal = Refusal.decode(frame_in(replies[node]))
+        assert (refusal.client, refusal.token) == (client, token_of(instruction))
+
+
+def test_a_phone_that_is_silent_or_signs_wrongly_loses_its_own_answer_only(
+    gateway: Gateway, grid: DeadlineGrid
+) -> None:
+    clients = phones_of(grid)
+    first, second = clients
+    gateway.silent = {clients[first]}
+    replies = train(grid, clients)
+    assert replies[first].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert not replies[second].has_error()
+    gateway.silent, gateway.forge = set(), True
+    replies = train(grid, clients)
+    assert all(reply.has_error() for reply in replies.values())
+
+
+def test_phones_come_and_go(
+    gateway: Gateway, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    assert len(grid.connected_nodes()) == 3
+    gateway.silent = set(gateway.keys)
+    grid.connected_nodes()
+    assert list(grid.connected_nodes()) == [LAPTOP]
+    gateway.silent = set()
+    grid.connected_nodes()
+    assert len(grid.connected_nodes()) == 3
+
+
+def test_messages_that_are_not_answered_in_time_are_discarded(
+    phone_grid: PhoneGrid, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [
+        make_message(node, MessageType.TRAIN, "1", b"do it", CatchUp(), 60.0)
+        for node in phones_of(grid)
+    ]
+    ids, now = list(grid.push_messages(messages)), time.monotonic()
+    assert len(phone_grid._relayed) == 1
+    assert set(phone_grid._relayed_ids) == set(ids)
+    monkeypatch.setattr(
+        "server.transport.phone_grid.time.monotonic", lambda: now + messages[0].metadata.ttl + 1
+    )
+    grid.connected_nodes()
+    assert phone_grid._relayed == phone_grid._relayed_ids == {}
+
+
+def test_replies_that_are_not_pulled_in_time_are_discarded(
+    phone_grid: PhoneGrid, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [
+        make_message(node, message_type, "1", b"do it", CatchUp(), 60.0)
+        for message_type in (MessageType.TRAIN, MessageType.QUERY)
+        for node in phones_of(grid)
+    ]
+    (pulled, *others), now = grid.push_messages(messages), time.monotonic()
+    assert len(list(phone_grid.pull_messages([pulled]))) == 1
+    assert set(phone_grid._replies) == set(others)
+    monkeypatch.setattr(
+        "server.transport.phone_grid.time.monotonic", lambda: now + messages[0].metadata.ttl + 1
+    )
+    grid.connected_nodes()
+    assert phone_grid._replies == {}
+
+
+def test_a_phone_cannot_be_another_client(gateway: Gateway, grid: DeadlineGrid) -> None:
+    (one, key), (other, _) = gateway.keys.items()
+    gateway.keys = {one: key, other: key}  # it signs for both
+    assert set(phones_of(grid).values()) == {one}
