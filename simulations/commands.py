@@ -153,11 +153,11 @@ def compare(
     """
     from rich.console import Console
 
-    from simulations.comparison.comparison import comparison_of
-    from simulations.comparison.tables import csv_of, printed
+    from simulations.comparison.comparison import compare_runs
+    from simulations.comparison.tables import csv_of, render_comparison
 
-    comparison = comparison_of(runs)
-    for part in printed(comparison):
+    comparison = compare_runs(runs)
+    for part in render_comparison(comparison):
         Console().print(part, "")
     if html is not None:
         from simulations.report.html import page_of

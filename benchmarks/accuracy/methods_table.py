@@ -23,27 +23,34 @@ from benchmarks.accuracy.words_baseline import baselines
 from shared.config import RunConfig, load_scenario
 from shared.result import RESULT_FILE, RunResult
 from shared.tasks.metrics import Confusion
-from simulations.comparison.comparison import Comparison, comparison_of, p_text, percent, points
-from simulations.comparison.statistics import compared, holm
-from simulations.comparison.tables import csv_of, printed
+from simulations.comparison.comparison import (
+    Comparison,
+    compare_runs,
+    format_p,
+    format_percent,
+    points,
+)
+from simulations.comparison.statistics import correct_by_holm, paired_difference
+from simulations.comparison.tables import csv_of, render_comparison
 from simulations.simulate import simulate
 
 
 def print_words(comparison: Comparison, words: dict[int, Confusion], console: Console) -> None:
-    """The methods held against base rate and bag of words."""
-    field = comparison.field
-    accuracy = np.array([words[client].accuracy for client in field.clients])
-    macro_f1 = np.array([words[client].macro_f1 for client in field.clients])
+    """Print every method's difference from base rate and bag of words."""
+    runs = comparison.runs
+    accuracy = np.array([words[client].accuracy for client in runs.clients])
+    macro_f1 = np.array([words[client].macro_f1 for client in runs.clients])
     console.print(
-        f"base rate + words: accuracy {percent(accuracy.mean())}, macro-F1 "
-        f"{percent(macro_f1.mean())}"
+        f"base rate + words: accuracy {format_percent(accuracy.mean())}, macro-F1 "
+        f"{format_percent(macro_f1.mean())}"
     )
-    served = [variant.arms[variant.served] for variant in field.variants]
-    found = [compared(arm.accuracy, accuracy) for arm in served]
+    conditions = [variant.conditions[variant.final_column] for variant in runs.variants]
+    differences = [paired_difference(one.accuracy, accuracy) for one in conditions]
     table = Table("against base rate + words", "accuracy", "95 % interval", "p (Holm)")
-    for arm, own, p in zip(served, found, holm([one.p for one in found]), strict=True):
-        interval = f"{points(own.low)} … {points(own.high)}"
-        table.add_row(comparison.named(arm), points(own.mean), interval, p_text(p))
+    corrected = correct_by_holm([one.p for one in differences])
+    for condition, one, p in zip(conditions, differences, corrected, strict=True):
+        interval = f"{points(one.low)} … {points(one.high)}"
+        table.add_row(comparison.name_of(condition), points(one.mean), interval, format_p(p))
     console.print(table)
 
 
@@ -71,8 +78,8 @@ def main() -> None:
                 raise SystemExit(f"{folder} is next; the same command goes on")
             simulate(config)
             console.print(f"{folder}: {RunResult.read(folder).wall_seconds:.0f} s")
-    comparison = comparison_of(folders)
-    for part in printed(comparison):
+    comparison = compare_runs(folders)
+    for part in render_comparison(comparison):
         console.print(part, "")
     if arguments.words:
         print_words(comparison, baselines(config.task, config.data)["base rate + words"], console)

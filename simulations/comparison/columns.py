@@ -1,4 +1,4 @@
-"""The ways in which a run served its clients, each with the clients' own figures."""
+"""The columns of a result: one model or baseline each, with the figures of every client."""
 
 import math
 from collections.abc import Mapping
@@ -10,32 +10,32 @@ from shared.result import ClientFigures, RunResult
 from shared.tasks.metrics import Confusion
 
 Figures = Mapping[int, ClientFigures]
-"""Of every client that has examples, by its number."""
+"""The figures of every client that has examples, by client index."""
 
 MAJORITY, ZERO_SHOT, LOCAL, GLOBAL = "majority", "zero-shot", "local-only", "global"
 COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", LOCAL, GLOBAL)
-"""What needs no private rounds on top of the federation's model; the other columns do."""
+"""Columns without private rounds on top of the global model, in the order of the tables."""
 TRAINED = (LOCAL, GLOBAL)
-"""Those of them that depend on how a run trains."""
+"""The common columns that depend on how a run trains."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
-"""Those that do not: the same in every run on the same clients."""
+"""The common columns that are the same in every run on the same clients."""
 
 
 def client_columns(result: RunResult) -> dict[str, Figures]:
-    """Figures per way of serving a client, on the clients' own test examples.
+    """Return the figures of every column on the clients' own test examples.
 
-    Majority is the answer that is commonest in all clients' validation examples together, given
-    to every question. Then the personal comparison where there is one, otherwise zero-shot and
-    global.
+    The first column is the majority: the most frequent label in the validation examples of all
+    clients, given as the answer to every question. The personal comparison follows where the run
+    has one, otherwise zero-shot and global.
 
     Raises:
-        SamaraError: if nobody evaluated on test examples, or not as it was asked to.
+        SamaraError: if no client evaluated on test examples, or a column is missing.
     """
     tests = [e.columns for e in result.evaluations if e.split == "test" and e.columns]
     if not tests:
         raise SamaraError("no client evaluated on test examples; give the data a test split")
     if any(GLOBAL not in columns for columns in tests):
-        raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which devices answered it")
+        raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which clients answered it")
     columns: dict[str, Figures] = {}
     for evaluation in result.evaluations:
         if evaluation.split == "validation" and GLOBAL in evaluation.columns:
@@ -44,25 +44,25 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
             break
     last = tests[-1]
     if len(last) == 1:
-        found = {ZERO_SHOT: tests[0][GLOBAL].clients, GLOBAL: last[GLOBAL].clients}
+        by_name = {ZERO_SHOT: tests[0][GLOBAL].clients, GLOBAL: last[GLOBAL].clients}
     else:
-        found = {name: column.clients for name, column in last.items()}
-        found.setdefault(ZERO_SHOT, tests[0][GLOBAL].clients)
-    order = [name for name in COMMON if name in found]
-    order += [name for name in found if name not in COMMON]
-    return columns | {name: found[name] for name in order}
+        by_name = {name: column.clients for name, column in last.items()}
+        by_name.setdefault(ZERO_SHOT, tests[0][GLOBAL].clients)
+    order = [name for name in COMMON if name in by_name]
+    order += [name for name in by_name if name not in COMMON]
+    return columns | {name: by_name[name] for name in order}
 
 
 def _constant(figures: Figures, label: int) -> Figures:
-    """Figures of answering one label to every question that `figures` counts."""
+    """Return the figures of a constant answer on the same examples."""
     answered = {}
-    for client, own in figures.items():
-        counts = np.zeros_like(own.confusion)
-        counts[:, label] = np.sum(own.confusion, axis=1)
+    for client, client_figures in figures.items():
+        counts = np.zeros_like(client_figures.confusion)
+        counts[:, label] = np.sum(client_figures.confusion, axis=1)
         confusion = Confusion(counts)
         answered[client] = ClientFigures(
             loss=math.nan,
-            examples=own.examples,
+            examples=client_figures.examples,
             accuracy=confusion.accuracy,
             macro_f1=confusion.macro_f1,
             confusion=counts.tolist(),

@@ -1,4 +1,4 @@
-"""The comparison as a whole: summaries, tested differences, costs, and the answer in words."""
+"""A comparison of finished runs: summaries, tested differences, costs, and the answer in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,59 +14,66 @@ from simulations.comparison.statistics import (
     Difference,
     Numbers,
     Summary,
-    compared,
-    holm,
+    correct_by_holm,
+    paired_difference,
     smallest_p,
-    summarized,
+    summarize,
 )
-from simulations.comparison.variants import Arm, Field, Run, Variant, field_of
+from simulations.comparison.variants import (
+    ComparisonSet,
+    Condition,
+    Run,
+    Variant,
+    read_comparison_set,
+)
 
 FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Line:
-    """An arm with what is said of it: how its accuracy is spread, and its mean macro-F1."""
+class ConditionSummary:
+    """A condition with the summary of its accuracy and its mean macro-F1."""
 
-    arm: Arm
+    condition: Condition
     accuracy: Summary
     macro_f1: float
 
 
 @dataclass(frozen=True)
-class Tested:
-    """A tested difference between two arms.
+class TestedDifference:
+    """A tested difference between two conditions.
 
     Attributes:
-        arm, against: what is compared with what.
-        accuracy: of the clients; its p is as the test gave it.
-        p: the same, corrected by Holm over all tested differences.
-        macro_f1: mean difference; not tested.
+        condition: the condition that is tested.
+        against: the condition that it is tested against.
+        accuracy: paired differences in accuracy; its p-value is uncorrected.
+        p: p-value, corrected by Holm over all tested differences.
+        macro_f1: mean difference in macro-F1; not tested.
     """
 
-    arm: Arm
-    against: Arm
+    condition: Condition
+    against: Condition
     accuracy: Difference
     p: float
     macro_f1: float
 
     @property
-    def real(self) -> bool:
-        """Whether chance is an unlikely explanation, after correction."""
+    def is_significant(self) -> bool:
+        """Return whether the corrected p-value is below 0.05."""
         return self.p < 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one client spends on a run, as means over repetitions.
+    """The cost of a run for one client, as means over repetitions.
 
     Attributes:
-        bytes_up, bytes_down: per client, evaluations included.
-        steps: of training in the federation, for a client that is in every cohort.
-        private_steps: on top of it.
-        passes: sequences' forward passes in all these steps, 2·q·B each.
-        seconds: of the whole run on the machine that emulated all clients.
-        adapter_bytes: what one upload of the adapter's numbers would be.
+        bytes_up, bytes_down: bytes sent and received by a client, evaluations included.
+        steps: local steps in the federation of a client that is in every cohort.
+        private_steps: steps of the private rounds.
+        passes: forward passes of one sequence in all these steps, 2·q·B a step.
+        seconds: duration of the whole run on the machine that simulated all clients.
+        adapter_bytes: size of one upload of the adapter in float32, for comparison.
     """
 
     bytes_up: float
@@ -79,13 +86,13 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The global model at a validation.
+class ValidationPoint:
+    """One validation of the global model.
 
     Attributes:
-        round: after which.
-        bytes: up and down per client until then, in training.
-        accuracy: of every client on its validation examples, float64 [clients].
+        round: the round after which it took place.
+        bytes: bytes of training, both ways, per client until then.
+        accuracy: accuracy of every client on its validation examples, float64 [clients].
     """
 
     round: int
@@ -95,97 +102,104 @@ class Moment:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known about the runs of a field."""
+    """The comparison of a set of runs."""
 
-    field: Field
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        """Every arm that is shown, of the clients that trained."""
-        return [_line(arm) for arm in self.field.shown()]
+    runs: ComparisonSet
 
     @cached_property
-    def new_lines(self) -> list[Line]:
-        """The same of newcomers; empty without any."""
-        return [_line(arm) for arm in self.field.shown(new=True)]
+    def summaries(self) -> list[ConditionSummary]:
+        """The summary of every displayed condition, over the clients that trained."""
+        return [_summary(condition) for condition in self.runs.displayed()]
 
     @cached_property
-    def tested(self) -> list[Tested]:
-        """Differences, with p-values corrected over all of them."""
+    def newcomer_summaries(self) -> list[ConditionSummary]:
+        """The same summaries over the newcomers; empty if the run has none."""
+        return [_summary(condition) for condition in self.runs.displayed(newcomers=True)]
+
+    @cached_property
+    def tested(self) -> list[TestedDifference]:
+        """The tested differences, with p-values corrected over all of them."""
         rows = []
-        for arm, against in self.field.pairs():
-            accuracy = compared(arm.accuracy, against.accuracy)
-            f1 = float((arm.macro_f1 - against.macro_f1).mean())
-            rows.append(Tested(arm, against, accuracy, accuracy.p, f1))
-        corrected = holm([row.p for row in rows])
+        for condition, against in self.runs.pairs():
+            accuracy = paired_difference(condition.accuracy, against.accuracy)
+            f1 = float((condition.macro_f1 - against.macro_f1).mean())
+            rows.append(TestedDifference(condition, against, accuracy, accuracy.p, f1))
+        corrected = correct_by_holm([row.p for row in rows])
         return [replace(row, p=p) for row, p in zip(rows, corrected, strict=True)]
 
     @cached_property
-    def main(self) -> Tested:
-        """The difference that the answer is about."""
-        pair = self.field.main_pair()
-        return next(row for row in self.tested if (row.arm, row.against) == pair)
+    def main(self) -> TestedDifference:
+        """The difference that the headline reports."""
+        pair = self.runs.main_pair()
+        return next(row for row in self.tested if (row.condition, row.against) == pair)
 
     @property
     def too_few(self) -> bool:
-        """Whether no gain, however clear, could pass the correction with so few clients."""
-        return smallest_p(len(self.field.clients)) * len(self.tested) >= 1 - CONFIDENCE
+        """Return whether even a gain of every client would not be significant."""
+        return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
 
-    def grouped(self) -> dict[str, dict[str, Tested]]:
-        """The tested differences under a title each, by what a row is held against."""
-        several = len(self.field.variants) > 1
-        groups: dict[str, dict[str, Tested]] = {}
+    def by_title(self) -> dict[str, dict[str, TestedDifference]]:
+        """Return the tested differences by the title of their table and the name of their row."""
+        several = len(self.runs.variants) > 1
+        groups: dict[str, dict[str, TestedDifference]] = {}
         for row in self.tested:
-            if self.field.methods:
-                title, name = f"{self.named(row.arm)} against", self.named(row.against)
+            if self.runs.compares_methods:
+                title, name = f"{self.name_of(row.condition)} against", self.name_of(row.against)
             elif several:
-                title, name = f"{row.arm.variant} against {row.against.variant}", row.arm.name
+                title, name = (
+                    f"{row.condition.variant} against {row.against.variant}",
+                    row.condition.name,
+                )
             else:
-                title, name = f"{row.arm.name} against", row.against.name
+                title, name = f"{row.condition.name} against", row.against.name
             groups.setdefault(title, {})[name] = row
         return groups
 
-    def named(self, arm: Arm) -> str:
-        """An arm in words: of different methods by these, of several variants with a letter."""
-        variants = {variant.label: variant for variant in self.field.variants}
-        if self.field.methods:
-            own = variants[arm.variant]
-            if arm.name != own.served:
-                return arm.name
+    def name_of(self, condition: Condition) -> str:
+        """Return a condition's name: its method, or its column and its variant's label."""
+        variants = {variant.label: variant for variant in self.runs.variants}
+        if self.runs.compares_methods:
+            own = variants[condition.variant]
+            if condition.name != own.final_column:
+                return condition.name
             alike = sum(variant.method == own.method for variant in variants.values()) > 1
-            return f"{own.method} {arm.variant}" if alike else own.method
-        return f"{arm.name} {arm.variant}" if len(self.field.variants) > 1 else arm.name
+            return f"{own.method} {condition.variant}" if alike else own.method
+        return (
+            f"{condition.name} {condition.variant}"
+            if len(self.runs.variants) > 1
+            else condition.name
+        )
 
     def answer(self) -> str:
-        """The result in one sentence."""
+        """Return the result in one sentence."""
         return f"{self.headline()}: {self.evidence()}"
 
     def headline(self) -> str:
-        """What was found, in words."""
+        """Return the finding in words."""
         main = self.main
-        one, other = self.named(main.arm), self.named(main.against)
-        if not main.real:
+        one, other = self.name_of(main.condition), self.name_of(main.against)
+        if not main.is_significant:
             return f"No difference between {one} and {other} is shown"
         return (
             f"{one} serves clients {'better' if main.accuracy.mean > 0 else 'worse'} than {other}"
         )
 
     def evidence(self) -> str:
-        """What the headline rests on."""
-        main, clients = self.main, len(self.field.clients)
+        """Return the figures behind the headline."""
+        main, clients = self.main, len(self.runs.clients)
         own = main.accuracy
         gained = f"{points(own.mean)} points of accuracy"
         if clients < 2:
-            return f"{gained} for one client, which says nothing of others."
-        few = "so few clients could not show one; " if self.too_few else ""
+            return f"{gained} for one client, which says nothing about others."
+        few = "so few clients cannot show one; " if self.too_few else ""
         return (
             f"{few}{gained} (95 % interval {points(own.low)} to {points(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
-            f"corrected p {p_text(main.p)}."
+            f"corrected p {format_p(main.p)}."
         )
 
     def cost(self, variant: Variant) -> Cost:
-        """What a client spends; see `Cost`."""
+        """Return the cost of a variant for one client."""
         results = [run.result for run in variant.runs]
         settings = RunConfig.of(variant.first.config, str(variant.runs[0].folder))
         steps, rounds = settings.steps, settings.federated_rounds
@@ -203,12 +217,12 @@ class Comparison:
             variant.first.elements * FLOAT32_BYTES,
         )
 
-    def curve(self, variant: Variant) -> list[Moment]:
-        """The global model's validations that every repetition has."""
-        histories = [_history(run, self.field.clients) for run in variant.runs]
+    def curve(self, variant: Variant) -> list[ValidationPoint]:
+        """Return the validations of the global model that all repetitions have in common."""
+        histories = [_history(run, self.runs.clients) for run in variant.runs]
         shared = set.intersection(*(set(history) for history in histories))
         return [
-            Moment(
+            ValidationPoint(
                 number,
                 float(np.mean([history[number].bytes for history in histories])),
                 np.mean([history[number].accuracy for history in histories], axis=0),
@@ -217,49 +231,53 @@ class Comparison:
         ]
 
     def labels(self) -> dict[str, str]:
-        """What every variant is: its runs, its seeds, and the settings of its own."""
+        """Return by label the runs, the seeds and the differing settings of every variant."""
         described = {}
-        for variant in self.field.variants:
+        for variant in self.runs.variants:
             seeds = ", ".join(str(run.result.config.get("seed")) for run in variant.runs)
-            own = [f"{key} = {value}" for key, value in self.field.own(variant).items()]
+            own = [
+                f"{key} = {value}" for key, value in self.runs.differing_settings(variant).items()
+            ]
             parts = [", ".join(str(run.folder) for run in variant.runs), f"seed {seeds}", *own]
             described[variant.label] = "; ".join(parts)
         return described
 
 
-def comparison_of(folders: Sequence[Path]) -> Comparison:
+def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Compare finished runs.
 
     Raises:
-        SamaraError: if they cannot be compared; see `field_of`.
+        SamaraError: if they cannot be paired_difference; see `read_comparison_set`.
     """
-    return Comparison(field_of(folders))
+    return Comparison(read_comparison_set(folders))
 
 
-def percent(share: float) -> str:
-    """A share in percent, without the sign; halves are decimal ones, as one rounds by hand."""
+def format_percent(share: float) -> str:
+    """Return a share as a percentage without the sign, rounded in decimal."""
     return f"{round(share * 100, 6):.1f}"
 
 
 def points(difference: float) -> str:
-    """A difference of shares in percentage points."""
+    """Return a difference of shares in percentage points, with its sign."""
     return f"{round(difference * 100, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def p_text(p: float) -> str:
-    """A p-value as it is printed."""
+def format_p(p: float) -> str:
+    """Return a p-value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _line(arm: Arm) -> Line:
-    return Line(arm, summarized(arm.accuracy), float(arm.macro_f1.mean()))
+def _summary(condition: Condition) -> ConditionSummary:
+    return ConditionSummary(
+        condition, summarize(condition.accuracy), float(condition.macro_f1.mean())
+    )
 
 
-def _history(run: Run, clients: Sequence[int]) -> dict[int, Moment]:
-    """Validations by round, of the clients that were there at all of them."""
+def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
+    """Return a run's validations by round, where all of these clients took part."""
     result = run.result
     spent = {entry.round: entry.bytes_up + entry.bytes_down for entry in result.rounds}
-    moments = {}
+    validations = {}
     for evaluation in result.evaluations:
         column = evaluation.columns.get(GLOBAL)
         if evaluation.split != "validation" or column is None:
@@ -268,5 +286,5 @@ def _history(run: Run, clients: Sequence[int]) -> dict[int, Moment]:
         if all(client in column.clients for client in clients):
             until = sum(size for spent_in, size in spent.items() if spent_in <= number)
             accuracy = np.array([column.clients[client].accuracy for client in clients])
-            moments[number] = Moment(number, until / len(result.clients), accuracy)
-    return moments
+            validations[number] = ValidationPoint(number, until / len(result.clients), accuracy)
+    return validations

@@ -1,4 +1,4 @@
-"""Is a difference between two ways of serving the same clients real? Every client counts once."""
+"""Statistics of paired comparisons over clients; every client counts once."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _EXACT_UP_TO = 200
 
 @dataclass(frozen=True)
 class Summary:
-    """How one way of serving is spread over the clients.
+    """The distribution of one number per client.
 
     Attributes:
         mean: over clients.
         low, high: bootstrap confidence interval of the mean.
-        worst: mean over the worst-served tenth of the clients, at least one.
-        spread: standard deviation over clients; the smaller, the fairer.
+        worst: mean over the lowest tenth of the clients, at least one.
+        spread: standard deviation over clients.
     """
 
     mean: float
@@ -37,18 +37,18 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one way serves the clients than another.
+    """A paired difference between two numbers per client.
 
     Attributes:
-        own: differences of the clients, float64 [n].
-        mean: of them.
+        by_client: differences of the clients, float64 [n].
+        mean: mean difference.
         low, high: bootstrap confidence interval of the mean.
-        p: two-sided, of the Wilcoxon signed-rank test.
+        p: two-sided p-value of the Wilcoxon signed-rank test.
         effect: matched-pairs rank-biserial correlation, from −1 to 1.
-        worst: mean over the tenth of the clients that gains least.
+        worst: mean over the tenth of the clients with the lowest differences.
     """
 
-    own: Numbers
+    by_client: Numbers
     mean: float
     low: float
     high: float
@@ -58,40 +58,41 @@ class Difference:
 
     @property
     def losing(self) -> int:
-        """How many clients are served worse."""
-        return int((self.own < 0).sum())
+        """The number of clients with a negative difference."""
+        return int((self.by_client < 0).sum())
 
     @property
     def gaining(self) -> int:
-        """How many clients are served better."""
-        return int((self.own > 0).sum())
+        """The number of clients with a positive difference."""
+        return int((self.by_client > 0).sum())
 
 
-def summarized(values: Numbers) -> Summary:
-    """The spread of one number per client, float64 [n], n ≥ 1."""
+def summarize(values: Numbers) -> Summary:
+    """Summarize one number per client, float64 [n], n ≥ 1."""
     low, high = interval(values)
     return Summary(float(values.mean()), low, high, worst_tenth(values), float(values.std()))
 
 
-def compared(one: Numbers, other: Numbers) -> Difference:
-    """One number per client held against another of the same client, both float64 [n], n ≥ 1."""
+def paired_difference(one: Numbers, other: Numbers) -> Difference:
+    """Compare two numbers per client, both float64 [n], n ≥ 1."""
     # Equal differences of rounded shares must tie, whatever binary fractions make of them.
-    own = np.round(one - other, 12)
-    low, high = interval(own)
-    p, effect = signed_rank(own)
-    return Difference(own, float(own.mean()), low, high, p, effect, worst_tenth(own))
+    by_client = np.round(one - other, 12)
+    low, high = interval(by_client)
+    p, effect = signed_rank(by_client)
+    mean, worst = float(by_client.mean()), worst_tenth(by_client)
+    return Difference(by_client, mean, low, high, p, effect, worst)
 
 
 def interval(values: Numbers) -> tuple[float, float]:
-    """Bias-corrected and accelerated bootstrap interval of the mean over clients.
+    """Return the bias-corrected and accelerated bootstrap interval of the mean over clients.
 
-    The resamples are drawn by a fixed seed. Of a single client nothing is known: NaN.
+    The resamples are drawn by a fixed seed. The interval of a single client is NaN.
     """
     if len(values) < 2:
         return math.nan, math.nan
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
-    found = stats.bootstrap(
+    bounds = stats.bootstrap(
         (values,),
         np.mean,
         confidence_level=CONFIDENCE,
@@ -100,15 +101,15 @@ def interval(values: Numbers) -> tuple[float, float]:
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(bounds.low), float(bounds.high)
 
 
 def signed_rank(differences: Numbers) -> tuple[float, float]:
-    """Wilcoxon's signed-rank test and its effect size, float64 [n] → (p, effect).
+    """Return the p-value of Wilcoxon's signed-rank test and its effect size.
 
-    Zeros are ranked and then dropped (Pratt 1959). p is two-sided, and exact, ties included, up
-    to 200 clients. The effect is the matched-pairs rank-biserial correlation: the share of the
-    rank sum that speaks for, less the share that speaks against (Kerby 2014).
+    Zeros are ranked and then dropped (Pratt 1959). The p-value is two-sided, and exact, with
+    ties, up to 200 clients. The effect is the matched-pairs rank-biserial correlation: the share
+    of the rank sum of positive differences less that of negative ones (Kerby 2014).
     """
     if not differences.any():
         return 1.0, 0.0
@@ -123,9 +124,9 @@ def signed_rank(differences: Numbers) -> tuple[float, float]:
 
 
 def _exact_p(ranks: Numbers, positive: float) -> float:
-    """Two-sided p of a sum of positive ranks: every rank has either sign by an even chance.
+    """Return the two-sided p-value of a sum of positive ranks under random signs.
 
-    scipy's exact distribution knows no ties, and its permutations take seconds.
+    scipy's exact distribution does not support ties, and its permutation test takes seconds.
     """
     doubled = np.rint(2 * ranks).astype(np.int64)
     chances = np.zeros(doubled.sum() + 1)
@@ -133,17 +134,17 @@ def _exact_p(ranks: Numbers, positive: float) -> float:
     for rank in doubled:
         chances[rank:] += chances[:-rank].copy()
         chances /= 2
-    place = round(2 * positive)
-    return min(1.0, 2 * float(min(chances[: place + 1].sum(), chances[place:].sum())))
+    index = round(2 * positive)
+    return min(1.0, 2 * float(min(chances[: index + 1].sum(), chances[index:].sum())))
 
 
 def worst_tenth(values: Numbers) -> float:
-    """Mean of the lowest tenth, rounded up to whole clients."""
+    """Return the mean of the lowest tenth, rounded up to whole clients."""
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected so that the chance of any false finding among them is kept (Holm 1979)."""
+def correct_by_holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for the number of tests by Holm's method (Holm 1979)."""
     corrected, floor = [0.0] * len(p_values), 0.0
     ascending = sorted(range(len(p_values)), key=lambda index: p_values[index])
     for rank, index in enumerate(ascending):
@@ -153,5 +154,5 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_p(clients: int) -> float:
-    """The least p that so many clients can give: all of them gain."""
+    """Return the smallest p-value that this many clients can give: all of them gain."""
     return float(2.0 ** (1 - clients))

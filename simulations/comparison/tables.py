@@ -1,4 +1,4 @@
-"""A comparison on the terminal, within 80 characters, and as CSV."""
+"""The tables of a comparison: on the terminal, within 80 characters, and as CSV."""
 
 import csv
 import io
@@ -11,52 +11,63 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.result import ClientCost
-from simulations.comparison.comparison import Comparison, Tested, p_text, percent, points
+from simulations.comparison.comparison import (
+    Comparison,
+    TestedDifference,
+    format_p,
+    format_percent,
+    points,
+)
 
 _NAMED_LOSERS = 5
 
 
-def printed(comparison: Comparison) -> Iterator[RenderableType]:
-    """The answer, then the arms, the differences, the losers and the costs."""
-    field = comparison.field
+def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
+    """Yield the answer, the conditions, the differences, the clients that lose, and the costs."""
+    runs = comparison.runs
     yield Text(comparison.answer(), style="bold")
-    if len(field.variants) > 1 or len(field.variants[0].runs) > 1:
+    if len(runs.variants) > 1 or len(runs.variants[0].runs) > 1:
         labels = comparison.labels().items()
         yield Group(*[Text(f"{label}  {what}") for label, what in labels])
-    if field.left_out:
-        who = "1 client is" if len(field.left_out) == 1 else f"{len(field.left_out)} clients are"
-        yield Text(f"{who} left out, for want of some figure")
-    clients = len(comparison.field.clients)
-    yield _arms(f"On each client's own test examples, mean over {clients} clients", comparison)
-    if newcomers := len(comparison.field.newcomers):
-        title = f"The same of clients that trained no global model, mean over {newcomers}"
-        yield _arms(title, comparison, new=True)
-    for title, rows in comparison.grouped().items():
+    if runs.left_out:
+        who = "1 client is" if len(runs.left_out) == 1 else f"{len(runs.left_out)} clients are"
+        yield Text(f"{who} left out: a figure is missing")
+    clients = len(comparison.runs.clients)
+    yield _conditions(
+        f"On each client's own test examples, mean over {clients} clients", comparison
+    )
+    if newcomers := len(comparison.runs.newcomers):
+        title = f"Newcomers, who never trained the global model, mean over {newcomers}"
+        yield _conditions(title, comparison, new=True)
+    for title, rows in comparison.by_title().items():
         yield _differences(title, rows)
     yield _notes(comparison)
     yield _costs(comparison)
 
 
 def csv_of(comparison: Comparison) -> str:
-    """A line per variant, client and column; figures and costs are means over seeds."""
+    """Return CSV with a line per variant, client and column, as means over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     columns = ["variant", "runs", "client", "column", "accuracy", "macro_f1"]
     rows.writerow([*columns, *ClientCost._fields])
-    for variant in comparison.field.variants:
-        runs = " ".join(str(run.folder) for run in variant.runs)
-        field = comparison.field
-        arms = [(field.clients, arm) for arm in variant.arms.values()]
-        for clients, arm in [*arms, *((field.newcomers, arm) for arm in variant.new.values())]:
-            figures = zip(clients, arm.accuracy, arm.macro_f1, strict=True)
+    for variant in comparison.runs.variants:
+        folders = " ".join(str(run.folder) for run in variant.runs)
+        runs = comparison.runs
+        conditions = [(runs.clients, condition) for condition in variant.conditions.values()]
+        for clients, condition in [
+            *conditions,
+            *((runs.newcomers, condition) for condition in variant.newcomer_conditions.values()),
+        ]:
+            figures = zip(clients, condition.accuracy, condition.macro_f1, strict=True)
             for client, accuracy, macro_f1 in figures:
                 spent = np.mean([run.result.spent(client) for run in variant.runs], axis=0)
-                shown = [variant.label, runs, client, arm.name, accuracy, macro_f1]
+                shown = [variant.label, folders, client, condition.name, accuracy, macro_f1]
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
 
-def _arms(title: str, comparison: Comparison, new: bool = False) -> RenderableType:
+def _conditions(title: str, comparison: Comparison, new: bool = False) -> RenderableType:
     table = _table()
     for heading in (
         "accuracy\n%",
@@ -67,24 +78,24 @@ def _arms(title: str, comparison: Comparison, new: bool = False) -> RenderableTy
     ):
         table.add_column(heading, justify="right")
     before = ""
-    for line in comparison.new_lines if new else comparison.lines:
-        if before not in ("", line.arm.variant) and not comparison.field.methods:
+    for line in comparison.newcomer_summaries if new else comparison.summaries:
+        if before not in ("", line.condition.variant) and not comparison.runs.compares_methods:
             table.add_section()
-        before = line.arm.variant
+        before = line.condition.variant
         own = line.accuracy
         table.add_row(
-            Text(comparison.named(line.arm)),
-            percent(own.mean),
-            "" if isnan(own.low) else f"{percent(own.low)} – {percent(own.high)}",
-            percent(own.worst),
-            percent(own.spread),
-            percent(line.macro_f1),
+            Text(comparison.name_of(line.condition)),
+            format_percent(own.mean),
+            "" if isnan(own.low) else f"{format_percent(own.low)} – {format_percent(own.high)}",
+            format_percent(own.worst),
+            format_percent(own.spread),
+            format_percent(line.macro_f1),
         )
     return Group(Text(title, style="italic"), table)
 
 
-def _differences(title: str, rows: Mapping[str, Tested]) -> RenderableType:
-    """Tested differences; the p-values are corrected over all such tables together."""
+def _differences(title: str, rows: Mapping[str, TestedDifference]) -> RenderableType:
+    """Return a table of tested differences; p-values are corrected over all tables together."""
     table = _table()
     for heading in (
         "accuracy\n",
@@ -102,9 +113,9 @@ def _differences(title: str, rows: Mapping[str, Tested]) -> RenderableType:
             Text(name),
             points(own.mean),
             "" if isnan(own.low) else f"{points(own.low)} … {points(own.high)}",
-            p_text(row.p),
+            format_p(row.p),
             f"{own.effect:+.2f}".replace("-", "−"),
-            f"{own.losing / len(own.own):.0%}",
+            f"{own.losing / len(own.by_client):.0%}",
             points(own.worst),
             points(row.macro_f1),
         )
@@ -112,14 +123,16 @@ def _differences(title: str, rows: Mapping[str, Tested]) -> RenderableType:
 
 
 def _notes(comparison: Comparison) -> RenderableType:
-    main, clients = comparison.main, comparison.field.clients
+    main, clients = comparison.main, comparison.runs.clients
     lines = []
-    order = main.accuracy.own.argsort(kind="stable")
-    losers = [(clients[i], main.accuracy.own[i]) for i in order if main.accuracy.own[i] < 0]
+    order = main.accuracy.by_client.argsort(kind="stable")
+    losers = [
+        (clients[i], main.accuracy.by_client[i]) for i in order if main.accuracy.by_client[i] < 0
+    ]
     if losers:
         shown = ", ".join(f"{client} ({points(lost)})" for client, lost in losers[:_NAMED_LOSERS])
         more = f" and {len(losers) - _NAMED_LOSERS} more" if len(losers) > _NAMED_LOSERS else ""
-        pair = f"{comparison.named(main.arm)} against {comparison.named(main.against)}"
+        pair = f"{comparison.name_of(main.condition)} against {comparison.name_of(main.against)}"
         lines.append(f"Clients that lose, {pair}: {shown}{more}")
     if comparison.too_few:
         lines.append(
@@ -144,10 +157,10 @@ def _costs(comparison: Comparison) -> RenderableType:
         "run\nseconds",
     ):
         table.add_column(heading, justify="right")
-    for variant in comparison.field.variants:
+    for variant in comparison.runs.variants:
         cost = comparison.cost(variant)
         table.add_row(
-            variant.label if len(comparison.field.variants) > 1 else "",
+            variant.label if len(comparison.runs.variants) > 1 else "",
             f"{cost.bytes_up:,.0f}",
             f"{cost.bytes_down:,.0f}",
             f"{cost.steps:,}",

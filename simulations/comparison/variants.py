@@ -1,4 +1,4 @@
-"""Runs that may be compared, put in order: repetitions with other seeds belong together."""
+"""The runs of a comparison, grouped into variants: runs that differ in their seeds alone."""
 
 import json
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ from simulations.comparison.statistics import Numbers
 
 _LISTED = 5
 BASELINES = ("global", "local")
-"""Methods that the others are held against."""
+"""Methods that the others are compared with."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run and where it is."""
+    """A finished run and its folder."""
 
     folder: Path
     result: RunResult
 
     @cached_property
     def columns(self) -> dict[str, Figures]:
-        """See `client_columns`."""
+        """The columns of the run, from `client_columns`."""
         try:
             return client_columns(self.result)
         except SamaraError as error:
@@ -46,25 +46,27 @@ class Run:
 
     @cached_property
     def fingerprints(self) -> dict[int, Any]:
-        """Of every client's examples, by split."""
+        """The fingerprints of every client's examples, by split."""
         clients = self.result.clients
-        found = {index: client.facts.get("fingerprints") for index, client in clients.items()}
-        if missing := [client for client, own in found.items() if not own]:
+        fingerprints = {
+            index: client.facts.get("fingerprints") for index, client in clients.items()
+        }
+        if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
-                f"{self.folder}: {_clients(missing)} told no fingerprint of the data, so it "
-                "cannot be told whether others were trained on the same; run it again"
+                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data, so "
+                "it cannot be checked that other runs used the same data; run it again"
             )
-        return found
+        return fingerprints
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
-    """One way of serving the clients in one variant; a client's figures are means over seeds.
+class Condition:
+    """One column of one variant; a client's figures are means over seeds.
 
     Attributes:
         variant: label of the variant.
         name: the column.
-        accuracy, macro_f1: float64 [clients].
+        accuracy, macro_f1: figures of the clients, float64 [clients].
     """
 
     variant: str
@@ -75,51 +77,52 @@ class Arm:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that differ in nothing but their seeds.
+    """A group of runs that differ in their seeds alone.
 
     Attributes:
-        label: its method, where each has one of its own; else A, B, C …, in the order of the
-            command line.
-        runs: at least one.
-        arms: by column, of the clients that trained.
-        new: the same of newcomers, who did not; empty without any.
+        label: the method, if all variants have different ones; else A, B, C …, in the order
+            of the command line.
+        runs: the repetitions, at least one.
+        conditions: conditions of the clients that trained, by column.
+        newcomer_conditions: conditions of the newcomers, by column; empty if there are none.
     """
 
     label: str
     runs: tuple[Run, ...]
-    arms: dict[str, Arm]
-    new: dict[str, Arm]
+    conditions: dict[str, Condition]
+    newcomer_conditions: dict[str, Condition]
 
     @property
     def method(self) -> str:
-        """How these runs make a client's model."""
+        """The method of these runs."""
         return str(self.first.config.get("method", "finetune"))
 
     @property
-    def served(self) -> str:
-        """The column of the model that the method gives a client in the end."""
+    def final_column(self) -> str:
+        """The column of the model that a client has in the end."""
         return (self.personal or [GLOBAL])[-1]
 
     @property
     def first(self) -> RunResult:
-        """The result that stands for what all of them have in common."""
+        """The result of the first repetition, for what all repetitions have in common."""
         return self.runs[0].result
 
     @property
     def personal(self) -> list[str]:
-        """Columns with private rounds on top of the federation's model."""
-        return [name for name in self.arms if name not in COMMON]
+        """The columns with private rounds on top of the global model."""
+        return [name for name in self.conditions if name not in COMMON]
 
 
 @dataclass(frozen=True)
-class Field:
-    """All that is compared.
+class ComparisonSet:
+    """The variants of a comparison and the clients whose figures are compared.
 
     Attributes:
         variants: at least one.
-        clients: whose figures every arm has, in ascending order; arms hold theirs in this order.
-        newcomers: the same of clients that never trained the global model.
-        left_out: clients of which some figure is missing.
+        clients: indices of the clients that every condition has figures of, ascending; the
+            figures of a condition are in this order.
+        newcomers: indices of such clients that never trained the global model.
+        left_out: indices of clients with a missing figure.
         differing: settings in which the variants differ, each with a value per variant.
     """
 
@@ -129,8 +132,8 @@ class Field:
     left_out: tuple[int, ...]
     differing: dict[str, tuple[object, ...]]
 
-    def own(self, variant: Variant) -> dict[str, object]:
-        """The settings in which a variant differs from others, as far as its method reads them."""
+    def differing_settings(self, variant: Variant) -> dict[str, object]:
+        """Return the settings in which a variant differs from others and that its method reads."""
         index = self.variants.index(variant)
         return {
             key: values[index]
@@ -139,76 +142,87 @@ class Field:
         }
 
     @property
-    def methods(self) -> bool:
-        """Whether the variants make clients' models by different methods."""
+    def compares_methods(self) -> bool:
+        """Return whether the variants have different methods."""
         return len({variant.method for variant in self.variants}) > 1
 
-    def shown(self, new: bool = False) -> list[Arm]:
-        """The arms of a table: all, or of different methods what each gives a client in the end.
+    def displayed(self, newcomers: bool = False) -> list[Condition]:
+        """Return the conditions of a table: all, or the final column of each compared method.
 
         Args:
-            new: the newcomers' arms instead of the others'.
+            newcomers: return the conditions of the newcomers instead.
         """
-        held = [variant.new if new else variant.arms for variant in self.variants]
-        if not self.methods:
-            return [arm for arms in held for arm in arms.values()]
-        common: dict[str, Arm] = {}
-        for arms in held:
-            common = {name: arms[name] for name in UNTRAINED if name in arms} | common
-        served = zip(held, self.variants, strict=True)
+        by_variant = [
+            variant.newcomer_conditions if newcomers else variant.conditions
+            for variant in self.variants
+        ]
+        if not self.compares_methods:
+            return [condition for conditions in by_variant for condition in conditions.values()]
+        common: dict[str, Condition] = {}
+        for conditions in by_variant:
+            common = {name: conditions[name] for name in UNTRAINED if name in conditions} | common
+        final = zip(by_variant, self.variants, strict=True)
         ordered = [common[name] for name in UNTRAINED if name in common]
-        return ordered + [arms[v.served] for arms, v in served if v.served in arms]
+        return ordered + [
+            conditions[v.final_column] for conditions, v in final if v.final_column in conditions
+        ]
 
-    def pairs(self) -> list[tuple[Arm, Arm]]:
-        """Which arm is tested against which.
+    def pairs(self) -> list[tuple[Condition, Condition]]:
+        """Return the pairs of conditions that are tested.
 
-        Of one variant: every personal arm, or without one the global, against all that is common.
-        Of different methods: what each gives a client, against what local and global give and
-        against all that needs no training. Otherwise every trained arm against the same one of
-        the first variant.
+        With one variant: every personal condition, or the global one if there is none, against all
+        common columns. With different methods: the final column of each against those of `local`
+        and `global` and against all untrained columns. Otherwise: every trained condition against
+        the same column of the first variant.
         """
         first, *others = self.variants
-        if self.methods:
-            plain = [v.arms[v.served] for v in self.variants if v.method in BASELINES]
-            untrained = [arm for arm in self.shown() if arm.name in UNTRAINED]
+        if self.compares_methods:
+            plain = [v.conditions[v.final_column] for v in self.variants if v.method in BASELINES]
+            untrained = [condition for condition in self.displayed() if condition.name in UNTRAINED]
             return [
-                (variant.arms[variant.served], against)
+                (variant.conditions[variant.final_column], against)
                 for variant in self.variants
                 for against in [*plain, *untrained]
-                if against is not variant.arms[variant.served]
+                if against is not variant.conditions[variant.final_column]
                 and (variant.method not in BASELINES or against.name in UNTRAINED)
             ]
         if others:
             return [
-                (arm, first.arms[name])
+                (condition, first.conditions[name])
                 for variant in others
-                for name, arm in variant.arms.items()
-                if name in first.arms and (name not in COMMON or name in TRAINED)
+                for name, condition in variant.conditions.items()
+                if name in first.conditions and (name not in COMMON or name in TRAINED)
             ]
         tested = first.personal or [GLOBAL]
-        baselines = [name for name in COMMON if name in first.arms and name not in tested]
-        return [(first.arms[name], first.arms[other]) for name in tested for other in baselines]
+        baselines = [name for name in COMMON if name in first.conditions and name not in tested]
+        return [
+            (first.conditions[name], first.conditions[other])
+            for name in tested
+            for other in baselines
+        ]
 
-    def main_pair(self) -> tuple[Arm, Arm]:
-        """The pair that answers the question that one comes with.
+    def main_pair(self) -> tuple[Condition, Condition]:
+        """Return the pair that the headline reports.
 
-        Of different methods the best, against the best of what it is held against.
+        With different methods: the best method against the best condition it is tested against.
         """
-        if self.methods:
+        if self.compares_methods:
             pairs = self.pairs()
             methods = {v.label for v in self.variants if v.method not in BASELINES}
-            own = [pair for pair in pairs if pair[0].variant in methods] or pairs
-            return max(own, key=lambda pair: (pair[0].accuracy.mean(), pair[1].accuracy.mean()))
+            candidates = [pair for pair in pairs if pair[0].variant in methods] or pairs
+            return max(
+                candidates, key=lambda pair: (pair[0].accuracy.mean(), pair[1].accuracy.mean())
+            )
         first, last = self.variants[0], self.variants[-1]
-        names = [name for name in last.arms if name in first.arms]
+        names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
-            return last.arms[names[-1]], first.arms[names[-1]]
+            return last.conditions[names[-1]], first.conditions[names[-1]]
         against = GLOBAL if first.personal else ZERO_SHOT
-        return first.arms[names[-1]], first.arms[against]
+        return first.conditions[names[-1]], first.conditions[against]
 
 
-def field_of(folders: Sequence[Path]) -> Field:
-    """Read runs and put them in order.
+def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
+    """Read finished runs and group them into variants.
 
     Raises:
         SamaraError: if a run is not finished, or differs from the first in data, split or model.
@@ -236,15 +250,15 @@ def field_of(folders: Sequence[Path]) -> Field:
         Variant(
             label,
             tuple(group),
-            _arms(label, group, clients),
-            _arms(label, group, newcomers) if newcomers else {},
+            _conditions(label, group, clients),
+            _conditions(label, group, newcomers) if newcomers else {},
         )
         for label, group in zip(_labels(list(groups.values())), groups.values(), strict=True)
     )
     configs = [variant.first.config for variant in variants]
     keys = {key: None for config in configs for key in config if _makes_a_variant(key)}
     differing = {key: tuple(config.get(key) for config in configs) for key in keys}
-    return Field(
+    return ComparisonSet(
         variants,
         tuple(clients),
         tuple(newcomers),
@@ -259,7 +273,7 @@ def _makes_a_variant(key: str) -> bool:
     return described is None or described.makes_a_variant
 
 
-def _arms(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Arm]:
+def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Condition]:
     def mean(name: str, metric: str) -> Numbers:
         of_runs = [
             [getattr(run.columns[name][client], metric) for client in clients] for run in runs
@@ -269,22 +283,23 @@ def _arms(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, 
 
     names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
     return {
-        name: Arm(label, name, mean(name, "accuracy"), mean(name, "macro_f1")) for name in names
+        name: Condition(label, name, mean(name, "accuracy"), mean(name, "macro_f1"))
+        for name in names
     }
 
 
 def _check(run: Run, first: Run) -> None:
-    """Refuse a run of another model or of other examples, and say in what they differ."""
+    """Refuse a run of another model or of other examples, and name the differences."""
     reasons = []
     if run.result.model_id != first.result.model_id:
         ids = f"{run.result.model_id[:12]}, not {first.result.model_id[:12]}"
         reasons.append(f"the base model is {ids}")
-    own, others = run.fingerprints, first.fingerprints
-    if own.keys() != others.keys():
-        reasons.append(f"it has {len(own)} clients, not {len(others)}, or others")
-    elif unlike := [client for client in own if own[client] != others[client]]:
+    these, those = run.fingerprints, first.fingerprints
+    if these.keys() != those.keys():
+        reasons.append(f"it has {len(these)} clients, not {len(those)}, or different ones")
+    elif unlike := [client for client in these if these[client] != those[client]]:
         splits = sorted(
-            {split for client in unlike for split in _unlike(own[client], others[client])}
+            {split for client in unlike for split in _unlike(these[client], those[client])}
         )
         reasons.append(
             f"{_clients(unlike)} hold other examples"
@@ -326,6 +341,6 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _letter(index: int) -> str:
-    """A to Z, then A1, B1 …"""
-    turn, place = divmod(index, 26)
-    return chr(ord("A") + place) + (str(turn) if turn else "")
+    """Return A to Z, then A1, B1 …"""
+    turn, letter = divmod(index, 26)
+    return chr(ord("A") + letter) + (str(turn) if turn else "")

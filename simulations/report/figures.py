@@ -11,7 +11,7 @@ import numpy as np
 
 from shared.errors import SamaraError
 from simulations.comparison.columns import GLOBAL, ZERO_SHOT
-from simulations.comparison.comparison import Comparison, Tested, percent, points
+from simulations.comparison.comparison import Comparison, TestedDifference, format_percent, points
 from simulations.comparison.statistics import Numbers
 from simulations.comparison.variants import Variant
 
@@ -90,7 +90,7 @@ def figures_of(comparison: Comparison) -> list[Figure]:
     Raises:
         SamaraError: without matplotlib.
     """
-    variants = comparison.field.variants
+    variants = comparison.runs.variants
     figures = [_slopes(comparison, variant) for variant in variants]
     figures += [_differences(comparison), _distribution(comparison)]
     if any(len(comparison.curve(variant)) > 1 for variant in variants):
@@ -100,13 +100,13 @@ def figures_of(comparison: Comparison) -> list[Figure]:
 
 def _slopes(comparison: Comparison, variant: Variant) -> Figure:
     stops = [ZERO_SHOT, GLOBAL, *variant.personal]
-    values = np.array([variant.arms[name].accuracy for name in stops]) * 100
+    values = np.array([variant.conditions[name].accuracy for name in stops]) * 100
     everywhere = np.concatenate(
         [
-            v.arms[name].accuracy
-            for v in comparison.field.variants
+            v.conditions[name].accuracy
+            for v in comparison.runs.variants
             for name in stops
-            if name in v.arms
+            if name in v.conditions
         ]
     )
     chosen = _chosen(values[-1] - values[0])
@@ -123,17 +123,18 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         axes.set_xlim(-0.3, len(stops) - 0.7)
         axes.set_ylim(*_around(everywhere * 100))
         labels = [
-            f"{name}\n{percent(mean / 100)} %" for name, mean in zip(stops, means, strict=True)
+            f"{name}\n{format_percent(mean / 100)} %"
+            for name, mean in zip(stops, means, strict=True)
         ]
         axes.set_xticks(places, labels, color=INK)
         axes.grid(axis="y")
 
-    of = f": {variant.label}" if len(comparison.field.variants) > 1 else ""
+    of = f": {variant.label}" if len(comparison.runs.variants) > 1 else ""
     thinned = (
         f" {len(chosen)} of {len(gains)} clients are drawn." if len(chosen) < len(gains) else ""
     )
     means = ", ".join(
-        f"{name} {percent(mean / 100)} %"
+        f"{name} {format_percent(mean / 100)} %"
         for name, mean in zip(stops, values.mean(axis=1), strict=True)
     )
     return drawn(
@@ -150,8 +151,8 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
 
 def _differences(comparison: Comparison) -> Figure:
     rows = [
-        (f"{name}" if len(comparison.grouped()) == 1 else f"{title}\n{name}", tested)
-        for title, group in comparison.grouped().items()
+        (f"{name}" if len(comparison.by_title()) == 1 else f"{title}\n{name}", tested)
+        for title, group in comparison.by_title().items()
         for name, tested in group.items()
     ]
 
@@ -159,8 +160,8 @@ def _differences(comparison: Comparison) -> Figure:
         axes.axvline(0, color=MUTED, linewidth=1)
         for place, (_, tested) in enumerate(rows):
             own = tested.accuracy
-            colours = [DOWN if value < 0 else UP for value in own.own]
-            _dots(axes, own.own * 100, place, colours)
+            colours = [DOWN if value < 0 else UP for value in own.by_client]
+            _dots(axes, own.by_client * 100, place, colours)
             axes.plot([own.low * 100, own.high * 100], [place] * 2, color=INK, linewidth=2.6)
             axes.plot(own.mean * 100, place, "o", color=INK, markersize=6)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
@@ -168,7 +169,7 @@ def _differences(comparison: Comparison) -> Figure:
         axes.grid(axis="x")
         axes.set_xlabel("points of accuracy, better to the right")
 
-    (title, *more) = comparison.grouped()
+    (title, *more) = comparison.by_title()
     told = "; ".join(_told(name, tested) for name, tested in rows)
     return drawn(
         "differences",
@@ -180,28 +181,30 @@ def _differences(comparison: Comparison) -> Figure:
     )
 
 
-def _told(name: str, tested: Tested) -> str:
+def _told(name: str, tested: TestedDifference) -> str:
     own = tested.accuracy
-    return f"{name}: {points(own.mean)} points, {own.losing} of {len(own.own)} lose"
+    return f"{name}: {points(own.mean)} points, {own.losing} of {len(own.by_client)} lose"
 
 
 def _distribution(comparison: Comparison) -> Figure:
-    lines = comparison.lines
+    lines = comparison.summaries
 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines):
-            colour = _series(comparison, line.arm.variant)
-            _dots(axes, line.arm.accuracy * 100, place, [colour] * len(line.arm.accuracy))
+            colour = _series(comparison, line.condition.variant)
+            _dots(
+                axes, line.condition.accuracy * 100, place, [colour] * len(line.condition.accuracy)
+            )
             mean = line.accuracy.mean * 100
             axes.plot([mean, mean], [place - 0.3, place + 0.3], color=INK, linewidth=2.6)
-        names = [comparison.named(line.arm) for line in lines]
+        names = [comparison.name_of(line.condition) for line in lines]
         axes.set_yticks(range(len(lines)), names, color=INK)
         axes.set_ylim(len(lines) - 0.45, -0.55)
         axes.grid(axis="x")
         axes.set_xlabel("accuracy, %")
 
     told = "; ".join(
-        f"{comparison.named(line.arm)}: mean {line.accuracy.mean:.1%}, "
+        f"{comparison.name_of(line.condition)}: mean {line.accuracy.mean:.1%}, "
         f"worst tenth {line.accuracy.worst:.1%}"
         for line in lines
     )
@@ -218,11 +221,11 @@ def _distribution(comparison: Comparison) -> Figure:
 def _learning(comparison: Comparison) -> Figure:
     def draw(axes: Axes) -> None:
         ends = {}
-        for variant in comparison.field.variants:
+        for variant in comparison.runs.variants:
             curve = comparison.curve(variant)
             rounds = [moment.round for moment in curve]
             colour = _series(comparison, variant.label)
-            if len(comparison.field.variants) == 1:
+            if len(comparison.runs.variants) == 1:
                 own = np.array([moment.accuracy for moment in curve]) * 100
                 drawn = [np.column_stack([rounds, own[:, i]]) for i in _chosen(own[-1])]
                 axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1, alpha=0.3))
@@ -238,10 +241,10 @@ def _learning(comparison: Comparison) -> Figure:
 
     told = "; ".join(
         f"{variant.label}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
-        for variant in comparison.field.variants
+        for variant in comparison.runs.variants
         if (curve := comparison.curve(variant))
     )
-    alone = len(comparison.field.variants) == 1
+    alone = len(comparison.runs.variants) == 1
     return drawn(
         "learning",
         "The global model learns",
@@ -263,7 +266,7 @@ def _loss(comparison: Comparison) -> Figure:
         variant.label: np.mean(
             [[_or_nan(entry.loss) for entry in run.result.rounds] for run in variant.runs], axis=0
         )
-        for variant in comparison.field.variants
+        for variant in comparison.runs.variants
         if len({len(run.result.rounds) for run in variant.runs}) == 1 and variant.first.rounds
     }
 
@@ -295,7 +298,7 @@ def _loss(comparison: Comparison) -> Figure:
 
 
 def _cost(comparison: Comparison) -> Figure:
-    variants = comparison.field.variants
+    variants = comparison.runs.variants
     adapter = comparison.cost(variants[0]).adapter_bytes / 1024
 
     def draw(axes: Axes) -> None:
@@ -368,7 +371,7 @@ def _label_ends(
         ends: x and y of each.
         side: 1 puts the label of a line that others go on from above it, −1 below.
     """
-    if len(comparison.field.variants) == 1:
+    if len(comparison.runs.variants) == 1:
         return
     shared: dict[tuple[float, float], list[str]] = {}
     for label, end in ends.items():
@@ -382,7 +385,7 @@ def _label_ends(
 
 
 def _series(comparison: Comparison, label: str) -> str:
-    labels = [variant.label for variant in comparison.field.variants]
+    labels = [variant.label for variant in comparison.runs.variants]
     return SERIES[labels.index(label) % len(SERIES)]
 
 

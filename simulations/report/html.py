@@ -13,7 +13,7 @@ import tomli_w
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import nest
-from simulations.comparison.comparison import Comparison, p_text, percent, points
+from simulations.comparison.comparison import Comparison, format_p, format_percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
 from simulations.report.fleet import kinds_of, unit_of_parts
@@ -48,18 +48,18 @@ def page_of(comparison: Comparison) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "percent": percent,
+        "percent": format_percent,
         "points": points,
-        "p": p_text,
+        "p": format_p,
         "known": lambda number: not isnan(number),
         "number": lambda number: f"{number:,.0f}",
     }
     folder = resources.files("simulations.report")
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    variants = comparison.field.variants
+    variants = comparison.runs.variants
     return template.render(
         comparison=comparison,
-        field=comparison.field,
+        field=comparison.runs,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         figures=figures_of(comparison),
         fleets={
@@ -95,7 +95,7 @@ def scenario(config: Mapping[str, bool | int | float | str]) -> str:
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
     """Every setting with its value per variant, and whether it is one that was chosen."""
     defaults = RunConfig().flat()
-    configs = [variant.first.config for variant in comparison.field.variants]
+    configs = [variant.first.config for variant in comparison.runs.variants]
     keys = sorted({key for config in configs for key in config} - _NO_SETTINGS)
     return [
         (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from results import result_of, write_result
 
-from simulations.comparison.comparison import comparison_of
+from simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
 
@@ -52,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     results = (result_of(16), result_of(16, gain=0.0, learning_rate=0.02))
     runs = [write_result(folder / str(i), result) for i, result in enumerate(results)]
-    return page_of(comparison_of(runs))
+    return page_of(compare_runs(runs))
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1440, True)])

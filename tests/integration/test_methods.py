@@ -30,7 +30,7 @@ from shared.replay import Shrink, digest, replay, to_float32
 from shared.result import RunResult, read_result
 from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export_ledger
-from simulations.comparison.comparison import comparison_of
+from simulations.comparison.comparison import compare_runs
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 
@@ -436,7 +436,7 @@ def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path)
         )
         for method in methods
     ]
-    comparison = comparison_of(folders)
+    comparison = compare_runs(folders)
     shown = [comparison.named(line.arm) for line in comparison.lines]
     assert shown[-4:] == methods
     assert len(comparison.new_lines) == len(comparison.lines)

@@ -12,72 +12,75 @@ from results import result_of, write_result
 from rich.console import Console
 
 from shared.errors import SamaraError
-from simulations.comparison.comparison import Comparison, comparison_of
-from simulations.comparison.tables import csv_of, printed
+from simulations.comparison.comparison import Comparison, compare_runs
+from simulations.comparison.tables import csv_of, render_comparison
 
-Compared = Callable[..., Comparison]
+Compare = Callable[..., Comparison]
 
 
 @pytest.fixture
-def compared(tmp_path: Path) -> Compared:
+def compare(tmp_path: Path) -> Compare:
     """Compare results that are written to the folders 0, 1, …"""
 
     def of(*results: dict[str, Any]) -> Comparison:
         folders = [
             write_result(tmp_path / str(index), result) for index, result in enumerate(results)
         ]
-        return comparison_of(folders)
+        return compare_runs(folders)
 
     return of
 
 
 def said(comparison: Comparison) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    for part in printed(comparison):
+    for part in render_comparison(comparison):
         console.print(part, "")
     return console.export_text()
 
 
-def test_a_run_alone_is_tested_against_everything_it_has(compared: Compared) -> None:
-    comparison = compared(result_of(clients=30))
-    (title,) = comparison.grouped()
+def test_a_run_alone_is_tested_against_everything_it_has(compare: Compare) -> None:
+    comparison = compare(result_of(clients=30))
+    (title,) = comparison.by_title()
     assert title == "personalized against"
     names = ["majority", "base rate", "zero-shot", "label bias", "local-only", "global"]
-    assert list(comparison.grouped()[title]) == names
-    assert (comparison.main.arm.name, comparison.main.against.name) == ("personalized", "global")
+    assert list(comparison.by_title()[title]) == names
+    assert (comparison.main.condition.name, comparison.main.against.name) == (
+        "personalized",
+        "global",
+    )
     assert comparison.main.accuracy.low < 0.08 < comparison.main.accuracy.high
     assert comparison.answer().startswith("personalized serves clients better than global: +")
 
 
-def test_without_personal_models_the_global_one_is_tested(compared: Compared) -> None:
-    comparison = compared(result_of(personal=False))
+def test_without_personal_models_the_global_one_is_tested(compare: Compare) -> None:
+    comparison = compare(result_of(personal=False))
     assert {row.against.name for row in comparison.tested} == {"majority", "zero-shot"}
     assert comparison.main.against.name == "zero-shot"
 
 
-def test_seeds_are_averaged_within_a_client(compared: Compared) -> None:
-    alone = [compared(result_of(seed=seed)).field.variants[0].arms["global"] for seed in (0, 1)]
-    comparison = compared(result_of(seed=0), result_of(seed=1))
-    (variant,) = comparison.field.variants
-    both = variant.arms["global"]
+def test_seeds_are_averaged_within_a_client(compare: Compare) -> None:
+    alone = [compare(result_of(seed=seed)).runs.variants[0].conditions["global"] for seed in (0, 1)]
+    comparison = compare(result_of(seed=0), result_of(seed=1))
+    (variant,) = comparison.runs.variants
+    both = variant.conditions["global"]
     np.testing.assert_allclose(both.accuracy, (alone[0].accuracy + alone[1].accuracy) / 2)
     np.testing.assert_allclose(both.macro_f1, (alone[0].macro_f1 + alone[1].macro_f1) / 2)
     assert len(both.accuracy) == 12
 
 
-def test_threads_and_a_cache_make_no_other_variant(compared: Compared) -> None:
+def test_threads_and_a_cache_make_no_other_variant(compare: Compare) -> None:
     one = result_of(seed=0, threads=1, trunk_cache=2**28)
     other = result_of(seed=1, threads=2, trunk_cache=2**30)
-    assert len(compared(one, other).field.variants) == 1
+    assert len(compare(one, other).runs.variants) == 1
 
 
-def test_other_settings_are_another_variant(compared: Compared) -> None:
-    comparison = compared(
+def test_other_settings_are_another_variant(compare: Compare) -> None:
+    comparison = compare(
         result_of(30, learning_rate=0.1), result_of(30, gain=0.0, learning_rate=0.02)
     )
-    assert [variant.label for variant in comparison.field.variants] == ["A", "B"]
-    assert comparison.field.differing == {"learning-rate": (0.1, 0.02)}
-    assert list(comparison.grouped()["B against A"]) == ["local-only", "global", "personalized"]
+    assert [variant.label for variant in comparison.runs.variants] == ["A", "B"]
+    assert comparison.runs.differing == {"learning-rate": (0.1, 0.02)}
+    assert list(comparison.by_title()["B against A"]) == ["local-only", "global", "personalized"]
     assert comparison.answer().startswith("personalized B serves clients worse than personalized A")
     assert "learning-rate = 0.02" in said(comparison)
 
@@ -105,97 +108,97 @@ def _untold(result: dict[str, Any]) -> None:
         (_other_model, "the base model is cdcdcdcdcdcd, not abababababab"),
         (_other_test, r"client 3 hold other examples \(test\); data.seed is 7, not 0"),
         (_fewer, "it has 11 clients, not 12"),
-        (_untold, "client 3 told no fingerprint"),
+        (_untold, "client 3 reported no fingerprint"),
     ],
 )
 def test_other_data_split_or_model_is_refused(
-    change: Callable[[dict[str, Any]], None], message: str, compared: Compared
+    change: Callable[[dict[str, Any]], None], message: str, compare: Compare
 ) -> None:
     """Also where every client has as many examples as in the other run."""
     other = result_of(seed=1)
     change(other)
     with pytest.raises(SamaraError, match=message):
-        compared(result_of(), other)
+        compare(result_of(), other)
 
 
-def test_the_same_run_twice_is_refused(compared: Compared) -> None:
+def test_the_same_run_twice_is_refused(compare: Compare) -> None:
     with pytest.raises(SamaraError, match=r"the same run as .*; name it once"):
-        compared(result_of(), result_of())
+        compare(result_of(), result_of())
 
 
-def test_clients_without_a_figure_are_left_out_and_counted(compared: Compared) -> None:
+def test_clients_without_a_figure_are_left_out_and_counted(compare: Compare) -> None:
     result = result_of()
     del result["evaluations"][-1]["columns"]["personalized"]["clients"]["5"]
-    comparison = compared(result)
-    assert comparison.field.left_out == (5,)
-    assert len(comparison.main.accuracy.own) == 11
+    comparison = compare(result)
+    assert comparison.runs.left_out == (5,)
+    assert len(comparison.main.accuracy.by_client) == 11
     assert "1 client is left out" in said(comparison)
 
 
-def test_no_test_examples_is_one_message(compared: Compared) -> None:
+def test_no_test_examples_is_one_message(compare: Compare) -> None:
     result = result_of(personal=False)
     result["evaluations"] = [e for e in result["evaluations"] if e["split"] != "test"]
     with pytest.raises(SamaraError, match="no client evaluated on test examples"):
-        compared(result)
+        compare(result)
 
 
-def test_columns_that_nobody_asked_for_are_no_reason_to_fall(compared: Compared) -> None:
+def test_columns_that_nobody_asked_for_are_no_reason_to_fall(compare: Compare) -> None:
     result = result_of()
     columns = result["evaluations"][-1]["columns"]
     del columns["zero-shot"]
-    assert "zero-shot" in compared(result).field.variants[0].arms
+    assert "zero-shot" in compare(result).runs.variants[0].conditions
     del columns["global"]
     with pytest.raises(SamaraError, match="no column 'global'"):
-        compared(result)
+        compare(result)
 
 
-def test_too_few_clients_are_told(compared: Compared) -> None:
-    comparison = compared(result_of(clients=4))
+def test_too_few_clients_are_told(compare: Compare) -> None:
+    comparison = compare(result_of(clients=4))
     assert comparison.too_few
     assert comparison.answer().startswith("No difference between personalized and global is shown")
     assert "With 4 clients and 6 comparisons no corrected p can fall below 0.05" in said(comparison)
 
 
-def test_one_client_is_no_sample(compared: Compared) -> None:
-    comparison = compared(result_of(clients=1))
-    assert "says nothing of others" in comparison.answer()
+def test_one_client_is_no_sample(compare: Compare) -> None:
+    comparison = compare(result_of(clients=1))
+    assert "says nothing about others" in comparison.answer()
     assert "nan" not in said(comparison)
 
 
 @pytest.mark.parametrize("clients", [8, 150])
-def test_tables_fit_a_terminal_and_name_who_loses(clients: int, compared: Compared) -> None:
-    comparison = compared(result_of(clients), result_of(clients, gain=-0.05, steps=4))
+def test_tables_fit_a_terminal_and_name_who_loses(clients: int, compare: Compare) -> None:
+    comparison = compare(result_of(clients), result_of(clients, gain=-0.05, steps=4))
     text = said(comparison)
     assert max(map(len, text.splitlines())) <= 80
-    worst = comparison.field.clients[int(comparison.main.accuracy.own.argmin())]
+    worst = comparison.runs.clients[int(comparison.main.accuracy.by_client.argmin())]
     assert f"personalized B against personalized A: {worst} (" in " ".join(text.split())
 
 
-def test_markup_and_escapes_in_names_are_text(compared: Compared, tmp_path: Path) -> None:
+def test_markup_and_escapes_in_names_are_text(compare: Compare, tmp_path: Path) -> None:
     one = write_result(tmp_path / "[bold]a", result_of())
     other = write_result(tmp_path / "b", result_of(seed=1))
-    text = said(comparison_of([one, other])).replace("\n", "")
+    text = said(compare_runs([one, other])).replace("\n", "")
     assert "[bold]a" in text
 
 
-def test_csv_holds_every_client_under_every_column(compared: Compared) -> None:
-    comparison = compared(result_of(), result_of(learning_rate=0.02))
+def test_csv_holds_every_client_under_every_column(compare: Compare) -> None:
+    comparison = compare(result_of(), result_of(learning_rate=0.02))
     rows = list(csv.DictReader(io.StringIO(csv_of(comparison))))
     assert len(rows) == 2 * 12 * 7
     found = [
         float(row["accuracy"]) for row in rows if (row["variant"], row["column"]) == ("B", "global")
     ]
-    np.testing.assert_array_equal(found, comparison.field.variants[1].arms["global"].accuracy)
+    np.testing.assert_array_equal(found, comparison.runs.variants[1].conditions["global"].accuracy)
 
 
-def test_costs_are_per_client(compared: Compared) -> None:
-    comparison = compared(result_of(clients=10))
-    cost = comparison.cost(comparison.field.variants[0])
+def test_costs_are_per_client(compare: Compare) -> None:
+    comparison = compare(result_of(clients=10))
+    cost = comparison.cost(comparison.runs.variants[0])
     assert (cost.bytes_up, cost.bytes_down) == (160 * 20, 1561 * 20)
     assert (cost.steps, cost.private_steps) == (40, 10)
     assert cost.passes == 50 * 2 * 16 * 32
     assert cost.adapter_bytes == 4 * 1536
-    curve = comparison.curve(comparison.field.variants[0])
+    curve = comparison.curve(comparison.runs.variants[0])
     assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]
 
 
@@ -210,19 +213,19 @@ def _of_methods(seed: int = 0, **settings: Any) -> list[dict[str, Any]]:
 
 
 def test_methods_are_held_against_global_local_and_what_needs_no_training(
-    compared: Compared,
+    compare: Compare,
 ) -> None:
-    comparison = compared(*_of_methods(), *_of_methods(seed=1))
-    assert [variant.method for variant in comparison.field.variants] == list(METHODS)
-    names = [comparison.named(line.arm) for line in comparison.lines]
+    comparison = compare(*_of_methods(), *_of_methods(seed=1))
+    assert [variant.method for variant in comparison.runs.variants] == list(METHODS)
+    names = [comparison.name_of(line.condition) for line in comparison.summaries]
     untrained = ["majority", "base rate", "zero-shot", "label bias"]
     assert names == [*untrained, *METHODS]
-    groups = comparison.grouped()
+    groups = comparison.by_title()
     assert list(groups) == [f"{method} against" for method in METHODS]
     assert list(groups["ditto against"]) == ["global", "local", *untrained]
     assert list(groups["local against"]) == untrained
     assert len(comparison.tested) == 2 * 6 + 2 * 4
-    assert (comparison.named(comparison.main.arm), comparison.main.against.name) == (
+    assert (comparison.name_of(comparison.main.condition), comparison.main.against.name) == (
         "ditto",
         "global",
     )
@@ -232,47 +235,49 @@ def test_methods_are_held_against_global_local_and_what_needs_no_training(
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_answer_is_about_the_best_method_and_its_best_rival(compared: Compared) -> None:
+def test_the_answer_is_about_the_best_method_and_its_best_rival(compare: Compare) -> None:
     gains = {"global": 0.0, "local": 0.05, "finetune": 0.08, "ditto": 0.09}
     runs = [
         result_of(30, personal=method != "global", gain=gain, method=method)
         for method, gain in gains.items()
     ]
-    assert compared(*runs).answer().startswith("ditto serves clients better than local: +")
+    assert compare(*runs).answer().startswith("ditto serves clients better than local: +")
 
 
-def test_only_settings_that_a_method_reads_are_told_of_it(compared: Compared) -> None:
+def test_only_settings_that_a_method_reads_are_told_of_it(compare: Compare) -> None:
     runs = _of_methods()
     for run, rate in zip(runs, (0.1, 0.2, 0.3, 0.4), strict=True):
         run["config"] |= {"personal.pull": rate / 8, "personal.learning-rate": rate, "rounds": 9}
-    labels = compared(*runs).labels()
+    labels = compare(*runs).labels()
     assert {name for name in METHODS if "personal.pull" in labels[name]} == {"ditto"}
     assert {name for name in METHODS if "personal.learning-rate" in labels[name]} == {*METHODS} - {
         "global"
     }
 
 
-def test_newcomers_stand_apart(compared: Compared) -> None:
-    comparison = compared(*_of_methods(cohort__newcomers=4))
-    assert comparison.field.clients == tuple(range(26))
-    assert comparison.field.newcomers == (26, 27, 28, 29)
-    assert all(len(row.accuracy.own) == 26 for row in comparison.tested)
-    whole = compared(*_of_methods())
+def test_newcomers_stand_apart(compare: Compare) -> None:
+    comparison = compare(*_of_methods(cohort__newcomers=4))
+    assert comparison.runs.clients == tuple(range(26))
+    assert comparison.runs.newcomers == (26, 27, 28, 29)
+    assert all(len(row.accuracy.by_client) == 26 for row in comparison.tested)
+    whole = compare(*_of_methods())
     held, new, every = (
-        found.field.variants[2].arms["personalized"].accuracy
+        found.runs.variants[2].conditions["personalized"].accuracy
         if found is not None
-        else comparison.field.variants[2].new["personalized"].accuracy
+        else comparison.runs.variants[2].newcomer_conditions["personalized"].accuracy
         for found in (comparison, None, whole)
     )
     np.testing.assert_array_equal(np.concatenate([held, new]), every)
-    assert "clients that trained no global model, mean over 4" in " ".join(said(comparison).split())
+    assert "Newcomers, who never trained the global model, mean over 4" in " ".join(
+        said(comparison).split()
+    )
     assert csv_of(comparison).count("personalized,") == csv_of(whole).count("personalized,")
 
 
-def test_csv_tells_what_a_client_spent(compared: Compared) -> None:
+def test_csv_tells_what_a_client_spent(compare: Compare) -> None:
     result = result_of(steps=3)
     del result["rounds"][0]["clients"]["1"]
-    rows = list(csv.DictReader(io.StringIO(csv_of(compared(result, result_of(steps=3, seed=1))))))
+    rows = list(csv.DictReader(io.StringIO(csv_of(compare(result, result_of(steps=3, seed=1))))))
     spent = {
         row["client"]: [row[key] for key in ("steps", "private_steps", "bytes_up", "bytes_down")]
         for row in rows
@@ -281,10 +286,10 @@ def test_csv_tells_what_a_client_spent(compared: Compared) -> None:
     assert spent["1"] == ["58.5", "15.0", "3120.0", "30439.5"]
 
 
-def test_a_page_shows_methods(compared: Compared) -> None:
+def test_a_page_shows_methods(compare: Compare) -> None:
     pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
     from simulations.report.html import page_of
 
-    page = page_of(compared(*_of_methods(cohort__newcomers=3)))
+    page = page_of(compare(*_of_methods(cohort__newcomers=3)))
     assert "ditto serves clients better than global" in page
     assert "clients that trained no global model" in page

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from simulations.comparison.statistics import (
-    compared,
-    holm,
+    correct_by_holm,
     interval,
+    paired_difference,
     signed_rank,
     smallest_p,
-    summarized,
+    summarize,
     worst_tenth,
 )
 
@@ -23,12 +23,12 @@ P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
 def test_holm_of_a_worked_example() -> None:
     """0.01·4, 0.02·3 = 0.06, 0.03·2 raised to 0.06, and 0.04 raised to it."""
-    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert correct_by_holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
 
 
 @given(P_VALUES)
 def test_holm_lies_between_no_correction_and_bonferroni(p_values: list[float]) -> None:
-    corrected = holm(p_values)
+    corrected = correct_by_holm(p_values)
     for raw, own in zip(p_values, corrected, strict=True):
         assert raw <= own <= min(1, raw * len(p_values))
     order = np.argsort(p_values, kind="stable")
@@ -70,21 +70,22 @@ def test_the_effect_is_the_difference_of_rank_sums() -> None:
 
 
 def test_no_difference_is_no_evidence() -> None:
-    own = compared(np.full(5, 0.7), np.full(5, 0.7))
+    own = paired_difference(np.full(5, 0.7), np.full(5, 0.7))
     assert (own.mean, own.low, own.high, own.p, own.effect) == (0, 0, 0, 1, 0)
     assert (own.gaining, own.losing) == (0, 0)
 
 
 def test_equal_steps_of_accuracy_tie() -> None:
     """0.3 − 0.2 and 0.2 − 0.1 are not the same binary fraction, and are the same difference."""
-    own = compared(np.array([0.3, 0.2]), np.array([0.2, 0.1])).own
+    own = paired_difference(np.array([0.3, 0.2]), np.array([0.2, 0.1])).by_client
     assert own[0] == own[1]
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=40))
 def test_swapping_the_sides_swaps_the_sign(hundredths: list[int]) -> None:
     values = np.array(hundredths) / 100
-    there, back = compared(values, np.zeros_like(values)), compared(np.zeros_like(values), values)
+    zeros = np.zeros_like(values)
+    there, back = paired_difference(values, zeros), paired_difference(zeros, values)
     assert there.p == pytest.approx(back.p)
     assert (there.mean, there.effect) == pytest.approx((-back.mean, -back.effect))
     assert (there.gaining, there.losing) == (back.losing, back.gaining)
@@ -93,7 +94,7 @@ def test_swapping_the_sides_swaps_the_sign(hundredths: list[int]) -> None:
 def test_many_clients_with_a_clear_gain() -> None:
     rng = np.random.default_rng(0)
     before = rng.uniform(0.5, 0.7, 60)
-    own = compared(before + rng.normal(0.05, 0.05, 60), before)
+    own = paired_difference(before + rng.normal(0.05, 0.05, 60), before)
     assert own.low < 0.05 < own.high
     assert own.p < 1e-6
     assert 0.5 < own.effect < 1
@@ -115,5 +116,5 @@ def test_a_single_client_has_no_interval() -> None:
 def test_the_worst_tenth_is_rounded_up_to_whole_clients() -> None:
     values = np.arange(25.0)[::-1]
     assert worst_tenth(values) == 1.0  # of 0, 1, 2
-    assert summarized(np.array([0.25, 0.75])).worst == 0.25
-    assert summarized(np.array([0.25, 0.75])).spread == 0.25
+    assert summarize(np.array([0.25, 0.75])).worst == 0.25
+    assert summarize(np.array([0.25, 0.75])).spread == 0.25

@@ -10,7 +10,7 @@ import pytest
 from results import result_of, write_result
 
 from shared.config import load_scenario
-from simulations.comparison.comparison import comparison_of
+from simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
 pytest.importorskip("jinja2", reason="needs the extra samara-fl[report]")
@@ -41,7 +41,7 @@ class Parsed(HTMLParser):
 
 
 def page(folder: Path, *results: dict[str, Any]) -> str:
-    return page_of(comparison_of([write_result(folder / str(i), r) for i, r in enumerate(results)]))
+    return page_of(compare_runs([write_result(folder / str(i), r) for i, r in enumerate(results)]))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_what_runs_say_is_text(tmp_path: Path) -> None:
     result["config"]["task"] = HOSTILE
     result["versions"][HOSTILE] = HOSTILE
     folder = write_result(tmp_path / "<b>$x", result)
-    text = page_of(comparison_of([folder]))
+    text = page_of(compare_runs([folder]))
     parsed = Parsed(text)
     assert not {"script", "img", "b"} & {tag for tag, _ in parsed.elements}
     assert not any(name.startswith("on") for _, own in parsed.elements for name in own)
