@@ -26,7 +26,7 @@ def drift(model: str, dtype: Dtype, steps: int, epsilon: float) -> tuple[float, 
     left, spread = 0.0, 0.0
     for first, count in space.chunks():
         before = space.values(first, count).double()
-        space.retrace(seeds, epsilon, first, count)
+        space.repeat_perturbations(seeds, epsilon, first, count)
         left += float((space.values(first, count).double() - before).square().sum())
         spread += float((before - before.mean()).square().sum())
     return (left / space.size) ** 0.5, (spread / space.size) ** 0.5

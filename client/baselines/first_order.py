@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from client.estimators.mezo import learning_rate_at
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
-from client.spaces.space import no_adapter
+from client.spaces.space import empty_adapter
 from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from shared.errors import TrainingError
 from shared.files import write_durably
@@ -49,13 +49,13 @@ class FirstOrder:
         self._checkpoint, self._best = folder / CHECKPOINT_FILE, folder / BEST_FILE
         base = bench.base
         if bench.settings.space == "full":
-            adapter, self._here = no_adapter()
+            adapter, self._adapters = empty_adapter()
             base.network.requires_grad_(True)
             self._trained: dict[str, Tensor] = dict(base.network.named_parameters())
         else:
             adapter = inject(base, bench.settings.adapter, bench.scorer.labels)
             center = torch.zeros(adapter.layout.size, device=base.network.device)
-            self._here = Perturbations(adapter.layout, center.requires_grad_())
+            self._adapters = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
         body = PerturbedBody(base, adapter.first_block)
         self._forward = ResidentForward(adapter, bench.scorer, body)
@@ -85,7 +85,7 @@ class FirstOrder:
         size = settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
             some = batch[start : start + size]
-            scores = self._forward.score_pass(self._here, [train.prompts[i] for i in some])[0]
+            scores = self._forward.score_pass(self._adapters, [train.prompts[i] for i in some])[0]
             labels = torch.from_numpy(train.labels[some]).to(scores.device)
             loss = self._loss(scores, labels) / len(batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class FirstOrder:
 
     def figures(self, split: Split) -> Figures:
         """How good it is now."""
-        return self._bench.figures(self._forward, lambda run: run(self._here), split)
+        return self._bench.figures(self._forward, lambda run: run(self._adapters), split)
 
     def save(self) -> None:
         """Write what the next step depends on."""

@@ -1,1 +1,1 @@
-"""Spaces in which a zeroth-order step moves: full parameters, LoRA, LoRA-FA, prefixes."""
+"""Spaces that zeroth-order training moves: all parameters, LoRA, LoRA-FA, prefixes."""

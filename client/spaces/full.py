@@ -1,9 +1,10 @@
-"""All parameters of the base (MeZO, algorithm 1), tied weights once.
+"""The space of all parameters of the base model (MeZO, algorithm 1), tied weights once.
 
-By default θ is a float32 copy beside the network, and the network's parameters are what a point
-rounds to: perturbing and restoring leaves nothing behind, and in the half types θ keeps updates
-that are smaller than a weight's last bit. Without the copy the parameters are all there is, as
-published: memory of inference, and every perturbation leaves its rounding behind (docs/mezo.md).
+By default θ is a float32 copy beside the network, and the network's parameters are a perturbation
+of it, rounded to their type: perturbing and restoring leaves no error, and in the half types θ
+keeps updates that are smaller than a weight's last bit. Without the copy, θ is the network's own
+parameters, as published: the memory is that of inference, and every perturbation leaves rounding
+errors (docs/mezo.md).
 """
 
 from bisect import bisect_right
@@ -14,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from client.spaces.space import SequentialSpace, SpaceTensor, no_adapter
+from client.spaces.space import SequentialSpace, SpaceTensor, empty_adapter
 from shared.directions import Distribution
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -23,16 +24,16 @@ from shared.replay import Backend
 
 
 class FullSpace(SequentialSpace):
-    """The parameters of a network without adapters in it.
+    """The space of all parameters of a network without adapters.
 
-    Without a copy, whatever is evaluated with seeds leaves its rounding behind. A trajectory knows
-    of the steps' own seeds only, so nothing else may be evaluated with any.
+    Without a copy, evaluating with seeds leaves rounding errors in θ. A trajectory holds only the
+    seeds of its steps, so no other seeds may be evaluated during a run.
 
     Args:
-        base: its network is what moves, with all others that share its weights.
-        backend: draws directions.
-        keep_copy: keep θ in float32 beside the network, 4 bytes per parameter.
-        distribution: of the directions.
+        base: model whose parameters are trained, in all networks that share them.
+        backend: backend that draws directions.
+        keep_copy: whether θ is kept in float32 beside the network, 4 bytes per parameter.
+        distribution: distribution of the directions.
 
     Raises:
         ModelError: if the weights are quantized, or not contiguous in memory.
@@ -52,83 +53,79 @@ class FullSpace(SequentialSpace):
         if any(not parameter.is_contiguous() for _, parameter in named):
             raise ModelError(f"{base.folder}: parameters that are not contiguous cannot be trained")
         tensors = [SpaceTensor(name, tuple(parameter.shape)) for name, parameter in named]
-        adapter, self._here = no_adapter()
+        adapter, self._no_adapters = empty_adapter()
         super().__init__(tensors, adapter, base.network.device, backend, distribution)
         self._parameters = [parameter.detach().view(-1) for _, parameter in named]
         self._ends = list(accumulate(map(len, self._parameters)))
         self._copy: Tensor | None = None
         if keep_copy:
-            self._copy = torch.empty(self.size, device=self._device)
+            self._copy = torch.empty(self.size, device=self._torch_device)
             for first, count in self.chunks():
-                self._copy[first : first + count] = self._in_network(first, count)
+                self._copy[first : first + count] = self._read_network(first, count)
         else:
             self.drifts = True
             self.state = f"{str(base.network.dtype).removeprefix('torch.')}, in place"
 
     def values(self, first: int, count: int) -> Tensor:
-        """Of the copy; without one, of the network."""
+        """Return elements of the copy, or of the network where there is none."""
         if self._copy is not None:
             return self._copy[first : first + count]
-        return self._in_network(first, count)
+        return self._read_network(first, count)
 
     def assign(self, first: int, values: Tensor) -> None:
-        """In the copy, and rounded in the network."""
+        """Set elements of the copy and, rounded, of the network."""
         if self._copy is not None:
             self._copy[first : first + len(values)] = values
-        self._show(first, values)
+        self._write_network(first, values)
 
-    def _in_network(self, first: int, count: int) -> Tensor:
-        return torch.cat([piece.float() for piece in self._pieces(first, count)])
+    def _read_network(self, first: int, count: int) -> Tensor:
+        return torch.cat([view.float() for view in self._views(first, count)])
 
-    def _show(self, first: int, values: Tensor) -> None:
-        """Have the network stand at float32 [count] from an element on."""
+    def _write_network(self, first: int, values: Tensor) -> None:
+        """Set the network's parameters, from an element on, to float32 [count], rounded."""
         start = 0
-        for piece in self._pieces(first, len(values)):
-            piece.copy_(values[start : start + len(piece)])
-            start += len(piece)
+        for view in self._views(first, len(values)):
+            view.copy_(values[start : start + len(view)])
+            start += len(view)
 
-    def _pieces(self, first: int, count: int) -> Iterator[Tensor]:
-        """The parts of parameters that a range of elements covers, as views."""
+    def _views(self, first: int, count: int) -> Iterator[Tensor]:
+        """Yield views of the network's parameters that together hold a range of elements."""
         index = bisect_right(self._ends, first)
         while count:
             parameter = self._parameters[index]
             start = first - (self._ends[index] - len(parameter))
-            piece = parameter[start : start + count]
-            yield piece
-            first, count, index = first + len(piece), count - len(piece), index + 1
+            view = parameter[start : start + count]
+            yield view
+            first, count, index = first + len(view), count - len(view), index + 1
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        stands = 0.0
+    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+        current = 0.0
         try:
-            for side in (epsilon, -epsilon):
-                self._move(seed, stands, side)
-                stands = side
-                yield self._here
+            for target in (epsilon, -epsilon):
+                self._move(seed, current, target)
+                current = target
+                yield self._no_adapters
         finally:
-            self._move(seed, stands, 0.0)
+            self._move(seed, current, 0.0)
 
     @contextmanager
-    def _center(self) -> Iterator[PerturbedAdapters]:
-        yield self._here
+    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
+        yield self._no_adapters
 
-    def _move(self, seed: int, stands: float, to: float) -> None:
-        """From θ + stands·z to θ + to·z."""
+    def _move(self, seed: int, current: float, target: float) -> None:
+        """Move the network from θ + current·z to θ + target·z."""
         for first, count in self.chunks():
             if self._copy is None:
-                self._shift(seed, stands, to, first, count)
-            elif to:
-                step = self.direction(seed, first, count) * to
-                self._show(first, self._copy[first : first + count] + step)
+                self._shift(seed, current, target, first, count)
+            elif target:
+                step = self.direction(seed, first, count) * target
+                self._write_network(first, self._copy[first : first + count] + step)
             else:
-                self._show(first, self._copy[first : first + count])
+                self._write_network(first, self._copy[first : first + count])
 
 
 def check_trainable(base: BaseModel) -> None:
-    """Refuse weights that cannot be moved by a little.
-
-    Raises:
-        ModelError: if they are quantized.
-    """
+    """Raise a ModelError if a model's weights are quantized, since they cannot be perturbed."""
     if base.quantization != "none":
         raise ModelError(
             f"{base.folder}: quantized weights cannot be trained; "

@@ -1,4 +1,4 @@
-"""Low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
+"""Spaces of low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.spaces.space import NO_SEEDS, FlatSpace, Run, SequentialSpace, SpaceTensor
+from client.spaces.space import NO_SEEDS, FlatSpace, ScoreFunction, SequentialSpace, SpaceTensor
 from shared.directions import BOTH_SIDES
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import (
@@ -24,13 +24,15 @@ from shared.sections import AdapterSettings
 
 
 class LoRAFASpace(FlatSpace):
-    """B of every adapted layer, and the label bias if there is one; many points in a pass.
+    """The space of B of every adapted layer and, if configured, the label bias.
+
+    Several perturbations can share a forward pass.
 
     Args:
-        base: gets the adapters, in place.
-        settings: of the adapters.
+        base: model that the adapters are inserted into, in place.
+        settings: settings of the adapters.
         labels: number of labels, for the label bias.
-        backend: draws directions.
+        backend: backend that draws directions.
 
     Raises:
         ModelError: if the settings do not fit the model.
@@ -48,30 +50,30 @@ class LoRAFASpace(FlatSpace):
 
     def evaluate(
         self,
-        run: Run,
+        score: ScoreFunction,
         seeds: NDArray[np.uint64] = NO_SEEDS,
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine at all points at once; its schedule groups them into passes."""
-        layout = self.adapter.layout
+        """Run a forward engine once, with all perturbations; its schedule groups them."""
+        layout, device = self.adapter.layout, self._torch_device
         if not len(seeds):
-            return run(Perturbations(layout, self._theta))
-        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, self._device)
-        return run(Perturbations(layout, self._theta, z, epsilon, signs))
+            return score(Perturbations(layout, self._theta))
+        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
+        return score(Perturbations(layout, self._theta, z, epsilon, signs))
 
 
 class LoRASpace(FlatSpace, SequentialSpace):
-    """A and B of every adapted layer (MeZO, appendix E.5), and the label bias if there is one.
+    """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
-    All A's come first, then what the adapters' layout holds. A begins as LoRA-FA's frozen A, B at
-    zero. The layers hold the A's of the point that was evaluated last.
+    All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
+    as zero. Evaluating overwrites the A's in the layers.
 
     Args:
-        base: gets the adapters, in place.
-        settings: of the adapters.
+        base: model that the adapters are inserted into, in place.
+        settings: settings of the adapters.
         labels: number of labels, for the label bias.
-        backend: draws directions.
+        backend: backend that draws directions.
 
     Raises:
         ModelError: if the settings do not fit the model.
@@ -83,28 +85,28 @@ class LoRASpace(FlatSpace, SequentialSpace):
         self, base: BaseModel, settings: AdapterSettings, labels: int, backend: Backend
     ) -> None:
         adapter = inject(base, settings, labels)
-        found = [module for module in base.body.modules() if isinstance(module, LoRAFALinear)]
-        by_name = {layer.name: layer for layer in found}
+        adapted = [module for module in base.body.modules() if isinstance(module, LoRAFALinear)]
+        by_name = {layer.name: layer for layer in adapted}
         self._layers = [by_name[t.name] for t in adapter.layout.tensors if t.name in by_name]
         a = frozen_matrices(adapter.layout, [layer.a.shape[1] for layer in self._layers])
         tensors = [
             *(SpaceTensor(f"{layer.name}.A", tuple(layer.a.shape)) for layer in self._layers),
             *(SpaceTensor(t.name, (t.rows, t.columns)) for t in adapter.layout.tensors),
         ]
-        begin = [*(matrix.ravel() for matrix in a), np.zeros(adapter.layout.size, np.float32)]
-        theta = torch.from_numpy(np.concatenate(begin)).to(base.network.device)
+        initial = [*(matrix.ravel() for matrix in a), np.zeros(adapter.layout.size, np.float32)]
+        theta = torch.from_numpy(np.concatenate(initial)).to(base.network.device)
         super().__init__(tensors, adapter, theta, backend, settings.distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        for theta in self._around(seed, epsilon):
-            yield self._placed(theta)
+    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+        for theta in self._both_sides(seed, epsilon):
+            yield self._load(theta)
 
     @contextmanager
-    def _center(self) -> Iterator[PerturbedAdapters]:
-        yield self._placed(self._theta)
+    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
+        yield self._load(self._theta)
 
-    def _placed(self, theta: Tensor) -> Perturbations:
-        """A's into their layers, rounded to the compute type; the rest as a point."""
+    def _load(self, theta: Tensor) -> Perturbations:
+        """Copy the A's into their layers, rounded to their type, and return the rest of θ."""
         start = 0
         for layer in self._layers:
             layer.a.view(-1).copy_(theta[start : start + layer.a.numel()])

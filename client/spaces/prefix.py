@@ -1,9 +1,9 @@
 """Prefix tuning: m keys and values per layer that every token attends to, in causal LMs.
 
 Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
-(appendix E.5): the prefix begins as what random tokens of the vocabulary give when the model reads
-them, and is trained as it is, without reparameterization. It reaches the model as a cache, as if
-those tokens had been read before, so positions count on behind it.
+(appendix E.5): the prefix is initialized with the keys and values of random tokens of the
+vocabulary and is trained without reparameterization. The model is given it as a cache, as if those
+tokens had been read before, so the positions of a sequence start behind it.
 """
 
 from collections.abc import Generator, Iterator
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, empty_adapter
 from shared.directions import Distribution, prefix_tokens
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
@@ -22,24 +22,24 @@ from shared.replay import Backend
 
 
 class PrefixSpace(FlatSpace, SequentialSpace):
-    """Keys and values of the prefix, layer by layer, each [heads, m, features of a head].
+    """The space of a prefix's keys and values, layer by layer, each [heads, m, features of a head].
 
-    θ is float32; the model sees it rounded to its compute type. It begins with what the model
-    computes, so its last bits depend on the machine.
+    θ is float32 and is rounded to the model's compute type for a forward pass. Its initial values
+    are computed by the model, so their last bits depend on the machine.
 
     Attributes:
-        tokens: that it begins as.
+        tokens: ids of the tokens whose keys and values are the initial θ.
 
     Args:
         base: a causal LM.
-        length: m, tokens of the prefix.
-        seed: of the tokens.
-        backend: draws directions.
-        distribution: of the directions.
+        length: number m of tokens in the prefix.
+        seed: seed of the tokens.
+        backend: backend that draws directions.
+        distribution: distribution of the directions.
 
     Raises:
-        ModelError: if the model is no causal LM, keeps something else than keys and values of all
-            tokens, or has too short a context.
+        ModelError: if the model is no causal LM, its cache is not keys and values of all tokens,
+            or its context is too short.
     """
 
     kind = "prefix"
@@ -64,30 +64,30 @@ class PrefixSpace(FlatSpace, SequentialSpace):
                 f"{base.context}"
             )
         self._base, self._length = base, length
-        self.tokens = tokens_of_prefix(base, length, seed)
-        activations = _activations(base, self.tokens)
+        self.tokens = draw_prefix_tokens(base, length, seed)
+        activations = _compute_activations(base, self.tokens)
         names = [f"layers.{i}.{part}" for i in range(len(activations) // 2) for part in ("k", "v")]
         tensors = [
             SpaceTensor(name, tuple(tensor.shape))
             for name, tensor in zip(names, activations, strict=True)
         ]
-        adapter, self._here = no_adapter()
+        adapter, self._no_adapters = empty_adapter()
         theta = torch.cat([tensor.float().reshape(-1) for tensor in activations])
         super().__init__(tensors, adapter, theta, backend, distribution)
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        for theta in self._around(seed, epsilon):
-            with self._read_before(theta):
-                yield self._here
+    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+        for theta in self._both_sides(seed, epsilon):
+            with self._prepended(theta):
+                yield self._no_adapters
 
     @contextmanager
-    def _center(self) -> Iterator[PerturbedAdapters]:
-        with self._read_before(self._theta):
-            yield self._here
+    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
+        with self._prepended(self._theta):
+            yield self._no_adapters
 
     @contextmanager
-    def _read_before(self, theta: Tensor) -> Iterator[None]:
-        """Inside, whatever the body reads comes behind this prefix."""
+    def _prepended(self, theta: Tensor) -> Iterator[None]:
+        """Prepend a prefix to every sequence that the body reads inside the context."""
         sizes = [tensor.size for tensor in self.tensors]
         prefix = [
             flat.view(1, *tensor.shape).to(self._base.network.dtype)
@@ -100,8 +100,8 @@ class PrefixSpace(FlatSpace, SequentialSpace):
             rows, length = (args[0] if args else kwargs["input_ids"]).shape
             if kwargs.get("past_key_values") is not None:
                 raise ModelError(
-                    f"{self._base.folder}: the model has a cache already and a prefix takes its "
-                    "place; run whole sequences"
+                    f"{self._base.folder}: a prefix is passed to the model as its cache, and "
+                    "the model was called with another one; run whole sequences"
                 )
             if self._length + length > self._base.context:
                 raise ModelError(
@@ -109,7 +109,7 @@ class PrefixSpace(FlatSpace, SequentialSpace):
                     f"prefix of {self._length}: the model reads at most {self._base.context}; "
                     "lower model.max-length"
                 )
-            kwargs["past_key_values"] = _cache(prefix, rows)
+            kwargs["past_key_values"] = _make_cache(prefix, rows)
             if (mask := kwargs.get("attention_mask")) is not None:
                 kwargs["attention_mask"] = nn.functional.pad(mask, (self._length, 0), value=1)
             return args, kwargs
@@ -121,18 +121,18 @@ class PrefixSpace(FlatSpace, SequentialSpace):
             handle.remove()
 
 
-def tokens_of_prefix(base: BaseModel, length: int, seed: int) -> list[int]:
-    """Random tokens of a model's vocabulary, none of them special."""
+def draw_prefix_tokens(base: BaseModel, length: int, seed: int) -> list[int]:
+    """Draw ids of tokens from a model's vocabulary, none of them special."""
     special = set(base.tokenizer.all_special_ids)
-    real = sorted(set(base.tokenizer.get_vocab().values()) - special)
-    real = [token for token in real if token < base.network.config.vocab_size]
-    return [real[place] for place in prefix_tokens(seed, length, len(real))]
+    ordinary = sorted(set(base.tokenizer.get_vocab().values()) - special)
+    ordinary = [token for token in ordinary if token < base.network.config.vocab_size]
+    return [ordinary[index] for index in prefix_tokens(seed, length, len(ordinary))]
 
 
 @torch.inference_mode()
-def _activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
-    """Keys and values, layer by layer, of a model that reads some tokens: [heads, m, features]."""
-    cache = _cache([], 1)
+def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
+    """Compute the keys and values of some tokens, layer by layer, each [heads, m, features]."""
+    cache = _make_cache([], 1)
     ids = torch.tensor([tokens], device=base.network.device)
     base.body(input_ids=ids, past_key_values=cache, use_cache=True)
     parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
@@ -140,14 +140,14 @@ def _activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
         part is None or part.ndim != 4 or part.shape[::2] != (1, len(tokens)) for part in parts
     ):
         raise ModelError(
-            f"{base.folder}: its layers do not keep keys and values of all tokens; "
-            "a prefix cannot be put before it, choose another space"
+            f"{base.folder}: its cache does not hold the keys and values of all tokens, so "
+            "the model cannot be given a prefix; choose another space"
         )
     return [part[0].clone() for part in parts]
 
 
-def _cache(prefix: list[Tensor], rows: int) -> Any:
-    """A cache that holds keys and values [1, heads, m, features] for so many rows."""
+def _make_cache(prefix: list[Tensor], rows: int) -> Any:
+    """Return a cache that repeats keys and values [1, heads, m, features] for every row."""
     from transformers import DynamicCache
 
     cache = DynamicCache()

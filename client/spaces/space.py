@@ -1,10 +1,10 @@
-"""What every space has: a float state in a fixed order, and scores at θ, θ + ε·z and θ − ε·z.
+"""Spaces: sets of parameters that zeroth-order training moves, and the float state θ of each.
 
-A space is where MeZO moves (Malladi et al. 2023, sections 2.1 and 3). Its d elements lie in one
-flattened order; directions are those of `shared.directions` in that order, drawn chunk by chunk, so
-that a direction of a whole model never lies in memory. All arithmetic on the state is elementwise
-float32, each operation rounded by itself: nothing in the size of a chunk, the number of threads or
-the instruction set can change a bit.
+A space is the set of parameters that MeZO moves (Malladi et al. 2023, sections 2.1 and 3). Its d
+elements have one flattened order; directions are those of `shared.directions` in that order, drawn
+chunk by chunk, so that a direction of a whole model is never in memory at once. All arithmetic on
+θ is elementwise float32, each operation rounded by itself: chunk size, number of threads and
+instruction set change no bit.
 """
 
 import hashlib
@@ -29,46 +29,47 @@ from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters
 from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
 
-Kind = Literal["full", "lora", "lora-fa", "prefix"]
-Run = Callable[[PerturbedAdapters], NDArray[np.float32]]
-"""Evaluates a forward engine at the points it is given: [P, …] of what is wanted."""
+SpaceKind = Literal["full", "lora", "lora-fa", "prefix"]
+ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
+"""Runs a forward engine under P perturbations and returns an array [P, …]."""
 
-Move = Callable[[int, int], None]
-"""Moves θ from an element on, so many of them."""
+RangeUpdate = Callable[[int, int], None]
+"""Updates the elements first … first + count − 1 of θ, given first and count."""
 
-CPU_CHUNK, DEVICE_CHUNK = 2**19, 2**24
-"""Elements of a direction that exist at a time: what stays in caches, or what fills a GPU."""
+CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**24
+"""Elements of a direction in memory at once: few enough for a CPU's caches, or many enough to
+occupy a GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
 class SpaceTensor:
-    """A trained tensor by its name and shape."""
+    """A name and a shape of a trained tensor."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 class Space(ABC):
-    """A float state θ in a model, and ways to move it and to score around it.
+    """A float state θ of a model, with operations that update θ and score under perturbations.
 
     Attributes:
-        kind: which of the spaces.
-        tensors: what is trained, in the order in which it is flattened.
-        size: d.
-        adapter: what a forward engine of this space is made with.
-        distribution: of the directions.
-        state: the type in which θ is kept.
-        drifts: whether θ itself is perturbed and restored, which leaves rounding behind in it.
-        portable: whether θ begins with the same bits on every machine.
+        kind: name of the space.
+        tensors: trained tensors, in the order in which they are flattened.
+        size: number d of elements.
+        adapter: adapter that a forward engine of this space is built with.
+        distribution: distribution of the directions.
+        state: name of the type in which θ is stored.
+        drifts: true if θ itself is perturbed and restored, which leaves rounding errors in it.
+        portable: true if θ starts with the same bits on every machine.
     """
 
-    kind: Kind
+    kind: SpaceKind
     state = "float32"
     drifts = False
     portable = True
@@ -77,13 +78,13 @@ class Space(ABC):
         self,
         tensors: Sequence[SpaceTensor],
         adapter: Adapter,
-        device: torch.device,
+        torch_device: torch.device,
         backend: Backend,
         distribution: Distribution,
     ) -> None:
         self.tensors, self.adapter, self.distribution = tuple(tensors), adapter, distribution
         self.size = sum(tensor.size for tensor in tensors)
-        self._device, self._backend = device, backend
+        self._torch_device, self._backend = torch_device, backend
         if not 0 < self.size <= MAX_DIRECTION:
             raise ModelError(
                 f"space = {self.kind}: {self.size:,} elements cannot be trained; "
@@ -92,16 +93,16 @@ class Space(ABC):
 
     @abstractmethod
     def values(self, first: int, count: int) -> Tensor:
-        """Elements first … first + count − 1 of θ, float32 [count]; not to be changed."""
+        """Return elements first … first + count − 1 of θ, float32 [count], read-only."""
 
     @abstractmethod
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of θ, from `first` on, to float32 [count]."""
+        """Set the elements of θ from `first` on to float32 [count]."""
 
     @abstractmethod
     def evaluate(
         self,
-        run: Run,
+        score: ScoreFunction,
         seeds: NDArray[np.uint64] = NO_SEEDS,
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
@@ -109,69 +110,79 @@ class Space(ABC):
         """Run a forward engine at θ ± ε·z of every seed, or at θ itself.
 
         Args:
-            run: is handed points of the engine that was made with `adapter`, the only ones that
-                it may be evaluated at, once or several times.
-            seeds: uint64 [q], of the directions; none means θ itself.
-            epsilon: ε.
-            signs: +1 and −1, or in adapters that stand side by side one of them.
+            score: function that is called once or several times, each time with perturbations for
+                the engine that was built with `adapter`; valid only inside the call.
+            seeds: uint64 [q], seeds of the directions; an empty array means θ itself.
+            epsilon: size ε of the perturbations.
+            signs: +1 and −1; a space of adapters that share a forward pass also accepts one.
 
         Returns:
-            float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed, or of one sign
-            [q, …], or [1, …] at θ.
+            float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed; [q, …] for one
+            sign; [1, …] for θ itself.
         """
 
     def add(self, first: int, change: Tensor) -> None:
-        """θ ← θ + change on elements from `first` on.
+        """Set θ ← θ + change on the elements from `first` on.
 
         Args:
-            first: the first element.
+            first: index of the first element.
             change: float32 [count].
         """
         self.assign(first, self.values(first, len(change)) + change)
 
-    def retrace(self, seeds: NDArray[np.uint64], epsilon: float, first: int, count: int) -> None:
-        """Do to elements of θ what evaluating at these seeds does: nothing, unless it drifts."""
+    def repeat_perturbations(
+        self, seeds: NDArray[np.uint64], epsilon: float, first: int, count: int
+    ) -> None:
+        """Apply to some elements of θ the rounding errors that perturbing with these seeds leaves.
+
+        Does nothing unless the space drifts.
+        """
         if self.drifts:
             for seed in seeds:
-                for stands, to in pairwise((0.0, epsilon, -epsilon, 0.0)):
-                    self._shift(int(seed), stands, to, first, count)
+                for current, target in pairwise((0.0, epsilon, -epsilon, 0.0)):
+                    self._shift(int(seed), current, target, first, count)
 
-    def _shift(self, seed: int, stands: float, to: float, first: int, count: int) -> None:
-        """From θ + stands·z to θ + to·z, in place, on some elements."""
-        self.add(first, self.direction(seed, first, count) * (to - stands))
+    def _shift(self, seed: int, current: float, target: float, first: int, count: int) -> None:
+        """Move some elements in place from θ + current·z to θ + target·z."""
+        self.add(first, self.direction(seed, first, count) * (target - current))
 
-    def in_parts(self, move: Move) -> None:
-        """Have a move made on all of θ, part by part, or put off until a part is at hand."""
+    def update_all(self, update: RangeUpdate) -> None:
+        """Apply an update to all of θ, range by range, now or when a range is next in memory."""
         for first, count in self.chunks():
-            move(first, count)
+            update(first, count)
+
+    @property
+    def chunk(self) -> int:
+        """The number of elements of a direction in memory at once."""
+        return CPU_CHUNK if self._torch_device.type == "cpu" else ACCELERATOR_CHUNK
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """First element and length of each of the parts in which θ is worked on."""
-        chunk = CPU_CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
-        for first in range(0, self.size, chunk):
-            yield first, min(chunk, self.size - first)
+        """Yield first element and length of consecutive ranges that cover θ."""
+        for first in range(0, self.size, self.chunk):
+            yield first, min(self.chunk, self.size - first)
 
     def direction(self, seed: int, first: int, count: int) -> Tensor:
-        """Elements of a direction on the model's device, float32 [count].
+        """Return elements of a direction on the model's torch device, float32 [count].
 
         Args:
             seed: 64 bits.
-            first: a multiple of `WHOLE_BLOCKS`.
-            count: how many.
+            first: index of the first element, a multiple of `WHOLE_BLOCKS`.
+            count: number of elements.
         """
         seeds = np.array([seed], np.uint64)
-        z = draw_directions(self._backend, seeds, count, self.distribution, first, self._device)[0]
+        device = self._torch_device
+        z = draw_directions(self._backend, seeds, count, self.distribution, first, device)[0]
         return z.to(torch.float32) * 2.0**-DIRECTION_BITS
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of θ as a copy: its name, and float32 [shape]."""
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and value of every tensor of θ, a copy in float32 [shape]."""
         first = 0
         for tensor in self.tensors:
             yield tensor.name, self.values(first, tensor.size).clone().view(tensor.shape)
             first += tensor.size
 
     def digest(self) -> bytes:
-        """SHA-256 of names, shapes and the little-endian float32 bytes of θ, 32 bytes."""
+        """Return the SHA-256 of names, shapes and little-endian float32 bytes of θ, 32 bytes."""
         whole = hashlib.sha256(self.tensors_hash)
         for first, count in self.chunks():
             whole.update(self.values(first, count).cpu().numpy().astype("<f4").tobytes())
@@ -179,47 +190,50 @@ class Space(ABC):
 
     @property
     def tensors_hash(self) -> bytes:
-        """SHA-256 of the tensors' names and shapes in their order, 32 bytes."""
+        """The SHA-256 of the tensors' names and shapes in their order, 32 bytes."""
         content = [[tensor.name, *tensor.shape] for tensor in self.tensors]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).digest()
 
 
 class SequentialSpace(Space):
-    """A space in which the model stands at one point at a time."""
+    """A space whose model computes with one perturbation at a time."""
 
     @abstractmethod
-    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
-        """Put the model at θ + ε·z, then at θ − ε·z; θ is as before at the end, or nearly."""
+    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+        """Yield twice, with the model at θ + ε·z and at θ − ε·z, and restore θ at the end.
+
+        Where the space drifts, θ is restored up to rounding.
+        """
 
     @abstractmethod
-    def _center(self) -> AbstractContextManager[PerturbedAdapters]:
-        """The model stands at θ."""
+    def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
+        """Return a context inside which the model computes with θ."""
 
     def evaluate(
         self,
-        run: Run,
+        score: ScoreFunction,
         seeds: NDArray[np.uint64] = NO_SEEDS,
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine at one point after the other, both of a direction in turn."""
+        """Run a forward engine under one perturbation after the other, seed by seed."""
         check_both_sides(signs)
         if not len(seeds):
-            with self._center() as perturbations:
-                return run(perturbations)
-        found: list[NDArray[np.float32]] = []
+            with self._unperturbed() as unperturbed:
+                return score(unperturbed)
+        results: list[NDArray[np.float32]] = []
         for seed in seeds:
-            # Closed, so that θ is as before also when `run` fails.
-            with closing(self._sides(int(seed), epsilon)) as sides:
-                found += [run(perturbations) for perturbations in sides]
-        return np.concatenate([*found[::2], *found[1::2]])
+            # Closed, so that θ is restored also when `score` fails.
+            with closing(self._perturbed(int(seed), epsilon)) as sides:
+                results += [score(perturbed) for perturbed in sides]
+        return np.concatenate([*results[::2], *results[1::2]])
 
 
 class FlatSpace(Space):
-    """A small space: θ is one float32 vector beside the model, and so are the points around it.
+    """A small space: θ and its perturbations are float32 vectors beside the model.
 
     Args:
-        theta: float32 [d] on the model's device, where θ begins.
+        theta: float32 [d] on the model's torch device, the initial θ.
     """
 
     def __init__(
@@ -234,30 +248,32 @@ class FlatSpace(Space):
         self._theta = theta
 
     def values(self, first: int, count: int) -> Tensor:
-        """A view."""
+        """Return a view of elements of θ, float32 [count]."""
         return self._theta[first : first + count]
 
     def assign(self, first: int, values: Tensor) -> None:
-        """In place."""
+        """Set elements of θ in place."""
         self._theta[first : first + len(values)] = values
 
-    def _around(self, seed: int, epsilon: float) -> tuple[Tensor, Tensor]:
-        """θ + ε·z and θ − ε·z as vectors of their own."""
+    def _both_sides(self, seed: int, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Return θ + ε·z and θ − ε·z as new vectors, float32 [d]."""
         step = self.direction(seed, 0, self.size) * epsilon
         return self._theta + step, self._theta - step
 
 
 def check_both_sides(signs: tuple[int, ...]) -> None:
-    """Refuse one side alone where a space stands at one point at a time.
-
-    Raises:
-        ValueError: if it is asked for.
-    """
+    """Raise a ValueError if a space that perturbs the model itself is asked for one sign alone."""
     if signs != BOTH_SIDES:
-        raise ValueError("a space that stands at one point at a time tries both sides")
+        raise ValueError(
+            f"signs = {signs}: a space that perturbs the model itself evaluates both signs; "
+            f"use {BOTH_SIDES}"
+        )
 
 
-def no_adapter() -> tuple[Adapter, Perturbations]:
-    """For engines of a model without adapters in it: an empty adapter, and its only point."""
-    nothing = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(nothing, 0), Perturbations(nothing, torch.zeros(0))
+def empty_adapter() -> tuple[Adapter, Perturbations]:
+    """Return an adapter without tensors, and its one state.
+
+    A forward engine of a model without adapters is built with the one and evaluated at the other.
+    """
+    layout = Layout((), 1, 1.0, 0, "gaussian")
+    return Adapter(layout, 0), Perturbations(layout, torch.zeros(0))

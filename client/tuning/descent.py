@@ -234,13 +234,13 @@ class Descent:
             windows = self._windows(first, count, before)
             for step in steps:
                 if retrace:
-                    self.space.retrace(step.seeds, step.epsilon, first, count)
+                    self.space.repeat_perturbations(step.seeds, step.epsilon, first, count)
                 windows.take(step.gradient(self.space, first, count))
                 self.space.add(first, windows.descent() * -step.learning_rate)
             if self._held is not None:
                 self._held[first] = windows
 
-        self.space.in_parts(move)
+        self.space.update_all(move)
         self.history += steps
 
     def _windows(self, first: int, count: int, before: int) -> _Windows:

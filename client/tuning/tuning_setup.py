@@ -14,7 +14,7 @@ from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
-from client.spaces.space import Run, no_adapter
+from client.spaces.space import ScoreFunction, empty_adapter
 from client.streaming.loading import load_model
 from client.tuning.settings import TuneSettings
 from shared.directions import batch_order, round_root
@@ -33,7 +33,7 @@ from shared.tasks.sampling import sampled
 EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
 
-At = Callable[[Run], NDArray[np.float32]]
+At = Callable[[ScoreFunction], NDArray[np.float32]]
 """Runs an engine at one point of a space: `Space.evaluate` without seeds."""
 
 
@@ -134,7 +134,7 @@ class TuningSetup:
 
     def plain(self) -> tuple[ResidentForward, At]:
         """An engine of the model as it is, and its only point."""
-        adapter, here = no_adapter()
+        adapter, here = empty_adapter()
         forward = make_forward_engine(self.base, adapter, self.scorer, self.stream is not None)
         return forward, lambda run: run(here)
 

@@ -20,8 +20,8 @@ from client.forward.resident import ResidentForward
 from client.spaces import space as spaces
 from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
-from client.spaces.prefix import PrefixSpace, tokens_of_prefix
-from client.spaces.space import Space, no_adapter
+from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
+from client.spaces.space import Space, empty_adapter
 from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
 from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
 from shared.directions import WHOLE_BLOCKS, directions
@@ -217,7 +217,7 @@ def test_full_is_every_parameter_with_tied_ones_once(tmp_path: Path) -> None:
     names = [tensor.name for tensor in rig.space.tensors]
     assert names == [name for name, _ in network.named_parameters()]
     assert "lm_head.weight" not in names
-    for name, tensor in rig.space.named():
+    for name, tensor in rig.space.named_tensors():
         assert torch.equal(tensor, network.get_parameter(name))
 
 
@@ -226,7 +226,7 @@ def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
     np.testing.assert_array_equal(
         lora.space.evaluate(lora.run), lora_fa.space.evaluate(lora_fa.run)
     )
-    for name, tensor in lora.space.named():
+    for name, tensor in lora.space.named_tensors():
         if name.endswith(".A"):
             layer = lora_fa.base.body.get_submodule(name.removesuffix(".A"))
             assert isinstance(layer, LoRAFALinear)
@@ -254,13 +254,13 @@ def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
         torch.manual_seed(0)
         ARCHITECTURES[name][1](save_tokenizer(folder, "causal")).save_pretrained(folder)
     rig = Rig(folder, "prefix")
-    tokens = tokens_of_prefix(rig.base, 3, 7)
+    tokens = draw_prefix_tokens(rig.base, 3, 7)
     assert not set(tokens) & set(rig.base.tokenizer.all_special_ids)
     found = rig.space.evaluate(rig.run)
     with_tokens = [behind(tokens, prompt) for prompt in rig.prompts]
-    expected = rig.forward.scores(no_adapter()[1], with_tokens)
+    expected = rig.forward.scores(empty_adapter()[1], with_tokens)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-    without = rig.forward.scores(no_adapter()[1], rig.prompts)
+    without = rig.forward.scores(empty_adapter()[1], rig.prompts)
     assert np.abs(found - without).max() > 1e-4
 
 
@@ -284,7 +284,7 @@ def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     def generate(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
         return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
 
-    with pytest.raises(ModelError, match=r"has a cache already.*run whole sequences"):
+    with pytest.raises(ModelError, match=r"called with another one.*run whole sequences"):
         space.evaluate(generate)
 
 

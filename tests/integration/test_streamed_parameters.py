@@ -17,7 +17,6 @@ from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from client.forward.streamed import StreamedBody, StreamedForward
 from client.spaces import space as spaces
-from client.spaces import streamed as streamed_spaces
 from client.spaces.full import FullSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
@@ -51,7 +50,7 @@ LONG = {
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are worked on in several parts, which are not those of a resident model."""
     monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
-    monkeypatch.setattr(streamed_spaces, "CPU_CHUNK", 1000)
+    monkeypatch.setattr(StreamedFullSpace, "chunk", 1000)
 
 
 class Rig:

@@ -105,7 +105,7 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     learner = FirstOrder(bench, Path(settings["out"]), bytes(32))
     (center,) = learner._trained.values()
     train, batch = bench.splits["train"], bench.batch(0)
-    scores = learner._forward.score_pass(learner._here, [train.prompts[i] for i in batch])[0]
+    scores = learner._forward.score_pass(learner._adapters, [train.prompts[i] for i in batch])[0]
     loss = learner._loss(scores, torch.from_numpy(train.labels[batch])) / len(batch)
     loss.backward()  # type: ignore[no-untyped-call]
     other = bench_of(settings)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from client.spaces import space as spaces
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, no_adapter
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, empty_adapter
 from client.tuning.descent import (
     SGD,
     Adam,
@@ -37,7 +37,7 @@ class ToySpace(FlatSpace, SequentialSpace):
     kind = "lora"
 
     def __init__(self, size: int = 20_000, portable: bool = True) -> None:
-        adapter, self._here = no_adapter()
+        adapter, self._no_adapters = empty_adapter()
         begin = np.random.default_rng(size).normal(size=size).astype(np.float32)
         tensors = [SpaceTensor("first", (2, 3)), SpaceTensor("second", (size - 6,))]
         theta = torch.from_numpy(begin)
@@ -48,12 +48,12 @@ class ToySpace(FlatSpace, SequentialSpace):
     def theta(self) -> FloatArray:
         return self.values(0, self.size).numpy().copy()
 
-    def _sides(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
+    def _perturbed(self, seed: int, epsilon: float) -> Generator[PerturbedAdapters]:
         raise NotImplementedError
 
     @contextmanager
-    def _center(self) -> Iterator[PerturbedAdapters]:
-        yield self._here
+    def _unperturbed(self) -> Iterator[PerturbedAdapters]:
+        yield self._no_adapters
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_a_moment_of_equal_gradients_is_right_at_every_age() -> None:
 
 def test_a_space_is_named_and_digested() -> None:
     space = ToySpace()
-    names = dict(space.named())
+    names = dict(space.named_tensors())
     assert {name: tuple(t.shape) for name, t in names.items()} == {
         "first": (2, 3),
         "second": (19_994,),
