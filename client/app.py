@@ -5,16 +5,18 @@ session) lies in Flower's context, in memory. Live, a process of its own holds t
 and this app, which Flower may start anew for every message, only forwards to its socket.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Protocol
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from shared.errors import CatchUpError, SamaraError
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
+from client.protocol.client_handler import make_refusal
+from shared.errors import FrameError, SamaraError
+from shared.flower_compat import ErrorCode
+from shared.frames.refusal import describe_refusal
 from shared.ledger.catch_up import CatchUp
 from shared.wire import PERSONAL_ACTION, RECORD
 
@@ -22,6 +24,8 @@ TRAINER = "trainer"
 """In the node config: the socket of a resident trainer."""
 TRAINER_VARIABLE = "SAMARA_TRAINER"
 """Says the same where the node config does not."""
+
+log = logging.getLogger("samara.client")
 
 app = ClientApp()
 
@@ -77,13 +81,21 @@ def evaluate_personal(message: Message, context: Context) -> Message:
 def _answered(
     answer: Callable[[Answering, bytes, CatchUp], bytes], message: Message, context: Context
 ) -> Message:
-    """The reply. Live, an error here goes to Flower: only the trainer knows client and round."""
+    """Return the reply to a message.
+
+    If the resident trainer cannot be reached, nobody here knows client and round, which a refusal
+    must name: then the reply is an error of Flower's, which holds no text of ours either.
+    """
     socket = context.node_config.get(TRAINER) or os.environ.get(TRAINER_VARIABLE)
     if socket:
         from client.protocol.remote_trainer import RemoteTrainer
 
-        with RemoteTrainer(str(socket), context.run_config) as trainer:
-            return _reply(answer(trainer, *unpacked(message)), message)
+        try:
+            with RemoteTrainer(str(socket), context.run_config) as trainer:
+                return _reply(answer(trainer, *unpacked(message)), message)
+        except SamaraError as error:
+            log.warning("%s: %s", message.metadata.message_type, error)
+            return error_reply(error, message)
     from client.protocol.simulated_client import client_index_of, participant
 
     frame = b""
@@ -91,21 +103,27 @@ def _answered(
         frame, catch_up = unpacked(message)
         return _reply(answer(participant(context), frame, catch_up), message)
     except SamaraError as error:
-        refusal = Refusal(token_of(frame), client_index_of(context), 0, str(error))
-        return _reply(refusal.encode(), message)
+        return _reply(make_refusal(frame, client_index_of(context), 0, error), message)
 
 
 def unpacked(message: Message) -> tuple[bytes, CatchUp]:
     """The instruction in a message, and what came with it.
 
     Raises:
-        CatchUpError: if there is none.
+        FrameError: if there is none.
     """
     record = message.content.config_records.get(RECORD, ConfigRecord())
     match [record.get(name, b"") for name in ("frame", "snapshot", "tail")]:
         case [bytes(frame), bytes(snapshot), bytes(tail)]:
             return frame, CatchUp(snapshot, tail)
-    raise CatchUpError("the message holds no frame; the server is not a Samara server")
+    raise FrameError("the message holds no frame; the server is not a Samara server")
+
+
+def error_reply(error: Exception, message: Message) -> Message:
+    """Return a reply of Flower's that names an error by its code, without its text."""
+    known = error if isinstance(error, SamaraError) else SamaraError()
+    reason = describe_refusal(known.refusal_code, known.numbers)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _reply(frame: bytes, message: Message) -> Message:

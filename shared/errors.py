@@ -1,61 +1,154 @@
-"""The one exception tree of Samara.
+"""Exceptions of Samara, and the codes by which a client's refusal names them.
 
 Every message says what was wrong, where, and what to do about it; the command line prints it
 without a traceback and exits with status 1.
 """
 
+from enum import IntEnum
+from typing import ClassVar
+
+
+class RefusalCode(IntEnum):
+    """The kind of a problem for which a client refuses an instruction.
+
+    Codes are part of the frame format (docs/wire.md): a number is never given another meaning.
+    """
+
+    UNKNOWN = 0
+    SETTINGS = 1
+    DATA = 2
+    TASK = 3
+    MODEL = 4
+    FRAME = 5
+    RANGE = 6
+    FILE = 7
+    CATCH_UP = 8
+    LAYOUT = 9
+    TRAINING = 10
+    TRAINER = 11
+    DEVICE = 12
+    PAUSED = 13
+    CODE = 14
+
 
 class SamaraError(Exception):
-    """Base of everything that Samara raises on purpose."""
+    """The base class of everything that Samara raises on purpose.
+
+    Args:
+        message: what was wrong, where, and what to do; it never leaves the machine in a frame.
+        numbers: two numbers for the server, of which docs/wire.md says what they are for each
+            code; 0 where a code has none.
+    """
+
+    refusal_code: ClassVar[RefusalCode] = RefusalCode.UNKNOWN
+    """The code of a client's refusal for this reason; every subclass names its own."""
+
+    def __init__(self, message: str = "", numbers: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.numbers = numbers
 
 
 class ConfigError(SamaraError):
     """A setting, a scenario file or a combination of settings is wrong."""
 
+    refusal_code = RefusalCode.SETTINGS
+
 
 class DataError(SamaraError):
     """A data file, a row of it, or a partition of it cannot be used."""
+
+    refusal_code = RefusalCode.DATA
 
 
 class TaskError(SamaraError):
     """A task file is wrong or does not fit the model's tokenizer."""
 
+    refusal_code = RefusalCode.TASK
+
 
 class ModelError(SamaraError):
     """A model folder cannot be loaded or lacks what an adapter needs."""
+
+    refusal_code = RefusalCode.MODEL
 
 
 class FrameError(SamaraError):
     """Bytes from the network are not a valid frame."""
 
+    refusal_code = RefusalCode.FRAME
+
 
 class ReplayError(SamaraError):
-    """Coefficients do not fit the exact state; nothing was applied."""
+    """Coefficients do not fit the exact range of a state; the state is unchanged."""
+
+    refusal_code = RefusalCode.RANGE
 
 
 class LedgerError(SamaraError):
-    """A ledger file is damaged, foreign, or being used by somebody else."""
+    """A ledger file is damaged, belongs to another run, or is in use by another process."""
+
+    refusal_code = RefusalCode.FILE
 
 
 class TrajectoryError(SamaraError):
-    """A trajectory file is damaged, foreign, or being used by somebody else."""
+    """A trajectory file is damaged, belongs to another run, or is in use by another process."""
+
+    refusal_code = RefusalCode.FILE
 
 
 class ReportError(SamaraError):
-    """A report does not answer the instruction of its round and is refused."""
+    """A report does not answer the instruction of its round; only a server raises this."""
+
+    refusal_code = RefusalCode.UNKNOWN
 
 
 class CatchUpError(SamaraError):
-    """A client cannot reach the server's digest and refuses to train."""
+    """A client cannot reach the state that an instruction begins with.
+
+    Its numbers are the round that the instruction begins after and the round that was reached.
+    """
+
+    refusal_code = RefusalCode.CATCH_UP
+
+
+class LayoutError(SamaraError):
+    """An instruction is for another layout than the client's.
+
+    Its numbers are the first 4 bytes, big-endian, of the client's and the instruction's layout
+    hash.
+    """
+
+    refusal_code = RefusalCode.LAYOUT
 
 
 class TrainingError(SamaraError):
-    """A step cannot be taken, for example because a loss is not finite."""
+    """A training step cannot be taken, for example because a loss is not finite.
+
+    Its first number is the local step, counted from 1; 0 if the error concerns no single one.
+    """
+
+    refusal_code = RefusalCode.TRAINING
 
 
 class TrainerError(SamaraError):
-    """The resident trainer of this device is not there, or fails."""
+    """The resident trainer of this device cannot be reached, or fails."""
+
+    refusal_code = RefusalCode.TRAINER
 
 
 class DeviceError(SamaraError):
-    """Something keeps this machine from taking part, or from standing in for a device."""
+    """A property of this machine keeps it from taking part, or from standing in for a device."""
+
+    refusal_code = RefusalCode.DEVICE
+
+
+class CodeError(DeviceError):
+    """The server's app differs from the code that is installed on this machine."""
+
+    refusal_code = RefusalCode.CODE
+
+
+class PausedError(SamaraError):
+    """The limits that a device's owner set (temperature, mains, idle) allow no work at present."""
+
+    refusal_code = RefusalCode.PAUSED

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from shared.directions import Distribution
-from shared.errors import SamaraError
+from shared.errors import LayoutError, SamaraError
 from shared.normal_table import TABLE_SHA256
 
 FORMAT_VERSION = 1
@@ -92,6 +92,23 @@ class Layout:
     def hash(self) -> bytes:
         """SHA-256 of the canonical JSON, 32 bytes."""
         return hashlib.sha256(self.to_json().encode()).digest()
+
+    def check_hash(self, layout_hash: bytes, remedy: str) -> None:
+        """Raise an error if an instruction's layout hash is not this layout's.
+
+        Args:
+            layout_hash: 32 bytes, from the instruction.
+            remedy: end of the error's message.
+
+        Raises:
+            LayoutError: if the hashes differ.
+        """
+        if layout_hash != self.hash:
+            raise LayoutError(
+                f"the instruction is for layout {layout_hash.hex()[:12]} and this client has "
+                f"{self.hash.hex()[:12]}; {remedy}",
+                (int.from_bytes(self.hash[:4]), int.from_bytes(layout_hash[:4])),
+            )
 
     @classmethod
     def from_json(cls, text: str) -> "Layout":

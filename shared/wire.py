@@ -32,18 +32,21 @@ _PREFIX = struct.Struct("<2sBBI")
 _MAGIC = b"SM"
 
 
+_RETIRED_KINDS = {5: "report with seeds of its own", 7: "refusal with a text"}
+"""Kinds of frames that earlier versions sent; their numbers are never used again."""
+
+
 class Kind(IntEnum):
-    """What a frame is; the fourth byte."""
+    """The kind of a frame, its fourth byte; 5 and 7 are retired."""
 
     HELLO = 1
     TRAIN = 2
     EVALUATE = 3
     REPORT = 4
-    REPORT_WITH_SEEDS = 5
     EVALUATION = 6
-    REFUSAL = 7
     ROUND_DELTA = 8
     REPORT_OF_SUMS = 9
+    REFUSAL = 10
 
 
 def pack(kind: Kind, body: bytes) -> bytes:
@@ -69,6 +72,10 @@ def kind_of(frame: bytes) -> Kind:
         )
     if checksum != zlib.crc32(frame[_PREFIX.size :], zlib.crc32(frame[: _START.size])):
         raise FrameError("the frame's checksum is wrong: it was truncated or damaged on its way")
+    if kind in _RETIRED_KINDS:
+        raise FrameError(
+            f"frame kind {kind} ({_RETIRED_KINDS[kind]}) is retired; update the side that sent it"
+        )
     try:
         return Kind(kind)
     except ValueError:

@@ -165,8 +165,8 @@ def attack_decoders(frames: int, seed: int) -> Counter[str]:
     gradients = rng.normal(size=(1, 4)).astype(np.float32)
     sound = [
         Report(rng.bytes(8), 3, 10, 0.5, gradients).encode(),
-        Report(rng.bytes(8), 3, 10, 0.5, gradients[0], None, 1).encode(),
-        Refusal(rng.bytes(8), 3, 2, "no").encode(),
+        Report(rng.bytes(8), 3, 10, 0.5, gradients[0], 1).encode(),
+        Refusal(rng.bytes(8), 3, 2, 8, (2, 1)).encode(),
         Hello(1, EXAMPLES, 0, bytes(32), LAYOUT.to_json(), "{}").encode(),
     ]
     outcomes: Counter[str] = Counter()

@@ -96,7 +96,7 @@ def _answered(
     except SamaraError as error:
         known = _session(context)
         position = known.position.round if known else 0
-        return _reply(Refusal(token_of(frame), device, position, str(error)).encode(), message)
+        return _reply(Refusal.of_error(token_of(frame), device, position, error).encode(), message)
 
 
 def _reply(frame: bytes, message: Message) -> Message:

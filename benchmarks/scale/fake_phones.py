@@ -119,7 +119,7 @@ async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float)
                     if dice.random() < vanishing:
                         break
                     task = said.task
-                    frame = Refusal(token_of(task.instruction), device, 0, "fake").encode()
+                    frame = Refusal(token_of(task.instruction), device, 0, 0).encode()
                     signature = key.sign(of_answer(task.instruction, frame))
                     done = Done(number=task.number, frame=frame, signature=signature)
                     await stream.write(FromPhone(done=done))

@@ -1,5 +1,6 @@
 """What every client does with a frame, whoever computes its losses: stand, answer, or refuse."""
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.replay import Backend
 from shared.wire import Kind, kind_of
+
+log = logging.getLogger("samara.client")
 
 Instruction = TrainInstruction | EvaluateInstruction
 
@@ -67,6 +70,21 @@ def standing(
     return session.caught_up(catch_up, header, layout, *goal, trainer.backend)
 
 
+def make_refusal(instruction: bytes, client: int, last_round: int, error: SamaraError) -> bytes:
+    """Log an error, and return the refusal that names it by its code and numbers.
+
+    The error's text stays in this log: it may hold paths or quote a row of the client's data.
+
+    Args:
+        instruction: the refused frame; empty for a hello.
+        client: client index.
+        last_round: the last round in the client's state.
+        error: the reason.
+    """
+    log.warning("client %d refuses: %s", client, error)
+    return Refusal.of_error(token_of(instruction), client, last_round, error).encode()
+
+
 class Answering:
     """A client whose every answer is a frame; a refusal frame where something is wrong.
 
@@ -78,16 +96,15 @@ class Answering:
     def __init__(self, client: int, memory: Memory) -> None:
         self._device, self._memory = client, memory
 
-    def refused(self, instruction: bytes, reason: str) -> bytes:
-        """The frame that says why an instruction is not followed, and where this client stands."""
-        position = self._position(instruction)
-        return Refusal(token_of(instruction), self._device, position, reason).encode()
+    def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
+        """Log an error, and return a refusal with its code and this client's last round."""
+        return make_refusal(instruction, self._device, self._position(instruction), error)
 
     def _sound(self, instruction: bytes, answer: Callable[[], bytes]) -> bytes:
         try:
             return answer()
         except SamaraError as error:
-            return self.refused(instruction, str(error))
+            return self.refuse(instruction, error)
 
     def _reported(
         self,

@@ -84,7 +84,8 @@ class Session:
             )
         except LedgerError as error:
             raise CatchUpError(
-                f"cannot catch up from round {self.position.round}: {error}"
+                f"cannot catch up from round {self.position.round}: {error}",
+                (goal_round, self.position.round),
             ) from error
         position = last.position if last else begun
         reached = last.end_digest if last else reached
@@ -92,7 +93,8 @@ class Session:
             raise CatchUpError(
                 f"stands at round {position.round} with digest {reached.hex()[:12]}, and the "
                 f"server asks for round {goal_round} with {goal_digest.hex()[:12]}; send the "
-                f"rounds after {self.position.round}"
+                f"rounds after {self.position.round}",
+                (goal_round, position.round),
             )
         return replace(self, position=position, state=state, digest=reached)
 

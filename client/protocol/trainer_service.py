@@ -14,12 +14,11 @@ from typing import Any
 
 import grpc
 
+from client.protocol.client_handler import make_refusal
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
 from client.protocol.resident_trainer import ResidentTrainer
-from shared.errors import SamaraError, TrainerError
-from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
+from shared.errors import PausedError, SamaraError, TrainerError
 from shared.ledger.catch_up import CatchUp
 from shared.machine import peak_memory_bytes
 from shared.proto.trainer_pb2 import (
@@ -76,7 +75,8 @@ class _Service(TrainerServicer):  # type: ignore[misc]
     ) -> Answer:
         if reason := self._paused():
             return self._answer(
-                request, lambda client: client.refused(request.instruction, f"paused: {reason}")
+                request,
+                lambda client: client.refuse(request.instruction, PausedError(f"paused: {reason}")),
             )
         return self._answer(request, ask)
 
@@ -95,8 +95,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             try:
                 return ask(self._resident.under(settings))
             except SamaraError as error:  # of the settings; a client refuses by itself
-                token, client = token_of(instruction), self._resident.client
-                return Refusal(token, client, 0, str(error)).encode()
+                return make_refusal(instruction, self._resident.client, 0, error)
             finally:
                 self._answered += 1
                 self._busy += time.monotonic() - begun

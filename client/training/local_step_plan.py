@@ -68,7 +68,8 @@ class LocalStepPlan:
         if not (np.isfinite(found.mean_loss) and np.all(np.isfinite(found.gradients))):
             raise TrainingError(
                 f"the loss is not finite at step {step + 1} of round {asked.round}; "
-                "lower learning-rate or epsilon, or check the model's weights"
+                "lower learning-rate or epsilon, or check the model's weights",
+                (step + 1, 0),
             )
         if self._of_one_label:
             held = int(np.sum(self._labels == step % self._classes))

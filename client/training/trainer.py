@@ -24,7 +24,7 @@ from client.streaming.loading import load_model
 from client.training.execution import Execution, Rehearsal, decided, evaluation_batch, kept
 from client.training.local_steps import local_steps
 from shared.config import RunConfig
-from shared.errors import CatchUpError, DataError, SamaraError, TaskError
+from shared.errors import DataError, SamaraError, TaskError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import Split, TrainInstruction
@@ -232,7 +232,7 @@ class Trainer:
             moving: bool [d], the numbers that are tried; the others stay. None is all.
 
         Raises:
-            CatchUpError: if the instruction is for another layout.
+            LayoutError: if the instruction is for another layout.
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
@@ -255,7 +255,7 @@ class Trainer:
             For each client its report, or the error that it ended with.
 
         Raises:
-            CatchUpError: if the instruction is for another layout.
+            LayoutError: if the instruction is for another layout.
         """
         self.check_layout(instruction.layout_hash)
         return local_steps(self, instruction, state, indices, clients, moving)
@@ -275,13 +275,9 @@ class Trainer:
         """Refuse an instruction for another adapter.
 
         Raises:
-            CatchUpError: if the layouts differ.
+            LayoutError: if the layouts differ.
         """
-        if layout_hash != self.layout.hash:
-            raise CatchUpError(
-                f"the instruction is for layout {layout_hash.hex()[:12]} and this client has "
-                f"{self.layout.hash.hex()[:12]}; give both the same model and adapter settings"
-            )
+        self.layout.check_hash(layout_hash, "give both the same model and adapter settings")
 
     def _prompt(self, example: Example) -> Prompt:
         return self._scorer.prompt(example.text, example.answers, example.cut)

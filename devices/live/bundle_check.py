@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import DeviceError
+from shared.errors import CodeError, DeviceError
 
 COMPARED_PACKAGES = ("client", "shared")
 """What runs on a device, or gives the frames and numbers their meaning."""
@@ -30,7 +30,7 @@ def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
         trusted: SHA-256 of bundles, in hexadecimal, that are accepted though they differ.
 
     Raises:
-        DeviceError: saying what differs first, and both remedies.
+        CodeError: saying what differs first, and both remedies.
     """
     name = hashlib.sha256(bundle).hexdigest()
     if name in trusted:
@@ -41,7 +41,7 @@ def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
     except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, OSError) as error:
         difference = f"it cannot be read: {error}"
     if difference:
-        raise DeviceError(
+        raise CodeError(
             f"the app of the server is not the one installed here: {difference}; install the "
             f"server's version of Samara, or trust the bundle with --trust {name}"
         )

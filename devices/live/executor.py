@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from threading import Event
 
 import httpx
-from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
+from client.app import error_reply
 from shared.errors import SamaraError
 from shared.flower_compat import (
     AcquireTaskRequest,
-    ErrorCode,
     HeartbeatSender,
     ProtobufClientInterceptor,
     RuntimeHttpClient,
@@ -93,16 +92,17 @@ class Executor:
 
     def _answer(self, client: RuntimeHttpClient) -> None:
         message, context, _, fab = pull_task_input(client)
-        begun, error = time.monotonic(), ""
+        begun = time.monotonic()
         try:
             if fab.hash_str not in self._checked:
                 self._check(fab.content)
                 self._checked.add(fab.hash_str)
             reply = self._app(message, context)
         except Exception as raised:
-            error = str(raised) if isinstance(raised, SamaraError) else repr(raised)
-            log.warning("%s: %s", message.metadata.message_type, error)
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error), reply_to=message)
+            text = str(raised) if isinstance(raised, SamaraError) else repr(raised)
+            log.warning("%s: %s", message.metadata.message_type, text)
+            reply = error_reply(raised, message)
+        error = reply.error.reason or "" if reply.has_error() else ""
         push_message(client, reply, context)
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
         push_task_output(client, context=context, sub_status=status, details=error)

@@ -51,7 +51,6 @@ from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
-_MAX_REASON = 500
 
 Answer = TypeVar("Answer", Report, Evaluation)
 
@@ -417,7 +416,7 @@ class ScalarStrategy(Strategy):
                 if kind_of(frame) is Kind.REFUSAL:
                     refusal = Refusal.decode(frame)
                     entry.round = refusal.round
-                    raise ReportError(_short(refusal.reason))
+                    raise ReportError(refusal.description)
                 answer = kind.decode(frame)
                 if answer.client != entry.client:
                     raise ReportError(f"it answers as client {answer.client}")
@@ -538,9 +537,3 @@ def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:
     if not weights:
         return None
     return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
-
-
-def _short(reason: str) -> str:
-    """A stranger's words, fit for a log: one line, printable, not long."""
-    line = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON])
-    return line + "…" * (len(reason) > _MAX_REASON)

@@ -250,7 +250,7 @@ def _read_hello(reply: Message) -> Hello:
     frame = read_frame(reply)
     if kind_of(frame) is Kind.REFUSAL:
         refusal = Refusal.decode(frame)
-        raise SamaraError(f"client {refusal.client}: {refusal.reason}")
+        raise SamaraError(f"client {refusal.client}: {refusal.description}")
     return Hello.decode(frame)
 
 

@@ -1,34 +1,81 @@
-"""The refusal: the frame with which a client declines an instruction."""
+"""The refusal: the frame in which a client declines an instruction, by a code and two numbers."""
 
 import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shared.wire import Kind, Reader, pack, text_bytes, unpack
+from shared.client_index import check_client_index
+from shared.errors import RefusalCode, SamaraError
+from shared.wire import Kind, Reader, pack, unpack
+
+_SENTENCES: dict[int, str] = {
+    RefusalCode.UNKNOWN: "it cannot carry out the instruction",
+    RefusalCode.SETTINGS: "it cannot use the run's settings",
+    RefusalCode.DATA: "its data cannot be used",
+    RefusalCode.TASK: "the task does not fit its model",
+    RefusalCode.MODEL: "its model cannot be used",
+    RefusalCode.FRAME: "it received a frame that is damaged or not the expected one",
+    RefusalCode.RANGE: "coefficients do not fit the exact range of its state",
+    RefusalCode.FILE: "one of its files is damaged, of another run, or in use",
+    RefusalCode.CATCH_UP: "it cannot catch up",
+    RefusalCode.LAYOUT: "its layout is not the run's",
+    RefusalCode.TRAINING: "a step of its training failed",
+    RefusalCode.TRAINER: "its resident trainer cannot be reached",
+    RefusalCode.DEVICE: "its device cannot take part",
+    RefusalCode.PAUSED: "it is paused by its owner's limits",
+    RefusalCode.CODE: "its installed version of Samara is not the server's",
+}
+_SENTENCES_WITH_NUMBERS: dict[int, str] = {
+    RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
+    RefusalCode.LAYOUT: "its layout {0:08x} is not the run's {1:08x}",
+    RefusalCode.TRAINING: "its local step {0} failed",
+}
+
+
+def describe_refusal(code: int, numbers: tuple[int, int]) -> str:
+    """Return a sentence for a server's log and result; a code of a newer client stays a number."""
+    sentence = _SENTENCES.get(code, _SENTENCES[RefusalCode.UNKNOWN])
+    if any(numbers):
+        sentence = _SENTENCES_WITH_NUMBERS.get(code, sentence).format(*numbers)
+    return f"{sentence} (code {code}); the reason is in the client's own log"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a client does not do what it was asked.
+    """A client's answer that it does not carry out an instruction.
+
+    It holds no text: the error's message may name paths or quote a row of the client's data.
 
     Attributes:
-        token: of the instruction it answers, 8 bytes.
+        token: token of the instruction it answers, 8 bytes.
         client: client index.
         round: the last round in the client's state, so that the server can send what is missing.
-        reason: for the operator.
+        code: a `RefusalCode`, or the number of one that only a newer version knows.
+        numbers: two numbers that belong to the code (docs/wire.md), uint32 each.
     """
 
     token: bytes
     client: int
     round: int
-    reason: str
+    code: int
+    numbers: tuple[int, int] = (0, 0)
 
-    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sII")
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIHII")
+
+    @classmethod
+    def of_error(cls, token: bytes, client: int, round_number: int, error: SamaraError) -> Self:
+        """Return the refusal for an error, without its text."""
+        return cls(token, client, round_number, error.refusal_code, error.numbers)
+
+    @property
+    def description(self) -> str:
+        """The refusal as a sentence about the client, for a server's log and result."""
+        return describe_refusal(self.code, self.numbers)
 
     def encode(self) -> bytes:
-        """The refusal as a frame."""
-        fields = self._FIELDS.pack(self.token, self.client, self.round)
-        return pack(Kind.REFUSAL, fields + text_bytes(self.reason))
+        """Return the refusal as a frame."""
+        fields = self._FIELDS.pack(self.token, self.client, self.round, self.code, *self.numbers)
+        return pack(Kind.REFUSAL, fields)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -38,7 +85,7 @@ class Refusal:
             FrameError: if the frame is not a sound refusal.
         """
         reader = Reader(unpack(frame, Kind.REFUSAL))
-        token, client, last_round = reader.fields(cls._FIELDS)
-        refusal = cls(token, client, last_round, reader.text())
+        token, client, last_round, code, *numbers = reader.fields(cls._FIELDS)
         reader.end()
-        return refusal
+        check_client_index(client)
+        return cls(token, client, last_round, code, (numbers[0], numbers[1]))

@@ -29,7 +29,6 @@ class Report:
             round did (`shared.step_size.REACH`): they tell nothing of the global model.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
             use (`TrainInstruction.sums`).
-        seeds: uint64 [K, q] where they do not derive from the instruction's root (8 bytes each).
         summed_steps: K where the gradients are sums; 0 otherwise.
         curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that took L₀, a
             float32; None if none did.
@@ -40,7 +39,6 @@ class Report:
     examples: int
     mean_loss: float
     gradients: NDArray[np.float32]
-    seeds: NDArray[np.uint64] | None = None
     summed_steps: int = 0
     curvature: float | None = None
 
@@ -68,10 +66,7 @@ class Report:
             self.token, self.client, self.examples, steps, queries, self.mean_loss
         )
         gradients = self.gradients.astype("<f4").tobytes()
-        if self.seeds is None:
-            return pack(Kind.REPORT, fields + gradients + bend)
-        seeds = self.seeds.astype("<u8").tobytes()
-        return pack(Kind.REPORT_WITH_SEEDS, fields + seeds + gradients + bend)
+        return pack(Kind.REPORT, fields + gradients + bend)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
@@ -81,10 +76,10 @@ class Report:
             FrameError: if the frame is not a sound report, or a number in it is not finite or
                 over `MAX_GRADIENT`.
         """
-        body = unpack(frame, Kind.REPORT, Kind.REPORT_WITH_SEEDS, Kind.REPORT_OF_SUMS)
+        body = unpack(frame, Kind.REPORT, Kind.REPORT_OF_SUMS)
         reader = Reader(body)
         shape: tuple[int, ...]
-        seeds, summed_steps = None, 0
+        summed_steps = 0
         if frame[3] == Kind.REPORT_OF_SUMS:
             token, client, examples, summed_steps, mean_loss, count = reader.fields(
                 cls._SUMMED_FIELDS
@@ -96,8 +91,6 @@ class Report:
             sound = 1 <= count <= MAX_SCALARS
         if not sound:
             raise FrameError(f"a report of {count} scalars is out of range")
-        if frame[3] == Kind.REPORT_WITH_SEEDS:
-            seeds = reader.array("<u8", count).reshape(shape)
         gradients = reader.array("<f4", count).reshape(shape)
         (curvature,) = reader.fields(cls._CURVATURE) if reader.left else (None,)
         reader.end()
@@ -111,4 +104,4 @@ class Report:
             raise FrameError(
                 f"the curvature of client {client} is not finite or over {MAX_CURVATURE:g}"
             )
-        return cls(token, client, examples, mean_loss, gradients, seeds, summed_steps, curvature)
+        return cls(token, client, examples, mean_loss, gradients, summed_steps, curvature)

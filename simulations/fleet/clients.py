@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from client.app import unpacked
 from client.personal.methods import composition
-from client.protocol.client_handler import standing
+from client.protocol.client_handler import make_refusal, standing
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session import Session
 from client.training.local_steps import clients_within
@@ -23,7 +23,6 @@ from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from simulations.fleet.device import Device
 
@@ -74,7 +73,7 @@ class Clients:
         try:
             frame, catch_up = unpacked(message)
         except SamaraError as error:
-            return b"", 0, Refusal(token_of(b""), number, 0, str(error)).encode()
+            return b"", 0, make_refusal(b"", number, 0, error)
         refusal = b""
         if frame != self._caught_up:
             refusal = self._participant(number).catch_up(frame, catch_up)
@@ -107,7 +106,7 @@ class Clients:
         self, instruction: TrainInstruction, session: Session, groups: Sequence[Sequence[int]]
     ) -> dict[int, bytes]:
         """The reports, or refusals, of groups of clients; groups go side by side."""
-        token = token_of(instruction.encode())
+        frame = instruction.encode()
         parts = composition(self._config, self._trainer(0).layout)
         model = parts.model(session.state)
 
@@ -118,7 +117,7 @@ class Clients:
             except SamaraError as error:
                 found = [error] * len(numbers)
             return [
-                Refusal(token, number, session.position.round, str(answer)).encode()
+                make_refusal(frame, number, session.position.round, answer)
                 if isinstance(answer, SamaraError)
                 else answer.encode()
                 for number, answer in zip(numbers, found, strict=True)

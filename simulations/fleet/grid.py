@@ -7,11 +7,11 @@ from itertools import count, islice
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from client.protocol.client_handler import make_refusal
 from client.protocol.session import Session
 from shared.errors import SamaraError
 from shared.flower_compat import set_message_id
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from shared.frames.refusal import Refusal
+from shared.frames.instructions import SeedPolicy, TrainInstruction
 from shared.frames.report import Report
 from shared.wire import PERSONAL_ACTION, RECORD
 from simulations.engine import FIRST_CLIENT_NODE, LocalGrid
@@ -127,10 +127,10 @@ class FleetGrid(LocalGrid):
         try:
             session = self._clients.standing(instruction)
         except SamaraError as error:
-            token = token_of(instruction.encode())
+            frame = instruction.encode()
             for identifier in jobs:
                 number = jobs[identifier].device
-                refusal = Refusal(token, number, 0, str(error)).encode()
+                refusal = make_refusal(frame, number, 0, error)
                 self._answer(identifier, sent[identifier], refusal)
             return
         groups = self._clients.together(instruction, [jobs[i].device for i in coming])

@@ -25,6 +25,7 @@ from shared.directions import (
     query_seeds,
     round_root,
 )
+from shared.errors import RefusalCode
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -217,7 +218,6 @@ def frames() -> dict[str, Any]:
         "train": train,
         "evaluate": EvaluateInstruction(RUN_ID, 3, 0, Split.TEST, LAYOUT.hash, bytes(range(32))),
         "report": Report(token, 4, 120, 0.6875, gradients),
-        "report_with_seeds": Report(token, 4, 120, 0.6875, gradients, train.seeds(4)),
         "evaluation": Evaluation(
             token,
             4,
@@ -226,7 +226,7 @@ def frames() -> dict[str, Any]:
                 EvaluationColumn("zero-shot", 0.75, np.array([[9, 3], [0, 1]])),
             ),
         ),
-        "refusal": Refusal(token, 4, 2, "stands at round 2"),
+        "refusal": Refusal(token, 4, 2, RefusalCode.CATCH_UP, (7, 2)),
         "round_delta": RoundDelta(
             3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
         ),

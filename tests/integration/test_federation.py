@@ -376,7 +376,10 @@ def test_a_run_is_named_by_as_many_clients_as_there_are(settings: Settings, tmp_
 
 
 def test_losses_that_are_not_finite_end_the_run_with_a_message(
-    settings: Settings, model_folder: Callable[[str], Path], tmp_path: Path
+    settings: Settings,
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from safetensors.numpy import load_file, save_file
 
@@ -389,9 +392,10 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     weights[name] = np.full_like(weights[name], np.nan)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     config = config_of(settings, model__path=str(broken), cohort__empty_rounds=2)
-    message = r"round 2: no report could be used in 2 rounds.*loss is not finite at step 1"
+    message = r"round 2: no report could be used in 2 rounds.*its local step 1 failed \(code 10\)"
     with pytest.raises(TrainingError, match=message):
         simulate(config)
+    assert "client 0 refuses: the loss is not finite at step 1 of round 1" in caplog.text
     assert [step.round for step in replay_run(Path(config.out))] == [0, 1, 2]
     assert not any(np.any(step.state) for step in replay_run(Path(config.out)))
     assert not (Path(config.out) / "result.json").exists()

@@ -37,13 +37,13 @@ class Echo:
         self.device, self.hold, self.asked = device, hold, 0
 
     def hello(self) -> bytes:
-        return Refusal(bytes(8), self.device, 0, "hello").encode()
+        return Refusal(bytes(8), self.device, 0, 0).encode()
 
     def train(self, instruction: bytes, catch_up: Any) -> bytes:
         self.asked += 1
         if self.hold:
             self.hold.wait(SECONDS)
-        return Refusal(token_of(instruction), self.device, 3, catch_up.tail.decode()).encode()
+        return Refusal(token_of(instruction), self.device, 3, len(catch_up.tail)).encode()
 
     evaluate = train
 
@@ -123,7 +123,7 @@ def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[Pho
         for device, answer in answers.items():
             assert client_index_of_key(answer.public_key) == device
             refusal = Refusal.decode(answer.frame)
-            assert (refusal.client, refusal.reason) == (device, "tail")
+            assert (refusal.client, refusal.code) == (device, len(b"tail"))
             data = of_answer(b"do it", answer.frame)
             assert verified(answer.public_key, answer.signature, data)
             assert not verified(answer.public_key, answer.signature, data + b"!")
@@ -245,7 +245,7 @@ def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
     served: Served, keys: list[PhoneKey]
 ) -> None:
     device = client_index_of_key(keys[0].public)
-    frame = Refusal(bytes(8), device, 0, "no").encode()
+    frame = Refusal(bytes(8), device, 0, 0).encode()
     with grpc.insecure_channel(served.door.address) as channel:
         with pytest.raises(grpc.RpcError, match="out of turn"):
             list(_opened(channel, keys[0], FromPhone(done=Done(number=1))))

@@ -35,7 +35,7 @@ from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from server.transport.messages import make_message
 from shared.config import RunConfig
-from shared.errors import CatchUpError, ConfigError, DataError, TrainerError
+from shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, TrainerError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
@@ -247,24 +247,24 @@ def test_a_device_keeps_its_own_settings() -> None:
     assert (config.threads, config.model.path, config.data.path, config.task) == (1, "m", "d", "t")
 
 
-def test_unsound_settings_from_the_server_are_refused(settings: Settings, short: Path) -> None:
+def test_unsound_settings_from_the_server_are_refused(
+    settings: Settings, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = resident(settings, 7, short)
     with served(lambda: trainer, short / "t.sock"):
         for sent in ({"rounds": -1}, {"no-such": 1}):
             with RemoteTrainer(str(short / "t.sock"), sent) as remote:
                 refusal = Refusal.decode(remote.hello())
-            assert refusal.client == 7
-            assert "run config: 1 mistake" in refusal.reason
-        assert (
-            "JSON"
-            in Refusal.decode(
-                RemoteTrainer(str(short / "t.sock"), {}).__enter__().status("[").hello
-            ).reason
-        )
+            assert (refusal.client, refusal.code) == (7, RefusalCode.SETTINGS)
+            assert "client 7 refuses: run config: 1 mistake" in caplog.text
+            caplog.clear()
+        with RemoteTrainer(str(short / "t.sock"), {}) as remote:
+            assert Refusal.decode(remote.status("[").hello).code == RefusalCode.SETTINGS
+        assert "client 7 refuses: run config: not JSON" in caplog.text
 
 
 def test_a_paused_trainer_refuses_and_says_where_it_stands(
-    settings: Settings, server_config: RunConfig, short: Path
+    settings: Settings, server_config: RunConfig, short: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, reasons = resident(settings, 7, short), ["91 °C is over 85 °C"]
     with (
@@ -273,13 +273,17 @@ def test_a_paused_trainer_refuses_and_says_where_it_stands(
     ):
         refusal = Refusal.decode(remote.train(instruction_with().encode()))
         assert (refusal.client, refusal.round) == (7, 0)
-        assert refusal.reason == "paused: 91 °C is over 85 °C"
+        assert refusal.code == RefusalCode.PAUSED
+        assert "client 7 refuses: paused: 91 °C is over 85 °C" in caplog.text
         assert remote.status().paused
         assert Hello.decode(remote.hello()).client == 7
 
 
-def test_without_a_trainer_flower_gets_the_reason(
-    server_config: RunConfig, short: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_trainer_flower_gets_a_code_and_the_log_the_reason(
+    server_config: RunConfig,
+    short: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(
         "client.protocol.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
@@ -289,7 +293,10 @@ def test_without_a_trainer_flower_gets_the_reason(
     [node] = grid.get_node_ids()
     [reply] = grid.send_and_receive([make_message(node, "query", "hello", b"", CatchUp(), 60.0)])
     assert isinstance(reply.error, Error)
-    assert "no trainer answers" in str(reply.error.reason)
+    reason = str(reply.error.reason)
+    assert reason.startswith("its resident trainer cannot be reached (code 11)")
+    assert str(short) not in reason
+    assert f"no trainer answers at {short}" in caplog.text
 
 
 def test_a_path_too_long_for_a_socket_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from server.rounds import strategy
 from server.rounds.aggregation import observe_round
 from server.store import read_layout, replay_run
 from shared.config import RunConfig
-from shared.errors import LedgerError
+from shared.errors import LedgerError, RefusalCode
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
@@ -57,7 +57,9 @@ def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
     assert final["refused"] == {}
 
 
-def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Settings) -> None:
+def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     config = config_of(settings, rounds=2)
     grid = grid_of(config)
     plain = grid._deliver
@@ -71,7 +73,9 @@ def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(settings: Set
     folder = serve(config, grid)
     first, second = read_result(folder)["rounds"]
     assert first["refused"] == {}
-    assert "digest" in second["refused"]["1"]
+    reason = "it cannot catch up to the end of round 1: it reached round 0 (code 8); the reason is"
+    assert second["refused"]["1"].startswith(reason)
+    assert "client 1 refuses: stands at round 0 with digest" in caplog.text
     assert [c.client for c in list(read_ledger(folder / "ledger"))[1].delta.contributors] == [0, 2]
 
 
@@ -205,7 +209,7 @@ def test_the_way_of_catching_up_does_not_change_the_run(
 
 
 def test_a_snapshot_that_was_changed_on_its_way_is_refused(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ledgers, "snapshot_bytes", lambda _: 0)
     config = with_small_records(settings)
@@ -221,7 +225,8 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
             tampered.append(message.metadata.message_type)
             reply = plain(message)
             refusal = Refusal.decode(bytes(reply.content.config_records["samara"]["frame"]))  # type: ignore[arg-type]
-            assert "the snapshot's state is not that which ended round" in refusal.reason
+            assert refusal.code == RefusalCode.CATCH_UP
+            assert "the snapshot's state is not that which ended round" in caplog.text
             return reply
         return plain(message)
 
@@ -230,7 +235,7 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
     assert tampered
     refused = [why for event in result["rounds"] for why in event["refused"].values()]
     assert len(refused) == 1
-    assert "the snapshot's state is not that which ended" in refused[0]
+    assert refused[0].startswith("it cannot catch up to the end of round 2: it reached round 0 (")
     assert result["final_round"] == config.rounds
 
 

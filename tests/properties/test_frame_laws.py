@@ -26,7 +26,7 @@ NUMBER = st.floats(0, allow_infinity=False)
 NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=32)
 
 HELLOS = st.builds(Hello, CLIENT, U32, U32, HASH, TEXT, TEXT)
-REFUSALS = st.builds(Refusal, NAME, CLIENT, U32, TEXT)
+REFUSALS = st.builds(Refusal, NAME, CLIENT, U32, U16, st.tuples(U32, U32))
 EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
 
 
@@ -51,15 +51,14 @@ def trains(draw: st.DrawFn) -> TrainInstruction:
 def reports(draw: st.DrawFn) -> Report:
     shape = draw(hnp.array_shapes(min_dims=2, max_dims=2, max_side=4))
     gradient = st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32)
-    seeds = st.none() | hnp.arrays(np.uint64, shape, elements=U64)
     loss = gradient
     bend = draw(st.none() | st.floats(-MAX_GRADIENT, MAX_GRADIENT, width=32))
     begin = draw(NAME), draw(CLIENT), draw(U32), draw(loss)
     if draw(st.booleans()):
         sums = draw(hnp.arrays(np.float32, shape[0], elements=gradient))
-        return Report(*begin, sums, None, draw(FROM_ONE), bend)
+        return Report(*begin, sums, draw(FROM_ONE), bend)
     gradients = draw(hnp.arrays(np.float32, shape, elements=gradient))
-    return Report(*begin, gradients, draw(seeds), curvature=bend)
+    return Report(*begin, gradients, curvature=bend)
 
 
 @st.composite
@@ -101,7 +100,6 @@ DECODED_BY = {
     Kind.TRAIN: TrainInstruction,
     Kind.EVALUATE: EvaluateInstruction,
     Kind.REPORT: Report,
-    Kind.REPORT_WITH_SEEDS: Report,
     Kind.EVALUATION: Evaluation,
     Kind.REFUSAL: Refusal,
     Kind.ROUND_DELTA: RoundDelta,

@@ -40,7 +40,6 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
     ("changes", "message"),
     [
         ({"token": bytes(8)}, "answers another instruction"),
-        ({"seeds": ASKED.seeds(5)}, "chose its own seeds"),
         ({"steps": 5}, "reports 5 × 3 scalars of 5 steps; 4 steps of 3 queries were asked for"),
         ({"gradients": np.zeros((4, 2), np.float32)}, "4 × 2 scalars of 4 steps"),
         ({"gradients": np.zeros((4, 4), np.float32)}, "4 × 4 scalars of 4 steps"),

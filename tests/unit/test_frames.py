@@ -3,14 +3,14 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from helpers import delta_of, instruction_with, report_to
 
 from shared.directions import pool_seeds
-from shared.errors import FrameError
+from shared.errors import CatchUpError, FrameError, RefusalCode, SamaraError
 from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -39,9 +39,8 @@ FRAMES: dict[Kind, Any] = {
     Kind.TRAIN: ASKED,
     Kind.EVALUATE: EvaluateInstruction(bytes(8), 5, 0, Split.TEST, bytes(32), bytes(32)),
     Kind.REPORT: report_to(ASKED),
-    Kind.REPORT_WITH_SEEDS: report_to(ASKED, seeds=ASKED.seeds(0)),
     Kind.EVALUATION: Evaluation(bytes(8), 3, (figures("global", 0.5), figures("zero-shot", 0.7))),
-    Kind.REFUSAL: Refusal(bytes(8), 3, 7, "no room"),
+    Kind.REFUSAL: Refusal(bytes(8), 3, 7, RefusalCode.CATCH_UP, (9, 7)),
     Kind.ROUND_DELTA: delta_of(4),
     Kind.REPORT_OF_SUMS: report_to(POOL),
 }
@@ -118,7 +117,6 @@ def test_what_follows_the_last_field_is_refused(kind: Kind) -> None:
     [
         (Kind.TRAIN, "curvature_every", 3, 2),
         (Kind.REPORT, "curvature", 2.5, 4),
-        (Kind.REPORT_WITH_SEEDS, "curvature", -2.5, 4),
         (Kind.REPORT_OF_SUMS, "curvature", 0.0, 4),
     ],
 )
@@ -190,11 +188,8 @@ def test_a_frame_of_another_version_kind_or_size_is_refused() -> None:
         kind_of(bytes(MAX_FRAME_BYTES + 1))
 
 
-@pytest.mark.parametrize(("explicit", "size"), [(False, 160), (True, 416)])
-def test_size_of_a_report_of_32_gradients(explicit: bool, size: int) -> None:
-    asked = instruction_with(steps=8, queries=4)
-    report = report_to(asked, seeds=asked.seeds(0) if explicit else None)
-    assert len(report.encode()) == size
+def test_size_of_a_report_of_32_gradients() -> None:
+    assert len(report_to(instruction_with(steps=8, queries=4)).encode()) == 160
 
 
 @pytest.mark.parametrize(
@@ -266,7 +261,55 @@ def test_an_evaluation_of_no_or_too_many_labels_or_columns_is_refused(
 
 def test_a_text_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(FrameError, match="UTF-8"):
-        Refusal.decode(resealed(Kind.REFUSAL, 20, "<3s", b"\xff\xfe\xfd"))
+        Hello.decode(resealed(Kind.HELLO, 48, "<2s", b"\xff\xfe"))
+
+
+@pytest.mark.parametrize("kind", [5, 7])
+def test_a_retired_kind_is_refused_and_named(kind: int) -> None:
+    frame = pack(cast(Kind, kind), FRAMES[Kind.REPORT].encode()[PREFIX_BYTES:])
+    assert kind not in {*Kind}
+    for decode in DECODERS:
+        with pytest.raises(FrameError, match=f"frame kind {kind} .* is retired"):
+            decode(frame)
+
+
+def errors_of(kind: type[SamaraError] = SamaraError) -> list[type[SamaraError]]:
+    return [kind, *(below for error in kind.__subclasses__() for below in errors_of(error))]
+
+
+@pytest.mark.parametrize("kind", [e for e in errors_of() if e.__module__ == "shared.errors"])
+def test_every_error_names_the_code_of_its_refusal(kind: type[SamaraError]) -> None:
+    assert isinstance(vars(kind)["refusal_code"], RefusalCode)
+
+
+@pytest.mark.parametrize("kind", errors_of())
+def test_no_refusal_holds_any_text(kind: type[SamaraError]) -> None:
+    text = "/home/mary/mail.jsonl:2: row 'my secret' has no label"
+    refusal = Refusal.of_error(bytes(8), 3, 7, kind(text, (5, 2**32 - 1)))
+    assert not any(isinstance(value, str) for value in vars(refusal).values())
+    numbers = struct.pack("<IIHII", 3, 7, kind.refusal_code, 5, 2**32 - 1)
+    assert refusal.encode()[PREFIX_BYTES:] == bytes(8) + numbers
+    assert "mary" not in refusal.description
+    assert "secret" not in refusal.description
+
+
+@pytest.mark.parametrize("code", RefusalCode)
+def test_every_code_of_a_refusal_has_a_sentence(code: RefusalCode) -> None:
+    known, unknown = (Refusal(bytes(8), 3, 7, c).description for c in (code, 999))
+    assert f"(code {code:d}); the reason is in the client's own log" in known
+    assert code == 0 or known.split(" (")[0] != unknown.split(" (")[0]
+
+
+def test_the_numbers_of_a_refusal_are_in_its_sentence() -> None:
+    error = CatchUpError("stands elsewhere", (7, 5))
+    description = Refusal.of_error(bytes(8), 3, 5, error).description
+    assert description.startswith("it cannot catch up to the end of round 7: it reached round 5 (")
+
+
+def test_a_code_that_only_a_newer_version_knows_stays_a_number() -> None:
+    refusal = Refusal.decode(Refusal(bytes(8), 3, 7, 999, (1, 2)).encode())
+    assert (refusal.code, refusal.numbers) == (999, (1, 2))
+    assert "(code 999)" in refusal.description
 
 
 @pytest.mark.parametrize(
@@ -304,7 +347,6 @@ def test_contributors_must_ascend(clients: tuple[int, int]) -> None:
     [
         (Kind.REPORT, 16, "<HH", (65_535, 16)),
         (Kind.REPORT, 16, "<HH", (65_535, 65_535)),
-        (Kind.REPORT_WITH_SEEDS, 16, "<HH", (65_535, 16)),
         (Kind.REPORT_OF_SUMS, 22, "<I", (2**20,)),
         (Kind.REPORT_OF_SUMS, 22, "<I", (2**32 - 1,)),
         (Kind.EVALUATION, 12, "<H", (1024,)),
@@ -312,7 +354,6 @@ def test_contributors_must_ascend(clients: tuple[int, int]) -> None:
         (Kind.EVALUATION, 16, "<I", (2**32 - 1,)),
         (Kind.HELLO, 44, "<I", (2**20,)),
         (Kind.HELLO, 44, "<I", (2**32 - 1,)),
-        (Kind.REFUSAL, 16, "<I", (2**32 - 1,)),
         (Kind.ROUND_DELTA, 16, "<I", (2**32 - 1,)),
         (Kind.ROUND_DELTA, 20, "<I", (2**32 - 1,)),
         (Kind.ROUND_DELTA, 40, "<I", (2**20,)),

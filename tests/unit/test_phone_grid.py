@@ -17,6 +17,7 @@ from server.transport.messages import make_message
 from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster
 from shared.client_index import client_index_of_key
+from shared.errors import RefusalCode
 from shared.flower_compat import ErrorCode
 from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
@@ -47,7 +48,7 @@ class Gateway:
         record = message.content.config_records[RECORD]
         asks_hello = message.metadata.message_type == MessageType.QUERY
         if context.node_id == LAPTOP:
-            frame = hello(5) if asks_hello else Refusal(bytes(8), 5, 0, "busy").encode()
+            frame = hello(5) if asks_hello else Refusal(bytes(8), 5, 0, RefusalCode.PAUSED).encode()
             return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
         instruction = bytes(record["frame"])  # type: ignore[arg-type]
         if not asks_hello:
@@ -56,7 +57,7 @@ class Gateway:
         frames, keys, signatures = [], [], []
         for client in clients:  # type: ignore[union-attr]
             if client not in self.silent:
-                refusal = Refusal(token_of(instruction), client, 0, "busy").encode()
+                refusal = Refusal(token_of(instruction), client, 0, RefusalCode.PAUSED).encode()
                 frames.append(hello(client) if asks_hello else refusal)
                 keys.append(self.keys[client].public)
                 data = of_answer(instruction, frames[-1]) + b"!" * self.forge

@@ -13,7 +13,6 @@ from client.estimators.prge import LossRequest, run_estimator
 from client.training.local_step_plan import LocalStepPlan
 from devices.phone.reference_client.examples import TokenizedExamples
 from devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
-from shared.errors import CatchUpError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import Split, TrainInstruction, token_of
@@ -98,13 +97,9 @@ class PhoneTrainer:
         """Refuse an instruction for another adapter.
 
         Raises:
-            CatchUpError: if the layouts differ.
+            LayoutError: if the layouts differ.
         """
-        if layout_hash != self.layout.hash:
-            raise CatchUpError(
-                f"the instruction is for layout {layout_hash.hex()[:12]} and this program has "
-                f"{self.layout.hash.hex()[:12]}; export it with the run's model and adapter"
-            )
+        self.layout.check_hash(layout_hash, "export the program with the run's model and adapter")
 
 
 class _Calls:
