@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Know devices before they are bought.", no_args_is_help=True)
 
 
-class Mode(StrEnum):
+class Grouping(StrEnum):
     """Which points of a step share a pass."""
 
     SEQUENTIAL = "sequential"
@@ -98,7 +98,9 @@ def estimate(
     seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
     queries: Annotated[int, typer.Option(min=1, help="q, directions of a step.")] = 1,
-    mode: Annotated[Mode, typer.Option(help="Which points share a pass.")] = Mode.BOTH,
+    grouping: Annotated[
+        Grouping, typer.Option(help="Which perturbations share a forward pass.")
+    ] = Grouping.BOTH,
     differences: Annotated[
         Differences, typer.Option(help="forward takes q + 1 losses in place of 2·q.")
     ] = Differences.CENTRAL,
@@ -138,7 +140,7 @@ def estimate(
         sequence=seq,
         batch=batch,
         queries=queries,
-        mode=mode.value,
+        grouping=grouping.value,
         differences=differences.value,
         quantization=quantization.value,
         top=top,

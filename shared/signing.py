@@ -33,7 +33,7 @@ class PhoneKey:
     """A phone's private key.
 
     Args:
-        file: as `devices.live.keys.make_key` writes it.
+        file: as `devices.live.keys.create_key` writes it.
 
     Raises:
         DeviceError: if it cannot be read.

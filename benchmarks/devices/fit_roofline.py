@@ -6,7 +6,7 @@ The cells are tables 3 and 4 of P-RGE (Gao et al.) at sequence length 64; B = 1,
 Orin Nano with NF4 weights, effective batch sizes of 2 to 16 on a OnePlus 12 in fp16. Their code is
 taken to compute logits at every position, as MeZO's does, with adapters of rank 16 on all blocks.
 Errors are relative; the fit minimises squared logarithms of the ratios. Nothing is fitted to a cell
-while it is held out: one cell at a time, or everything of a model, of a mode, or of a batch size.
+while it is held out: one cell at a time, or all of a model, of a grouping, or of a batch size.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Timed:
     """A published step."""
 
     model: str
-    mode: str
+    grouping: str
     batch: int
     seconds: float
     quantization: Quantization
@@ -51,17 +51,17 @@ class Timed:
         return Workload(
             sequence=SEQUENCE,
             batch=self.batch,
-            mode=self.mode,  # type: ignore[arg-type]
+            grouping=self.grouping,  # type: ignore[arg-type]
             quantization=self.quantization,
             tiled=False,
         )
 
 
 def _table(
-    model: str, mode: str, quantization: Quantization, batches: Sequence[int], *seconds: float
+    model: str, grouping: str, quantization: Quantization, batches: Sequence[int], *seconds: float
 ) -> list[Timed]:
     rows = zip(batches, seconds, strict=True)
-    return [Timed(model, mode, batch, time, quantization) for batch, time in rows]
+    return [Timed(model, grouping, batch, time, quantization) for batch, time in rows]
 
 
 _B = (1, 2, 4, 8)
@@ -163,14 +163,15 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
         print(f"  {parameter:16} {getattr(device.timing, parameter):.4g}")
     for cell, error in zip(cells, errors, strict=True):
         print(
-            f"  {cell.model:14} {cell.mode:10} B={cell.batch:<3} {cell.seconds:6.2f} s {error:+.1%}"
+            f"  {cell.model:14} {cell.grouping:10} B={cell.batch:<3} {cell.seconds:6.2f} s "
+            f"{error:+.1%}"
         )
     print(f"  mean error of the fit {mean:.1%}; each cell held out: {alone:.1%}")
     sizes = grouped(cells, lambda cell: cell.batch)
     groups = {
         "each batch size": sizes,
         "the largest batch size": sizes[-1:],
-        "each mode": grouped(cells, lambda cell: cell.mode),
+        "each grouping": grouped(cells, lambda cell: cell.grouping),
         "each model": grouped(cells, lambda cell: cell.model),
     }
     for what, some in groups.items():
@@ -184,7 +185,7 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
             MeasuredStep(
                 model=cell.model,
                 quantization=cell.quantization,
-                mode=cell.work.mode,
+                grouping=cell.work.grouping,
                 sequence=SEQUENCE,
                 batch=cell.batch,
                 seconds=cell.seconds,

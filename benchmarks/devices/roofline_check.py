@@ -36,7 +36,7 @@ CHECKED = (
     "llama-wide",
 )
 BATCHES = (1, 2, 4)
-MODES: tuple[Grouping, ...] = ("sequential", "both")
+GROUPINGS: tuple[Grouping, ...] = ("sequential", "both")
 SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 5
 
 
@@ -50,10 +50,10 @@ def steps() -> Microbenchmarks:
             )
         )
         for batch in BATCHES:
-            for index, mode in enumerate(MODES):
+            for index, grouping in enumerate(GROUPINGS):
                 prompts = bench.prompts(batch, SEQUENCE)
                 works[Microbenchmark("step", (number, batch, index))] = bench.p_rge(
-                    prompts, Schedule(mode)
+                    prompts, Schedule(grouping)
                 )
     return works
 
@@ -70,33 +70,33 @@ def main() -> None:
     print(f"{device.memory.bandwidth / 1e9:.1f} GB/s, {device.compute.fp32 / 1e9:.0f} Gop/s")
     print(device.timing)
     known = {shape: shape_of_config(config_of(shape), Path(shape), "causal") for shape in CHECKED}
-    errors: dict[str, list[float]] = {mode: [] for mode in MODES}
+    errors: dict[str, list[float]] = {grouping: [] for grouping in GROUPINGS}
     found = []
     for piece, measured in stopwatch.best.items():
         if piece.what != "step":
             continue
         number, batch, index = piece.sizes
-        shape, mode = CHECKED[number], MODES[index]
+        shape, grouping = CHECKED[number], GROUPINGS[index]
         work = Workload(
             sequence=SEQUENCE,
             batch=batch,
             queries=QUERIES,
-            mode=mode,
+            grouping=grouping,
             quantization="fp32",
             rank=RANK,
             supervised=1,
         )
         predicted = step_time(known[shape], device, work).total
         error = predicted / measured - 1
-        errors[mode].append(abs(error))
-        found.append({"shape": shape, "B": batch, "mode": mode})
+        errors[grouping].append(abs(error))
+        found.append({"shape": shape, "B": batch, "grouping": grouping})
         found[-1] |= {"predicted": predicted, "measured": measured}
         print(
-            f"{shape:18} B={batch} {mode:10} predicted {predicted * 1e3:7.1f} ms, "
+            f"{shape:18} B={batch} {grouping:10} predicted {predicted * 1e3:7.1f} ms, "
             f"measured {measured * 1e3:7.1f} ms, {error:+.1%}"
         )
-    for grouping, values in errors.items():
-        print(f"{grouping}: mean error {fmean(values):.1%}, median {median(values):.1%}")
+    for name, values in errors.items():
+        print(f"{name}: mean error {fmean(values):.1%}, median {median(values):.1%}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2))
 

@@ -1,1 +1,1 @@
-"""Device hardware: profiles, the time model, memory, and links."""
+"""Models of device hardware: profiles, the time of a step, memory, and links."""

@@ -1,4 +1,4 @@
-"""What a step of a model costs on a device, whether it fits, and what would make it fit."""
+"""The predicted cost of a model's step on a device, and options that make it fit in memory."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -15,18 +15,18 @@ _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A predicted step.
+    """The predicted time, memory and energy of a step.
 
     Attributes:
-        device: its name.
-        mode: the device's power mode; empty if it has none.
-        model: its name.
-        work: the step.
-        time: seconds by what they go into.
+        device: name of the device.
+        mode: power mode of the device; empty if it has none.
+        model: name of the model.
+        work: settings of the step.
+        time: seconds by part.
         memory: bytes at the peak, by part.
-        usable_bytes: what the device leaves to the process.
-        energy_joules: at most; None if nobody knows what the device draws.
-        remedies: options each of which makes it fit, if it does not; the mildest first.
+        usable_bytes: bytes that the device leaves to the process.
+        energy_joules: upper bound of the energy; None if the power draw is unknown.
+        remedies: options each of which makes the step fit, least intrusive first; empty if it fits.
     """
 
     device: str
@@ -41,11 +41,11 @@ class StepEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak stays inside what is usable."""
+        """Return whether the peak memory is at most the usable memory."""
         return self.memory.total <= self.usable_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object with the parts as objects in it."""
+        """Return the estimate as one JSON object, with an object for each kind of parts."""
         return {
             "device": self.device,
             "power_mode": self.mode,
@@ -67,12 +67,12 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
 
     Raises:
         ConfigError: if the sequence is longer than the model's context.
-        ModelError: if the model has no such blocks to adapt.
+        ModelError: if the model has fewer blocks than `work.top`.
     """
     if shape.context is not None and work.sequence > shape.context:
         raise ConfigError(
-            f"{shape.name}: reads at most {shape.context} tokens, and the sequence has "
-            f"{work.sequence}; shorten it"
+            f"{shape.name}: the model reads at most {shape.context} tokens; shorten --seq "
+            f"{work.sequence}"
         )
     time, memory = step_time(shape, device, work), memory_footprint(shape, device, work)
     fits = memory.total <= device.usable_bytes
@@ -90,7 +90,7 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
 
 
 def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
-    """Options that make it fit: each alone if there are such, otherwise all of them together."""
+    """Return the single options that make the step fit or, if none does, combinations of them."""
 
     def fitting(changes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         return tuple(
@@ -102,6 +102,6 @@ def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> 
     smaller = [{"quantization": kind} for kind in _SMALLER[work.quantization]]
     batches = [{"batch": 2**power} for power in reversed(range(work.batch.bit_length()))]
     streamed = [{"stream": "disk"}] if work.stream == "off" and device.storage else []
-    alone = [{"mode": "sequential"}, *batches, *smaller, *streamed]
-    least = {"mode": "sequential", "batch": 1}
+    alone = [{"grouping": "sequential"}, *batches, *smaller, *streamed]
+    least = {"grouping": "sequential", "batch": 1}
     return fitting(alone) or fitting([least, *({**least, **change} for change in smaller)])

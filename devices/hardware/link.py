@@ -1,4 +1,4 @@
-"""Transfers over a link on a virtual clock: pure, so that a seed decides everything."""
+"""Simulated transfers over a link on a virtual clock: pure functions of a seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from shared.fleet_settings import Hours
 PACKET_BYTES = 1_460
 """Payload of a TCP segment on an Ethernet of 1,500 bytes."""
 HEADER_BYTES = 40
-"""Of IP and TCP, for each packet."""
+"""IP and TCP headers of a packet."""
 _DAY = 24 * 3600.0
 _WAIT_FOR_LOST = 2
-"""A lost packet is missed and asked for again: so many latencies."""
+"""Latencies until a lost packet has been requested and sent again."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Transfer:
     """A transfer on the virtual clock.
 
     Attributes:
-        begun: virtual seconds when it was wanted.
-        waited: seconds until the link was there, outages on the way included.
-        seconds: on the link.
-        bytes: that crossed the link, headers and repeated packets included.
+        start: virtual seconds at which the transfer was requested.
+        waiting_seconds: seconds in which the link was unavailable, before or during the transfer.
+        seconds: seconds of use of the link.
+        bytes: bytes that crossed the link, including headers and repeated packets.
     """
 
     start: float
@@ -37,48 +37,48 @@ class Transfer:
 
     @property
     def end(self) -> float:
-        """Virtual seconds when the last byte is there."""
+        """The virtual seconds at which the last byte arrives."""
         return self.start + self.waiting_seconds + self.seconds
 
 
 def upload(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | None:
-    """Send bytes from a device.
+    """Simulate sending bytes from a device.
 
     Args:
-        link: that it has.
+        link: link of the device.
         size: bytes of payload.
-        at: virtual seconds; 0 is a midnight.
-        seed: of jitter and loss; the same seed is the same transfer.
+        at: virtual seconds of the request; 0 is a midnight.
+        seed: seed of jitter and loss; the same seed gives the same transfer.
 
     Returns:
-        None if the link is never there.
+        The transfer, or None if the link is never available.
     """
     return _simulate_transfer(link, link.up, size, at, seed)
 
 
 def download(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | None:
-    """Send bytes to a device; as `upload`."""
+    """Simulate sending bytes to a device; see `upload`."""
     return _simulate_transfer(link, link.down, size, at, seed)
 
 
 def is_available(link: LinkProfile, at: float) -> bool:
-    """Whether the link is there at a virtual second."""
+    """Return whether the link is available at a virtual second."""
     return next_available_time(link, at) == at
 
 
 def next_available_time(link: LinkProfile, at: float) -> float | None:
-    """The first virtual second from `at` on when the link is there; None if it never is."""
+    """Return the first virtual second from `at` on at which the link is available, or None."""
     return next_time_within(link.available, at)
 
 
 def next_time_within(hours: Sequence[Hours], at: float) -> float | None:
-    """The first virtual second from `at` on inside some hours of the day; None without any."""
+    """Return the first virtual second from `at` on inside some hours of the day, or None."""
     first = next(time_windows(hours, at), None)
     return None if first is None else max(at, first[0])
 
 
 def time_windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
-    """Some hours of every day in virtual seconds, endlessly, from those that end after `at` on."""
+    """Yield the daily hours as intervals of virtual seconds, from those that end after `at` on."""
     if not hours:
         return
     for day in count(floor(at / _DAY) - 1):
@@ -91,9 +91,9 @@ def time_windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, flo
 def _simulate_transfer(
     link: LinkProfile, rate: float, size: int, at: float, seed: int
 ) -> Transfer | None:
-    """Latency, then packets at the link's rate, with repetitions; outages interrupt it."""
+    """Simulate latency, packets at the link's rate with repetitions, and outages."""
     if size < 0:
-        raise ValueError(f"a transfer of {size} bytes")
+        raise ValueError(f"size is {size}; a transfer has at least 0 bytes")
     random = np.random.default_rng(seed)
     packets = ceil(size / PACKET_BYTES)
     lost = int(random.negative_binomial(packets, 1 - link.loss)) if packets and link.loss else 0

@@ -1,6 +1,6 @@
-"""Real links: a network namespace whose only way out is shaped by the kernel's traffic control.
+"""Link shaping: a network namespace whose only route is limited by the kernel's traffic control.
 
-Rates are held by ``tbf``; latency, jitter and loss by ``netem`` where the kernel has it.
+Rates are enforced by ``tbf``; latency, jitter and loss by ``netem`` if the kernel has it.
 """
 
 import json
@@ -22,32 +22,32 @@ _LONGEST_QUEUE = "400ms"
 
 @dataclass(frozen=True)
 class ShapedLink:
-    """A namespace behind a link.
+    """A network namespace behind a shaped link.
 
     Attributes:
-        namespace: its name.
-        address: of this machine, as programs in the namespace reach it.
-        delayed: whether the kernel has netem; without it there are only rates.
+        namespace: name of the namespace.
+        address: address at which programs in the namespace reach this machine.
+        has_netem: whether latency, jitter and loss are applied; otherwise only rates.
     """
 
     namespace: str
     address: str
-    delayed: bool
+    has_netem: bool
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command that runs a command behind the link."""
+        """Return the command that runs a command in the namespace."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
 
 def check_shaping() -> None:
-    """Make sure that links can be shaped here.
+    """Check that links can be shaped on this machine.
 
     Raises:
-        DeviceError: saying what is missing.
+        DeviceError: if a program or a permission is missing.
     """
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
-        raise DeviceError(f"links are shaped with {' and '.join(missing)}: install iproute2")
+        raise DeviceError(f"link shaping needs {' and '.join(missing)}; install iproute2")
     name = f"samara-try-{os.getpid()}"
     with ExitStack() as undo:
         _make_namespace(name, undo)
@@ -55,12 +55,12 @@ def check_shaping() -> None:
 
 @contextmanager
 def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
-    """A namespace behind a link, gone when the block is left, however that happens.
+    """Create a namespace behind a link for the duration of a block, and remove it afterwards.
 
-    What the device sends passes at the link's rate up, what it gets at its rate down.
+    Traffic from the namespace has the link's upload rate, traffic to it the download rate.
 
     Raises:
-        DeviceError: if it is not permitted here.
+        DeviceError: if this process may not shape links.
     """
     check_shaping()
     number = next(_NUMBERS)
@@ -68,18 +68,18 @@ def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
     outer, inner = f"sm{os.getpid()}o{number}"[:15], f"sm{os.getpid()}i{number}"[:15]
     with ExitStack() as undo:
         _make_namespace(name, undo)
-        here, there = _free_addresses()
+        outside, inside_address = _find_free_addresses()
         _run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
         undo.callback(_run_ignoring_errors, "ip", "link", "del", outer)
         inside = ("ip", "netns", "exec", name)
-        _run("ip", "address", "add", f"{here}/30", "dev", outer)
+        _run("ip", "address", "add", f"{outside}/30", "dev", outer)
         _run("ip", "link", "set", outer, "up")
-        _run(*inside, "ip", "address", "add", f"{there}/30", "dev", inner)
+        _run(*inside, "ip", "address", "add", f"{inside_address}/30", "dev", inner)
         _run(*inside, "ip", "link", "set", inner, "up")
         _run(*inside, "ip", "link", "set", "lo", "up")
-        delayed = _shape_interface((), outer, link.down, link)
+        has_netem = _shape_interface((), outer, link.down, link)
         _shape_interface(inside, inner, link.up, link)
-        yield ShapedLink(name, here, delayed)
+        yield ShapedLink(name, outside, has_netem)
 
 
 def _make_namespace(name: str, undo: ExitStack) -> None:
@@ -88,7 +88,7 @@ def _make_namespace(name: str, undo: ExitStack) -> None:
 
 
 def _shape_interface(inside: Sequence[str], device: str, rate: float, link: LinkProfile) -> bool:
-    """Shape what leaves an interface; whether it is delayed too."""
+    """Shape the traffic that leaves an interface; return whether netem is applied too."""
     burst = max(_SMALLEST_BURST, round(rate / 100))
     tbf = ["tbf", "rate", f"{round(rate * 8)}bit", "burst", f"{burst}b", "latency", _LONGEST_QUEUE]
     _run(*inside, "tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *tbf)
@@ -101,29 +101,29 @@ def _shape_interface(inside: Sequence[str], device: str, rate: float, link: Link
     return True
 
 
-def _free_addresses() -> tuple[str, str]:
-    """Two neighbours in 10.203.0.0/16 that no interface here has."""
-    taken = {
+def _find_free_addresses() -> tuple[str, str]:
+    """Return two adjacent addresses in 10.203.0.0/16 that no interface of this machine has."""
+    used = {
         address["local"]
         for interface in json.loads(_run("ip", "-json", "address"))
         for address in interface["addr_info"]
     }
     for block in range(0, 2**16, 4):
-        here, there = (f"10.203.{(block + i) // 256}.{(block + i) % 256}" for i in (1, 2))
-        if not {here, there} & taken:
-            return here, there
-    raise DeviceError("no free addresses for another shaped link in 10.203.0.0/16")
+        pair = tuple(f"10.203.{(block + i) // 256}.{(block + i) % 256}" for i in (1, 2))
+        if used.isdisjoint(pair):
+            return pair[0], pair[1]
+    raise DeviceError("10.203.0.0/16 has no free addresses for another shaped link; close one")
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
         raise DeviceError(
-            f"a link cannot be shaped here: {' '.join(command)}: {said[0] if said else 'failed'}; "
-            "it takes root and a kernel with network namespaces, veth and tbf"
+            f"`{' '.join(command)}` failed: {lines[0] if lines else result.returncode}; shaping a "
+            "link needs root and a kernel with network namespaces, veth and tbf"
         )
-    return done.stdout
+    return result.stdout
 
 
 def _run_ignoring_errors(*command: str) -> None:

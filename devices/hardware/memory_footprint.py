@@ -1,4 +1,4 @@
-"""How much memory a P-RGE client takes at its peak, part by part."""
+"""The predicted peak memory of a P-RGE step, part by part."""
 
 from dataclasses import dataclass, fields
 
@@ -13,27 +13,27 @@ from devices.hardware.roofline import (
 )
 
 _STATE_BYTES = 8 + 4
-"""Of an adapter element: the exact state, and its float32 form."""
+"""Bytes of an adapter element: int64 state and float32 value."""
 _DIRECTION_BYTES = 2
 _BUFFERS = 2
-"""Streamed blocks in memory: the one that is computed with, and the next."""
+"""Streamed blocks in memory: the one being computed, and the next."""
 _LOGITS_ALIVE = 2
-"""Logits and what the loss makes of them, 4 bytes each."""
+"""Copies of the logits in memory at a time: the logits, and an intermediate of the loss."""
 
 
 @dataclass(frozen=True)
 class MemoryFootprint:
-    """Bytes at the peak of a step; `total` is their sum.
+    """The bytes at the peak of a step by part; `total` is their sum.
 
     Attributes:
-        runtime: interpreter, libraries, contexts.
-        blocks: the blocks' matrices as they are stored; of streamed ones those in the buffers.
-        others: embeddings, head and norms, in the compute type.
-        adapters: the trained state and the frozen A's.
-        directions: of all queries of a step.
-        dequantized: the largest matrix in the compute type, which exists while it is multiplied.
-        activations: at the widest moment of a pass.
-        logits: of the positions that are held at a time.
+        runtime: interpreter, libraries and contexts.
+        blocks: stored matrices of the blocks; when streaming, of the blocks in the buffers.
+        others: embeddings, head and norms in the compute type.
+        adapters: trained state and frozen A matrices.
+        directions: directions of all queries of a step.
+        dequantized: largest matrix in the compute type, kept while it is multiplied.
+        activations: activations at the peak of a pass.
+        logits: logits of one tile, with the loss's intermediate.
     """
 
     runtime: int
@@ -47,15 +47,15 @@ class MemoryFootprint:
 
     @property
     def total(self) -> int:
-        """Bytes of the process."""
+        """The bytes of the whole process."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> MemoryFootprint:
-    """Predict the peak of a step.
+    """Predict the peak memory of a step.
 
     Raises:
-        ModelError: if the model has no such blocks to adapt.
+        ModelError: if the model has fewer blocks than `work.top`.
     """
     width = compute_bytes(device, work.quantization)
     adapted = [

@@ -1,9 +1,10 @@
-"""Memory that bites: a command runs in a process of its own that the kernel ends at a limit.
+"""An enforced memory limit: a command runs in a process that the kernel ends at the limit.
 
-Three ways, the first that is permitted is taken: a group of cgroup v1 or of cgroup v2, made
-directly, or ``systemd-run --scope``. Where none is, the process is watched and ended a moment after
-it passes the limit; that misses short peaks, and is said. A unified memory is shared by everything
-on the device, so the limit of a client is `DeviceProfile.usable_bytes`.
+The first permitted kind of limit is used: a control group of cgroup v1, one of cgroup v2, or
+``systemd-run --scope``. If none is permitted, the process's memory is polled and the process is
+ended soon after it exceeds the limit; this misses short peaks, and a warning is logged. A unified
+memory is shared by everything on the device, so the limit of a client is
+`DeviceProfile.usable_bytes`.
 """
 
 import json
@@ -35,16 +36,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LimitedRunResult:
-    """How a capped command ended.
+    """The result of a command that was run under a memory limit.
 
     Attributes:
-        killed: whether the limit ended it.
-        status: of the process; the negative number of a signal.
-        step: the last that it reported; None before the first.
-        peak_bytes: the most that it was seen to take; files that the kernel keeps in memory and
-            can drop are not counted.
-        limit_bytes: that it had.
-        enforced_by: cgroup v1, cgroup v2, systemd, or monitor.
+        killed: whether the limit ended the process.
+        status: exit status of the process; a signal's number is negative.
+        step: last step that the command reported; None before the first.
+        peak_bytes: largest memory that was sampled, without the files that the kernel caches and
+            can drop.
+        limit_bytes: limit of the run.
+        enforced_by: ``cgroup v1``, ``cgroup v2``, ``systemd``, or ``polling``.
     """
 
     killed: bool
@@ -64,41 +65,41 @@ class LimitedRunResult:
 
 
 class MemoryLimit(ABC):
-    """A way to hold a process to a number of bytes."""
+    """A kind of memory limit for one process and its children."""
 
     name: str
 
     def __init__(self, limit_bytes: int) -> None:
-        """Prepare.
+        """Set up the limit.
 
         Raises:
-            OSError: if this way is not permitted here.
+            OSError: if this kind of limit is not permitted on this machine.
         """
         self.limit_bytes = limit_bytes
 
     @abstractmethod
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command that runs a command under the limit."""
+        """Return the command that runs a command under the limit."""
 
     @abstractmethod
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Look after the process from a thread until it ends."""
+        """Sample the process's memory until it ends; runs in a thread."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """The most that was taken so far."""
+        """Return the largest memory that was sampled so far."""
 
     @abstractmethod
     def killed(self, status: int) -> bool:
-        """Whether the limit ended a process that ended with this status."""
+        """Return whether the limit ended a process with this exit status."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove the limit."""
 
 
 class _CgroupLimit(MemoryLimit):
-    """A control group of its own, made directly."""
+    """A limit by a new control group."""
 
     limit_file: str
     kills_file: str
@@ -118,28 +119,28 @@ class _CgroupLimit(MemoryLimit):
 
     @abstractmethod
     def parent(self) -> Path:
-        """The group that this process is in, if it may make groups in it."""
+        """Return the folder of this process's group, in which the new group is made."""
 
     @abstractmethod
     def forbid_swap(self) -> None:
-        """Boards have none that would be worth it."""
+        """Keep the group out of swap, which boards hardly have."""
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """A shell enters the group and becomes the command."""
+        """Return the command of a shell that enters the group and becomes the command."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *command]
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Sample anonymous memory; the kernel's own peak counts files that it merely keeps."""
+        """Sample anonymous memory; the kernel's own peak also counts cached files."""
         while process.poll() is None:
             self._peak = max(self._peak, self._numbers("memory.stat").get(self.anonymous, 0))
             time.sleep(_WATCH_SECONDS)
 
     def peak_bytes(self) -> int:
-        """The largest that was sampled."""
+        """Return the largest memory that was sampled."""
         return self._peak
 
     def killed(self, status: int) -> bool:
-        """Whether the process failed and the kernel killed something in its group."""
+        """Return whether the process failed and the kernel killed a process of the group."""
         return status != 0 and self._numbers(self.kills_file).get("oom_kill", 0) > 0
 
     def _numbers(self, file: str) -> dict[str, int]:
@@ -147,7 +148,7 @@ class _CgroupLimit(MemoryLimit):
         return {name: int(number) for name, number in map(str.split, lines)}
 
     def close(self) -> None:
-        """End what is left in the group and remove it."""
+        """End the processes that are left in the group, and remove it."""
         for pid in (self.folder / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -163,16 +164,16 @@ class _CgroupLimit(MemoryLimit):
 
 
 def _current_cgroup(controllers: str) -> str:
-    """The path of this process's group in a hierarchy, as /proc/self/cgroup gives it."""
+    """Return the path of this process's group in a hierarchy, from /proc/self/cgroup."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         if controllers in names.split(","):
             return path.lstrip("/")
-    raise FileNotFoundError(f"this process is in no group of {controllers or 'cgroup v2'}")
+    raise FileNotFoundError(f"this process has no group in {controllers or 'cgroup v2'}")
 
 
 class CgroupV1Limit(_CgroupLimit):
-    """A group of the memory controller of cgroup v1."""
+    """A limit by the memory controller of cgroup v1."""
 
     name = "cgroup v1"
     limit_file = "memory.limit_in_bytes"
@@ -180,17 +181,17 @@ class CgroupV1Limit(_CgroupLimit):
     anonymous = "total_rss"
 
     def parent(self) -> Path:
-        """Of the memory hierarchy."""
+        """Return this process's folder in the memory hierarchy."""
         return _GROUPS / "memory" / _current_cgroup("memory")
 
     def forbid_swap(self) -> None:
-        """Memory and swap together get the same limit, if the kernel counts swap."""
+        """Apply the same limit to memory and swap together, if the kernel accounts for swap."""
         with suppress(FileNotFoundError, PermissionError):
             (self.folder / "memory.memsw.limit_in_bytes").write_text(str(self.limit_bytes))
 
 
 class CgroupV2Limit(_CgroupLimit):
-    """A group of cgroup v2, whose parent must hand the memory controller down."""
+    """A limit by cgroup v2, whose parent group must delegate the memory controller."""
 
     name = "cgroup v2"
     limit_file = "memory.max"
@@ -198,37 +199,38 @@ class CgroupV2Limit(_CgroupLimit):
     anonymous = "anon"
 
     def parent(self) -> Path:
-        """Of the unified hierarchy."""
+        """Return this process's folder in the unified hierarchy."""
         root = _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "unified"
         return root / _current_cgroup("")
 
     def forbid_swap(self) -> None:
-        """None at all, if the kernel counts it."""
+        """Forbid swap, if the kernel accounts for it."""
         with suppress(FileNotFoundError, PermissionError):
             (self.folder / "memory.swap.max").write_text("0")
 
 
 class PollingLimit(MemoryLimit):
-    """Watches the resident memory of a process and its children, and ends them past the limit."""
+    """A limit by polling the resident memory of a process and its children."""
 
-    name = "monitor"
+    name = "polling"
+    ends_processes = True
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
         self._peak, self._over = 0, False
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Unchanged."""
+        """Return the command unchanged."""
         return list(command)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Look every few milliseconds."""
+        """Sample resident memory; end the processes when it exceeds the limit."""
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(process.pid)
             while process.poll() is None:
                 family = [root, *root.children(recursive=True)]
                 self._peak = max(self._peak, sum(_resident_bytes(member) for member in family))
-                if self._limits() and self._peak > self.limit_bytes:
+                if self.ends_processes and self._peak > self.limit_bytes:
                     self._over = True
                     for member in reversed(family):
                         with suppress(psutil.NoSuchProcess):
@@ -236,19 +238,16 @@ class PollingLimit(MemoryLimit):
                     return
                 time.sleep(_WATCH_SECONDS)
 
-    def _limits(self) -> bool:
-        return True
-
     def peak_bytes(self) -> int:
-        """The largest that was seen."""
+        """Return the largest memory that was sampled."""
         return self._peak
 
     def killed(self, status: int) -> bool:
-        """Whether it was ended here."""
+        """Return whether this limit ended the process."""
         return self._over
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing; polling leaves nothing behind."""
 
 
 def _resident_bytes(process: psutil.Process) -> int:
@@ -258,9 +257,10 @@ def _resident_bytes(process: psutil.Process) -> int:
 
 
 class SystemdLimit(PollingLimit):
-    """A scope that systemd makes; its memory is watched here, because the scope goes with it."""
+    """A limit by a systemd scope; memory is sampled here, because a scope ends with its process."""
 
     name = "systemd"
+    ends_processes = False
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
@@ -268,47 +268,43 @@ class SystemdLimit(PollingLimit):
         self._prefix = ["systemd-run", *user, "--scope", "--quiet", "--collect"]
         self._prefix += ["-p", f"MemoryMax={limit_bytes}", "-p", "MemorySwapMax=0", "--"]
         if shutil.which("systemd-run") is None:
-            raise FileNotFoundError("there is no systemd-run")
-        tried = subprocess.run([*self._prefix, "true"], capture_output=True, text=True, check=False)
-        if tried.returncode:
+            raise FileNotFoundError("systemd-run is not installed")
+        trial = subprocess.run([*self._prefix, "true"], capture_output=True, text=True, check=False)
+        if trial.returncode:
             raise PermissionError(
-                tried.stderr.strip().splitlines()[0] if tried.stderr else "refused"
+                trial.stderr.strip().splitlines()[0] if trial.stderr else "refused"
             )
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """In a scope."""
+        """Return the command that runs a command in a scope."""
         return [*self._prefix, *command]
 
-    def _limits(self) -> bool:
-        return False
-
     def killed(self, status: int) -> bool:
-        """A scope's process that is killed from outside had too much."""
+        """Return whether the process was killed, which in a scope is done by the limit."""
         return status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 KERNEL_LIMITS: tuple[type[MemoryLimit], ...] = (CgroupV1Limit, CgroupV2Limit, SystemdLimit)
-"""Those that the kernel enforces."""
+"""Kinds of limits that the kernel enforces, in order of preference."""
 
 
 @contextmanager
 def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
-    """The strictest limit that is permitted here; nothing of it is left afterwards."""
-    refused = []
-    for way in KERNEL_LIMITS:
+    """Set up the first permitted kind of limit for the duration of a block."""
+    errors = []
+    for kind in KERNEL_LIMITS:
         try:
-            limit = way(limit_bytes)
+            limit = kind(limit_bytes)
         except OSError as error:
-            refused.append(f"{way.name}: {error}")
+            errors.append(f"{kind.name}: {error}")
         else:
             break
     else:
         limit = PollingLimit(limit_bytes)
         log.warning(
-            "no limit by the kernel is permitted here (%s); the process is watched instead and "
-            "ended when it is seen over the limit, so short peaks pass. Run as root, or in a "
-            "user session of systemd",
-            "; ".join(refused),
+            "the kernel permits no memory limit (%s); the process's memory is polled instead, so "
+            "short peaks over the limit are missed. Run as root, or in a user session of systemd",
+            "; ".join(errors),
         )
     try:
         yield limit
@@ -319,19 +315,19 @@ def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
 def run_with_memory_limit(
     command: Sequence[str], limit_bytes: int, on_line: Callable[[str], None] = lambda line: None
 ) -> LimitedRunResult:
-    """Run a command under a memory limit until it ends or is ended.
+    """Run a command under a memory limit until it ends.
 
     Args:
-        command: its standard output is read line by line; a line of JSON with the key ``step``
-            says that this step is done.
-        limit_bytes: of memory, everything that the process and its children take.
-        on_line: called with every line.
+        command: command whose standard output is read line by line; a JSON object with the key
+            ``step`` reports that this step is done.
+        limit_bytes: limit of the memory of the process and its children.
+        on_line: callback for every line.
 
     Raises:
         DeviceError: if the command cannot be started.
     """
     if limit_bytes <= 0:
-        raise DeviceError(f"a limit of {limit_bytes} bytes leaves nothing to run in")
+        raise DeviceError(f"the memory limit is {limit_bytes} bytes; set it above 0")
     with memory_limit(limit_bytes) as limit:
         try:
             process = subprocess.Popen(
@@ -358,8 +354,8 @@ def run_with_memory_limit(
 
 def _parse_step(line: str, before: int | None) -> int | None:
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return before
-    step = said.get("step") if isinstance(said, dict) else None
+    step = message.get("step") if isinstance(message, dict) else None
     return step if isinstance(step, int) else before

@@ -1,7 +1,7 @@
-"""Device and link profiles: TOML files whose every figure names its source.
+"""Device and link profiles: TOML files in which every number names its source.
 
-The shipped ones lie in ``profiles/`` and ``profiles/links/`` and are loaded by name.
-docs/devices.md says what the keys mean.
+The shipped profiles are in ``profiles/`` and ``profiles/links/`` and are loaded by name.
+docs/devices.md explains the keys.
 """
 
 import tomllib
@@ -24,29 +24,35 @@ _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 
 
 class ProfileSection(Section):
-    """A part of a profile; code calls its fields by their Python names."""
+    """A section of a profile, whose fields may be set by their Python names."""
 
     model_config = ConfigDict(validate_by_name=True)
 
 
 class SourcedProfile(ProfileSection):
-    """A profile: a name, a description, figures, and where each of them comes from."""
+    """A profile with a name, a description, numbers, and the source of each number."""
 
     name: str = Field(pattern=_NAME)
     description: str = Field(min_length=1)
     sources: dict[str, str] = Field(
-        description="by dotted key of a figure, or of the section that it stands in"
+        description="source by dotted key of a number, or of the section that contains it"
     )
 
     @model_validator(mode="after")
-    def _every_figure_has_a_source(self) -> Self:
+    def _check_sources(self) -> Self:
         figures = list(_figure_keys(self.model_dump(by_alias=True, exclude={"fit"})))
-        bare = [key for key in figures if not any(_covers(known, key) for known in self.sources)]
-        idle = [known for known in self.sources if not any(_covers(known, key) for key in figures)]
-        mistakes = [f"sources: {key} has none; name where it comes from" for key in bare]
-        mistakes += [f"sources.{known}: there is no such figure" for known in idle]
+        bare = [key for key in figures if not any(_covers(source, key) for source in self.sources)]
+        idle = [
+            source for source in self.sources if not any(_covers(source, key) for key in figures)
+        ]
+        mistakes = [f'sources: {key} has no source; add one, or write "assumed"' for key in bare]
         mistakes += [
-            f"sources.{known}: is empty" for known, text in self.sources.items() if not text
+            f"sources.{source}: the profile has no such number; remove it" for source in idle
+        ]
+        mistakes += [
+            f"sources.{key}: the source is empty; name one"
+            for key, source in self.sources.items()
+            if not source
         ]
         if mistakes:
             raise ValueError("\n".join(mistakes))
@@ -54,69 +60,73 @@ class SourcedProfile(ProfileSection):
 
 
 class Memory(ProfileSection):
-    """What the processors share. (Where there is a GPU, it has no memory of its own.)"""
+    """The memory that all processors of the device share; a GPU has none of its own."""
 
     bytes: int = Field(gt=0)
-    system_bytes: int = Field(ge=0, description="taken by carve-outs, kernel and services")
-    runtime_bytes: int = Field(ge=0, description="taken by interpreter, libraries and contexts")
-    bandwidth: float = Field(gt=0, description="bytes/s on paper")
-    on_chip_bytes: int = Field(0, ge=0, description="of fast memory that holds activations")
+    system_bytes: int = Field(ge=0, description="bytes taken by carve-outs, kernel and services")
+    runtime_bytes: int = Field(
+        ge=0, description="bytes taken by interpreter, libraries and contexts"
+    )
+    bandwidth: float = Field(gt=0, description="bytes/s by the data sheet")
+    on_chip_bytes: int = Field(0, ge=0, description="bytes of fast memory that holds activations")
 
 
 class Storage(ProfileSection):
-    """Where models lie."""
+    """The storage that models are read from."""
 
-    bandwidth: float = Field(gt=0, description="bytes/s that are read one after the other")
+    bandwidth: float = Field(gt=0, description="bytes/s of sequential reads")
 
 
 class Compute(ProfileSection):
-    """The processor that does the forward passes."""
+    """The processor that runs the forward passes."""
 
     processor: Literal["cpu", "gpu", "npu"]
-    fp32: float = Field(gt=0, description="operations/s on paper; a multiplication and an addition")
+    fp32: float = Field(gt=0, description="operations/s by the data sheet; a multiply-add is two")
     fp16: float = Field(gt=0)
-    weights: Literal["fp32", "fp16"] = Field(description="type that quantized weights become")
+    weights: Literal["fp32", "fp16"] = Field(
+        description="type that quantized weights are dequantized to"
+    )
 
 
 class Timing(ProfileSection):
-    """How far the device stays from its data sheet: the physical parameters of the time model."""
+    """The parameters of the time model: what of the data sheet's numbers the device reaches."""
 
-    bandwidth_share: float = Field(gt=0, le=1, description="of the bandwidth that is reached")
-    rate_share: float = Field(gt=0, le=1, description="of the operations/s that is reached")
+    bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
+    rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")
     full_rows: float = Field(
-        ge=1, description="tokens in a pass below which a matrix product gets no faster"
+        ge=1, description="tokens in a pass below which a matrix product becomes no faster"
     )
     activation_share: float = Field(
         gt=0,
-        description="of the bandwidth, reached between matrix products; over 1 in caches",
+        description="share of the bandwidth reached between matrix products; over 1 in caches",
     )
     nf4_operations: float = Field(ge=0, description="fp32 operations to dequantize one NF4 weight")
     int8_operations: float = Field(ge=0)
-    launch_seconds: float = Field(ge=0, description="of one operation, however small")
+    launch_seconds: float = Field(ge=0, description="seconds to launch one operation of any size")
     pass_seconds: float = Field(
-        ge=0, description="of a pass beside its blocks: batches, masks, hooks, losses"
+        ge=0, description="seconds of a pass outside its blocks: batches, masks, hooks, losses"
     )
     adapter_seconds: float = Field(
         ge=0,
-        description="of drawing, perturbing and updating one adapted layer, once a query group",
+        description="seconds to draw, perturb and update one adapted layer, once per query group",
     )
 
 
 class PowerMode(ProfileSection):
-    """What the device draws, and how its clocks compare to those of the profile's figures."""
+    """The power draw and the clocks of a mode, relative to the mode of the profile's numbers."""
 
     watts: float = Field(gt=0)
-    compute: float = Field(1.0, gt=0, description="clock of the processor, relative")
-    bandwidth: float = Field(1.0, gt=0, description="clock of the memory, relative")
-    host: float = Field(1.0, gt=0, description="clock of the cores that launch the work, relative")
+    compute: float = Field(1.0, gt=0, description="relative clock of the processor")
+    bandwidth: float = Field(1.0, gt=0, description="relative clock of the memory")
+    host: float = Field(1.0, gt=0, description="relative clock of the cores that launch operations")
 
 
 class MeasuredStep(ProfileSection):
-    """A measured step and what the fitted model makes of it."""
+    """A measured step and the error of the fitted time model on it."""
 
     model: str
     quantization: Literal["fp32", "fp16", "int8", "nf4"]
-    mode: Literal["sequential", "inner", "outer", "both"]
+    grouping: Literal["sequential", "inner", "outer", "both"]
     sequence: int
     batch: int
     seconds: float
@@ -124,65 +134,67 @@ class MeasuredStep(ProfileSection):
 
 
 class TimingFit(ProfileSection):
-    """Where the timing comes from."""
+    """The measurements that the timing was fitted to."""
 
-    fitted: list[str] = Field(description="keys of timing that were fitted; the others were set")
+    fitted: list[str] = Field(
+        description="keys of timing that were fitted; the others were set by hand"
+    )
     mean_error: float = Field(description="mean |residual|")
-    leave_one_out: float = Field(description="mean error on each cell, fitted to the others")
+    leave_one_out: float = Field(description="mean error on each cell when fitted to the others")
     cells: list[MeasuredStep]
 
 
 class DeviceProfile(SourcedProfile):
-    """A device."""
+    """A device: its memory, storage, processor, timing and power modes."""
 
     memory: Memory
-    storage: Storage | None = Field(None, description="left out where nobody knows")
+    storage: Storage | None = Field(None, description="left out if unknown")
     compute: Compute
     timing: Timing
-    power: dict[str, PowerMode] = Field(description="modes by name; empty where nobody knows")
-    mode: str = Field("", description="the mode that the figures are for; empty without modes")
+    power: dict[str, PowerMode] = Field(description="modes by name; empty if unknown")
+    mode: str = Field("", description="the mode that the numbers are for; empty without modes")
     fit: TimingFit | None = None
 
     @model_validator(mode="after")
-    def _its_mode_is_one_of_them(self) -> Self:
+    def _check_mode(self) -> Self:
         if self.mode not in (self.power or [""]):
-            known = ", ".join(self.power) or "none"
-            raise ValueError(f"mode: {self.mode!r} is not a mode of power; there are: {known}")
+            known = ", ".join(self.power) or "there are none"
+            raise ValueError(f"mode: {self.mode!r} is none of the modes under power: {known}")
         return self
 
     @property
     def usable_bytes(self) -> int:
-        """What is left for one process, its runtime included."""
+        """The bytes that the system leaves to one process, its runtime included."""
         return max(0, self.memory.bytes - self.memory.system_bytes)
 
     @property
     def read_bandwidth(self) -> float:
-        """Bytes/s that are read from storage.
+        """The bandwidth of reads from storage, bytes/s.
 
         Raises:
-            ConfigError: if the profile does not say.
+            ConfigError: if the profile does not contain it.
         """
         if self.storage is None:
             raise ConfigError(
-                f"{self.name}: the profile does not say how fast blocks can be read; add "
-                "storage.bandwidth with its source, or leave --stream out"
+                f"{self.name}: the profile has no storage.bandwidth, which streaming needs; add "
+                "it with its source, or leave --stream out"
             )
         return self.storage.bandwidth
 
     @property
     def watts(self) -> float | None:
-        """Drawn at full load, at most; None if nobody knows."""
+        """The most power drawn at full load, in watts; None if unknown."""
         return self.power[self.mode].watts if self.mode else None
 
     def with_power_mode(self, name: str) -> "DeviceProfile":
-        """The device in another power mode, its figures scaled by the clocks.
+        """Return the device in another power mode, its numbers scaled by the clocks.
 
         Raises:
             ConfigError: if there is no such mode.
         """
         if name not in self.power:
-            known = ", ".join(self.power) or "no modes at all"
-            raise ConfigError(f"{self.name}: no power mode {name!r}; it has {known}")
+            known = ", ".join(self.power) or "none"
+            raise ConfigError(f"{self.name}: no power mode {name!r}; choose one of: {known}")
         new, old = self.power[name], self.power[self.mode]
         compute, host = new.compute / old.compute, new.host / old.host
         memory = {"bandwidth": self.memory.bandwidth * new.bandwidth / old.bandwidth}
@@ -203,26 +215,26 @@ class DeviceProfile(SourcedProfile):
 
 
 class LinkProfile(SourcedProfile):
-    """A network link, seen from the device."""
+    """A network link as seen from the device."""
 
     down: float = Field(gt=0, description="bytes/s")
     up: float = Field(gt=0, description="bytes/s")
     latency: float = Field(ge=0, description="seconds one way")
-    jitter: float = Field(ge=0, description="seconds; largest extra delay of a transfer")
+    jitter: float = Field(ge=0, description="largest extra delay of a transfer, seconds")
     loss: float = Field(ge=0, lt=1, description="share of packets")
     available: list[Hours] = Field(
-        description="hours of the day, from and to; to may be past midnight. Empty is never"
+        description="hours of the day, from and to; to may exceed 24. Empty means never"
     )
     metered: bool = Field(description="whether its owner pays by the byte")
 
     @model_validator(mode="after")
-    def _hours_are_hours(self) -> Self:
+    def _check_available(self) -> Self:
         check_hours("available", self.available)
         return self
 
     @cached_property
     def hours(self) -> float:
-        """Hours of a day that it is there, at most 24."""
+        """The hours of a day in which the link is available, at most 24."""
         return min(24.0, sum(end - begin for begin, end in self.available))
 
 
@@ -230,9 +242,10 @@ Profile = TypeVar("Profile", bound=SourcedProfile)
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
-    """Load a shipped device profile by its name, or one of your own by the path of its file.
+    """Load a shipped device profile by its name, or any device profile by the path of its file.
 
-    ``jetson-orin-nano`` is ``orin-nano-8gb``, as ``client up --device`` calls it.
+    A board's name may have ``jetson-`` before it and lack its memory size: ``jetson-orin-nano`` is
+    ``orin-nano-8gb``.
 
     Raises:
         ConfigError: there is no such profile or file, or listing every mistake in it.
@@ -241,7 +254,7 @@ def load_device(name_or_path: str) -> DeviceProfile:
 
 
 def load_link(name_or_path: str) -> LinkProfile:
-    """Load a shipped link profile by its name, or one of your own by the path of its file.
+    """Load a shipped link profile by its name, or any link profile by the path of its file.
 
     Raises:
         ConfigError: there is no such profile or file, or listing every mistake in it.
@@ -250,17 +263,17 @@ def load_link(name_or_path: str) -> LinkProfile:
 
 
 def shipped_devices() -> list[DeviceProfile]:
-    """All device profiles that come with Samara, by name."""
+    """Load all device profiles that come with Samara, sorted by name."""
     return [load_device(name) for name in sorted(_shipped_files("profiles"))]
 
 
 def shipped_links() -> list[LinkProfile]:
-    """All link profiles that come with Samara, by name."""
+    """Load all link profiles that come with Samara, sorted by name."""
     return [load_link(name) for name in sorted(_shipped_files("profiles", "links"))]
 
 
 def save_profile(profile: SourcedProfile, path: Path) -> None:
-    """Write a profile as TOML, whole or not at all.
+    """Write a profile as TOML, atomically.
 
     Raises:
         ConfigError: if the file cannot be written.
@@ -269,14 +282,14 @@ def save_profile(profile: SourcedProfile, path: Path) -> None:
         content = tomli_w.dumps(profile.model_dump(by_alias=True, exclude_none=True))
         write_durably(path, content.encode())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: the profile cannot be written: {error.strerror}") from error
 
 
 def _shipped_files(*folder: str) -> dict[str, Traversable]:
-    place = resources.files("devices").joinpath(*folder)
+    directory = resources.files("devices").joinpath(*folder)
     return {
         entry.name.removesuffix(".toml"): entry
-        for entry in place.iterdir()
+        for entry in directory.iterdir()
         if entry.name.endswith(".toml")
     }
 
@@ -301,8 +314,10 @@ def _load_profile(
 
 
 def _resolve_name(name: str, shipped: Iterable[str]) -> str:
-    """The profile that a name means: boards may be called as `client up` calls them, with
-    ``jetson-`` before them, and without their memory, which is then the largest there is."""
+    """Return the name of the shipped profile that a name means.
+
+    A board's name may have ``jetson-`` before it; without a memory size, the largest is meant.
+    """
     short = name.removeprefix("jetson-")
     sizes = {
         int(size): other
@@ -313,7 +328,7 @@ def _resolve_name(name: str, shipped: Iterable[str]) -> str:
 
 
 def _figure_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of all numbers that stand in a profile, and of lists of them."""
+    """Yield the dotted keys of all numbers in a profile, and of lists of numbers."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _figure_keys(value, f"{prefix}{key}.")

@@ -1,8 +1,8 @@
-"""How long a P-RGE step takes: a roofline per layer, from a model's shape and a device's profile.
+"""The predicted time of a P-RGE step: a roofline per layer, from model shape and device profile.
 
-A matrix product takes max(bytes moved / bandwidth, operations / rate). Beside it a pass pays for
-dequantizing weights, for what is read and written between products, for attention, and for
-launching operations. docs/devices.md says what each parameter means and how well it fits.
+A matrix product takes max(bytes moved / bandwidth, operations / rate). A forward pass also takes
+time to dequantize weights, to read and write activations between products, for attention, and
+to launch operations. docs/devices.md explains each parameter and how well the model fits.
 """
 
 from collections import Counter
@@ -18,48 +18,50 @@ Grouping = Literal["sequential", "inner", "outer", "both"]
 Quantization = Literal["fp32", "fp16", "int8", "nf4"]
 
 TRAFFIC = 6
-"""How often an entry between two matrix products is read or written. Counted in transformers'
-Llama block without fusion, at 2 bytes an entry: two norms in float32 (72 bytes per hidden feature),
+"""Number of times that an entry between two matrix products is read or written. Counted in
+transformers' Llama block without fusion, at 2 bytes an entry: two norms in float32 (72 bytes per
+hidden feature),
 rotary embedding (24 per query and key feature), residuals (12), the gate (10 per intermediate
 feature), and each product's input and output. In all 5.7 times the inputs and outputs of the linear
 layers for TinyLlama-1.1B, 5.9 times for Llama2-7B."""
 LOGIT_TRAFFIC = 5
-"""How often a logit, 4 bytes, is read or written: made, widened, its maximum, its sum, gathered."""
+"""Number of times that a logit, 4 bytes, is read or written: product, cast, max, sum, gather."""
 BLOCK_LAUNCHES = 28
-"""Operations of a block beside products: norms 12, rotary 10, residuals 2, gate 2, attention 2."""
+"""Operations of a block besides products: norms 12, rotary 10, residuals 2, gate 2, attention 2."""
 ADAPTER_LAUNCHES = 5
-"""Operations of an adapted layer in a pass: A·x, three to make B ± ε·z, one batched product."""
+"""Operations of an adapted layer in a pass: A·x, three for B ± ε·z, one batched product."""
 LOGIT_TILE_BYTES = 32 * 2**20
-"""Logits that are held at a time; `shared.model.head` says the same."""
+"""Bytes of the logits held at a time, the same as in `shared.model.head`."""
 _STORED = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "nf4": 4.5 / 8}
-"""Bytes of a weight. NF4 has a float32 maximum per 64 weights; INT8's scales are nothing."""
+"""Bytes of a weight. NF4 has a float32 maximum per 64 weights; INT8's scales are negligible."""
 _WIDTH = {"fp32": 4, "fp16": 2}
 _DEQUANTIZING_LAUNCHES = {"fp32": 0, "fp16": 0, "int8": 2, "nf4": 1}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step.
+    """The settings of a step that decide its time and memory.
 
     Attributes:
         sequence: S, tokens of an example.
-        batch: B, examples.
-        queries: q, directions.
-        mode: which points share a pass.
-        differences: of the losses at both sides of each direction, or at one side and the centre.
-        curvature: whether losses at both sides and at the centre are taken in any case.
-        quantization: of the weights in the blocks.
-        top: adapters are on so many of the highest blocks; 0 is all.
-        rank: of the adapters.
-        supervised: positions of an example whose logits are needed; 0 is all.
-        tiled: whether the logits of a few positions exist at a time.
-        stream: where blocks are that are not being computed with: in memory, or on disk.
+        batch: B, examples of a step.
+        queries: q, directions of a step.
+        grouping: which perturbations share a forward pass.
+        differences: central or forward differences of the losses.
+        curvature: whether the step also measures curvature, which takes the losses at both sides
+            and at the unperturbed adapter.
+        quantization: storage type of the weights in the blocks.
+        top: number of the highest blocks that have adapters; 0 means all blocks.
+        rank: rank of the adapters.
+        supervised: positions of an example whose logits are needed; 0 means all positions.
+        tiled: whether logits are computed a tile of positions at a time.
+        stream: storage of the blocks between their uses: ``off`` is memory, ``disk`` is disk.
     """
 
     sequence: int = 64
     batch: int = 1
     queries: int = 1
-    mode: Grouping = "both"
+    grouping: Grouping = "both"
     differences: Differences = "central"
     curvature: bool = False
     quantization: Quantization = "fp16"
@@ -72,72 +74,72 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("sequence", "batch", "queries", "rank"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)} and must be at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; set it to at least 1")
         if not 0 <= self.supervised <= self.sequence:
             raise ConfigError(
-                f"supervised is {self.supervised}; a sequence of {self.sequence} tokens has 1 to "
-                f"{self.sequence} positions to read (0 is all)"
+                f"supervised is {self.supervised}; set it to 1 to {self.sequence}, the tokens of a "
+                "sequence, or to 0 for all of them"
             )
 
     @property
     def perturbations_per_pass(self) -> int:
-        """Perturbed adapters that share a pass."""
+        """The number of perturbations that share a forward pass."""
         q, sides = self.queries, self._sides
-        return {"sequential": 1, "inner": sides, "outer": q, "both": sides * q}[self.mode]
+        return {"sequential": 1, "inner": sides, "outer": q, "both": sides * q}[self.grouping]
 
     @property
     def rows_per_pass(self) -> int:
-        """Examples under points that share a pass, at most."""
+        """The most rows of a forward pass: examples times perturbations."""
         return self.batch * self.perturbations_per_pass
 
     @property
     def passes(self) -> tuple[tuple[int, int], ...]:
-        """Of a step: (rows, how many such passes); the centre has a pass to itself."""
+        """The forward passes of a step as (rows, number of passes); the centre has its own pass."""
         perturbed = self.rows_per_pass, self._sides * self.queries // self.perturbations_per_pass
         centre = self.differences == "forward" or self.curvature
         return (perturbed, (self.batch, 1)) if centre else (perturbed,)
 
     @property
     def _sides(self) -> int:
-        """Of a direction that are tried."""
+        """The number of perturbations per direction: 1 or 2."""
         return 2 if self.differences == "central" or self.curvature else 1
 
     @property
     def query_groups(self) -> int:
-        """Directions that are drawn and applied together count once."""
-        return 1 if self.mode in ("outer", "both") else self.queries
+        """The number of groups of directions that are drawn and applied together."""
+        return 1 if self.grouping in ("outer", "both") else self.queries
 
     def first_adapted(self, shape: ModelShape) -> int:
-        """Index of the lowest adapted block.
+        """Return the index of the lowest adapted block.
 
         Raises:
-            ModelError: if the model has fewer blocks than have adapters.
+            ModelError: if the model has fewer blocks than `top`.
         """
         blocks = len(shape.blocks)
         if not 0 <= self.top <= blocks:
-            raise ModelError(f"{shape.name}: has {blocks} blocks, and adapters on top {self.top}")
+            raise ModelError(f"{shape.name}: has {blocks} blocks, so top {self.top} is too many")
         return blocks - (self.top or blocks)
 
     def positions(self, shape: ModelShape) -> int:
-        """Of an example, whose last block and logits are needed."""
+        """Return the number of positions of an example whose logits are needed."""
         everything = self.supervised == 0 or shape.vocabulary == 0
         return self.sequence if everything else self.supervised
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by what they go into; `total` is their sum.
+    """The seconds of a step by part; `total` is their sum.
 
     Attributes:
-        weights: products of the blocks that wait for memory.
-        products: products of the blocks that wait for the processor.
-        dequantization: of the blocks' weights.
-        activations: reads and writes between products.
-        attention: scores and their sums.
-        head: logits and losses at the positions that are read.
-        launches: of all operations, however small, and what the host does for a pass.
-        adapters: drawing, perturbing and updating.
-        storage: waiting for blocks that are read while others are computed with.
+        weights: matrix products of the blocks that are limited by memory bandwidth.
+        products: matrix products of the blocks that are limited by compute.
+        dequantization: dequantizing the blocks' weights.
+        activations: reads and writes of activations between products.
+        attention: attention scores and weighted sums.
+        head: logits and losses at the supervised positions.
+        launches: launching operations, and the host's work for each pass.
+        adapters: drawing, perturbing and updating the adapters.
+        storage: waiting for blocks that are read from disk.
     """
 
     weights: float = 0.0
@@ -152,7 +154,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """The seconds of the whole step."""
         seconds: float = sum(getattr(self, field.name) for field in fields(self))
         return seconds
 
@@ -166,34 +168,34 @@ class StepTime:
 
 
 def compute_dtype(device: DeviceProfile, quantization: Quantization) -> Literal["fp32", "fp16"]:
-    """The type that weights are multiplied in."""
+    """Return the type that weights are multiplied in."""
     if quantization == "int8" or quantization == "nf4":
         return device.compute.weights
     return quantization
 
 
 def stored_bytes(quantization: Quantization) -> float:
-    """Bytes of a weight in the blocks."""
+    """Return the bytes of a stored weight in the blocks."""
     return _STORED[quantization]
 
 
 def compute_bytes(device: DeviceProfile, quantization: Quantization) -> int:
-    """Bytes of a number in the type that weights are multiplied in."""
+    """Return the bytes of a number in the type that weights are multiplied in."""
     return _WIDTH[compute_dtype(device, quantization)]
 
 
 def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepTime:
-    """Predict a step.
+    """Predict the time of a step.
 
-    Blocks below the lowest adapted one run once per example; the others once per pass over all rows
-    of the pass. In the last block, what follows the attention runs at supervised positions only.
+    Blocks below the lowest adapted one run once per example, the others once per row. In the last
+    block, the layers after the attention run at supervised positions only.
 
-    Streamed blocks are read once a step, while others are computed with: all passes of a step go
-    through a block while it is there. The embedding and the head are in memory.
+    Streamed blocks are read once a step, while other blocks compute: all passes of a step go
+    through a block while it is in memory. The embedding and the head stay in memory.
 
     Raises:
-        ModelError: if the model has no such blocks to adapt.
-        ConfigError: if blocks are streamed, and nobody knows how fast the device reads.
+        ModelError: if the model has fewer blocks than `work.top`.
+        ConfigError: if blocks are streamed and the profile has no storage bandwidth.
     """
     first = work.first_adapted(shape)
     machine = _AchievedRates.of(device, work)
@@ -220,7 +222,7 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
 
 
 class _AchievedRates(NamedTuple):
-    """Achieved rates of a device for one quantization."""
+    """The rates that a device reaches for one quantization."""
 
     bandwidth: float
     rate: float
@@ -257,7 +259,7 @@ class _AchievedRates(NamedTuple):
     def block(
         self, block: tuple[Linear, ...], rows: int, sequence: int, read: int, adapted: bool
     ) -> StepTime:
-        """One block over rows sequences, of which `read` positions are needed after attention."""
+        """Return the time of one block that computes `read` positions of a row after attention."""
         time = StepTime(launches=BLOCK_LAUNCHES * self.launch)
         entries = 0
         for linear in block:
@@ -280,18 +282,18 @@ class _AchievedRates(NamedTuple):
         return time + StepTime(activations=moved / self.activation_bandwidth)
 
     def product(self, inputs: int, outputs: int, tokens: int) -> StepTime:
-        """W·x for so many tokens: whichever takes longer, memory or processor."""
+        """Return the time of W·x for so many tokens: the longer of memory and compute."""
         entries = inputs * outputs + tokens * (inputs + outputs)
         memory = entries * self.width / self.bandwidth
         processor = 2 * inputs * outputs * max(tokens, self.full_rows) / self.rate
         return StepTime(weights=memory) if memory > processor else StepTime(products=processor)
 
     def attention(self, features: int, rows: int, sequence: int) -> float:
-        """Scores and weighted sums: two products of S × S × features a row."""
+        """Return the seconds of scores and weighted sums: two S × S × features products per row."""
         return 4 * rows * sequence**2 * features / self.rate
 
     def head(self, shape: ModelShape, positions: int, tiled: bool) -> StepTime:
-        """Logits of so many positions, tile by tile, and their log-sums."""
+        """Return the time of the logits of so many positions, by tiles, and of their log-sums."""
         tile = logit_tile_positions(shape.vocabulary, positions, tiled)
         seconds = 0.0
         for tokens in range(positions, 0, -tile):
@@ -304,15 +306,15 @@ class _AchievedRates(NamedTuple):
 
 
 def logit_tile_positions(vocabulary: int, positions: int, tiled: bool) -> int:
-    """Positions whose logits exist at a time."""
+    """Return the number of positions whose logits are in memory at a time."""
     return min(positions, max(1, LOGIT_TILE_BYTES // (4 * vocabulary))) if tiled else positions
 
 
 def peak_activation_entries(block: tuple[Linear, ...], rows: int, sequence: int, read: int) -> int:
-    """Entries that are alive at the widest moment of a block.
+    """Return the largest number of activation entries in memory at a time in a block.
 
-    The residual stream, and the larger of: queries, keys, values and their sum; what the widest
-    layers after the attention give (a gate, its partner and their product).
+    These are the residual stream and the larger of two sets: queries, keys, values and attention
+    output; or the outputs of the widest layers after attention (gate, up and their product).
     """
     before = [linear for linear in block if not linear.positionwise]
     after = [linear for linear in block if linear.positionwise]

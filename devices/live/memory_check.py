@@ -12,7 +12,7 @@ from shared.config import RunConfig
 from shared.model.loading import find_embedded_model
 from shared.sections import EMBEDDED_MODEL
 
-_MODES: dict[str, Grouping] = {
+_GROUPINGS: dict[str, Grouping] = {
     "sequential": "sequential",
     "inner": "inner",
     "outer": "outer",
@@ -61,7 +61,7 @@ def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootp
         sequence=min(model.max_length, shape.context or model.max_length),
         batch=min(config.batch, config.micro_batch or config.batch),
         queries=config.queries,
-        mode=_MODES[config.grouping],
+        grouping=_GROUPINGS[config.grouping],
         differences=config.differences,
         curvature=config.learning_rate == "auto",
         quantization=_stored(config),

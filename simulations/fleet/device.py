@@ -196,7 +196,7 @@ def _workload(
     ]
     sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
     places = [len(own) for prompt in prompts for own in prompt.supervised]
-    mode: Grouping = "both" if config.grouping == "auto" else config.grouping
+    grouping: Grouping = "both" if config.grouping == "auto" else config.grouping
     examples = min(config.micro_batch or config.batch, config.batch)
     blocks, adapted = len(shape.blocks), trainer.adapted_blocks
     top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks
@@ -204,7 +204,7 @@ def _workload(
         sequence=round(sum(map(len, sequences)) / len(sequences)),
         batch=examples * round(len(sequences) / len(prompts)),
         queries=config.queries,
-        mode=mode,
+        grouping=grouping,
         differences=config.differences,
         quantization=group.quantization,
         top=top,

@@ -61,7 +61,7 @@ def test_bytes_pass_a_link_that_the_kernel_holds_to_its_rates(link: LinkProfile)
     assert sum(received) == SENT
     assert [q["options"]["rate"] for q in inside if q["kind"] == "tbf"] == [2e5]
     assert 1e6 in [q["options"]["rate"] for q in outside if q["kind"] == "tbf"]
-    assert any(q["kind"] == "netem" for q in inside) == place.delayed
+    assert any(q["kind"] == "netem" for q in inside) == place.has_netem
 
 
 def test_nothing_is_left_after_an_error(link: LinkProfile) -> None:

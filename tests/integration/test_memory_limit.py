@@ -48,7 +48,7 @@ class TestEveryWay:
     def _only_this_way(self, way: type[MemoryLimit], monkeypatch: pytest.MonkeyPatch) -> None:
         if not _permitted(way):
             pytest.skip(f"{way.name} is not permitted here")
-        monkeypatch.setattr(memory, "WAYS", (way,))
+        monkeypatch.setattr(memory, "KERNEL_LIMITS", (way,))
 
     def test_too_much_is_killed_and_told(self, way: type[MemoryLimit]) -> None:
         ending = run_with_memory_limit(_python(SLOW_HOG), LIMIT)
@@ -101,18 +101,18 @@ def test_where_nothing_is_permitted_it_says_so(
         def __init__(self, limit_bytes: int) -> None:
             raise PermissionError("not for you")
 
-    monkeypatch.setattr(memory, "WAYS", (Forbidden,))
+    monkeypatch.setattr(memory, "KERNEL_LIMITS", (Forbidden,))
     with caplog.at_level(logging.WARNING):
         ending = run_with_memory_limit(_python(""), LIMIT)
-    assert ending.enforced_by == "monitor"
+    assert ending.enforced_by == "polling"
     assert "forbidden: not for you" in caplog.text
 
 
 def test_a_command_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WAYS", ())
+    monkeypatch.setattr(memory, "KERNEL_LIMITS", ())
     with pytest.raises(DeviceError, match="no-such-command"):
         run_with_memory_limit(["no-such-command"], LIMIT)
-    with pytest.raises(DeviceError, match="leaves nothing"):
+    with pytest.raises(DeviceError, match="memory limit is 0 bytes"):
         run_with_memory_limit(["true"], 0)
 
 

@@ -20,7 +20,7 @@ WORK = st.builds(
     sequence=st.integers(1, 2048),
     batch=st.integers(1, 64),
     queries=st.integers(1, 32),
-    mode=st.sampled_from(get_args(Grouping)),
+    grouping=st.sampled_from(get_args(Grouping)),
     differences=st.sampled_from(get_args(Differences)),
     curvature=st.booleans(),
     quantization=st.sampled_from(get_args(Quantization)),
@@ -66,7 +66,7 @@ def test_time_is_between_physical_limits(shape: Any, device: DeviceProfile, work
     assert step_time(shape, device, inner).total >= operations / peak
     # Never slower than every example alone, unless only an example alone stays on the chip.
     if not device.memory.on_chip_bytes:
-        alone = replace(work, batch=1, queries=1, mode="sequential", supervised=0)
+        alone = replace(work, batch=1, queries=1, grouping="sequential", supervised=0)
         assert (
             time.total <= step_time(shape, device, alone).total * work.batch * work.queries * 1.01
         )

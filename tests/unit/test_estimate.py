@@ -41,7 +41,7 @@ def test_the_stored_residuals_are_those_of_the_model() -> None:
             work = Workload(
                 sequence=cell.sequence,
                 batch=cell.batch,
-                mode=cell.mode,
+                grouping=cell.grouping,
                 quantization=cell.quantization,
                 tiled=False,
             )
@@ -52,10 +52,10 @@ def test_the_stored_residuals_are_those_of_the_model() -> None:
 def test_what_the_client_has_too_is_the_same() -> None:
     assert get_args(Grouping) == GROUPINGS
     assert LOGIT_TILE_BYTES == VOCABULARY_TILE_BYTES
-    for mode in get_args(Grouping):
-        assert Workload(mode=mode, queries=3).perturbations_per_pass == perturbations_per_pass(
-            mode, 3
-        )
+    for grouping in get_args(Grouping):
+        assert Workload(
+            grouping=grouping, queries=3
+        ).perturbations_per_pass == perturbations_per_pass(grouping, 3)
 
 
 def test_a_built_in_shape_is_what_transformers_builds() -> None:
@@ -112,17 +112,20 @@ def test_a_bad_configuration_is_named(text: str, tmp_path: Path) -> None:
 
 def test_grouping_reads_the_weights_less_often() -> None:
     work = Workload(queries=4, quantization="nf4")
-    times = {mode: step_time(TINY, ORIN, replace(work, mode=mode)) for mode in get_args(Grouping)}
+    times = {
+        grouping: step_time(TINY, ORIN, replace(work, grouping=grouping))
+        for grouping in get_args(Grouping)
+    }
     assert times["sequential"].dequantization == pytest.approx(8 * times["both"].dequantization)
     assert times["inner"].dequantization == pytest.approx(4 * times["both"].dequantization)
     assert times["outer"].dequantization == pytest.approx(2 * times["both"].dequantization)
 
 
-@pytest.mark.parametrize("mode", get_args(Grouping))
+@pytest.mark.parametrize("grouping", get_args(Grouping))
 @pytest.mark.parametrize("differences", get_args(Differences))
 @pytest.mark.parametrize("curvature", [False, True])
 def test_passes_are_those_of_the_client(
-    mode: Grouping, differences: Differences, curvature: bool
+    grouping: Grouping, differences: Differences, curvature: bool
 ) -> None:
     """The requests of its estimator, grouped as its engine groups them."""
     found: Counter[int] = Counter()
@@ -131,13 +134,16 @@ def test_passes_are_those_of_the_client(
         z = torch.zeros(len(request.seeds), 1) if len(request.seeds) else None
         perturbations = Perturbations(LAYOUT, torch.zeros(1), z, request.epsilon, request.signs)
         found.update(
-            len(places) * len(request.batch) for places, _ in split_by_grouping(perturbations, mode)
+            len(places) * len(request.batch)
+            for places, _ in split_by_grouping(perturbations, grouping)
         )
         return np.zeros(perturbations.count)
 
     seeds, batch = np.arange(3, dtype=np.uint64), np.arange(4)
     run_estimator(prge.prge_estimator(seeds, batch, 0.01, curvature, differences), losses_of)
-    work = Workload(batch=4, queries=3, mode=mode, differences=differences, curvature=curvature)
+    work = Workload(
+        batch=4, queries=3, grouping=grouping, differences=differences, curvature=curvature
+    )
     expected: Counter[int] = Counter()
     for rows, passes in work.passes:
         expected[rows] += passes
@@ -157,7 +163,7 @@ def test_forward_differences_take_less_time_and_memory() -> None:
 
 
 def test_blocks_below_the_adapters_run_once_per_example() -> None:
-    work = Workload(queries=4, batch=4, mode="both")
+    work = Workload(queries=4, batch=4, grouping="both")
     whole, top = step_time(TINY, ORIN, work), step_time(TINY, ORIN, replace(work, top=2))
     assert top.products < whole.products / 3
     few, all_ = (memory_footprint(TINY, ORIN, replace(work, top=top)).adapters for top in (2, 0))
@@ -197,7 +203,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
 
 def test_the_command_prints_one_object() -> None:
     arguments = "device estimate --device orin-nano-8gb --model tinyllama-1.1b --quantization nf4"
-    result = CliRunner().invoke(samara.app, [*arguments.split(), "--mode", "inner", "--json"])
+    result = CliRunner().invoke(samara.app, [*arguments.split(), "--grouping", "inner", "--json"])
     assert result.exit_code == 0, result.output
     said = json.loads(result.output)
     assert said["step_seconds"] == pytest.approx(sum(said["step_parts_seconds"].values()))

@@ -194,8 +194,8 @@ def test_a_child_does_not_outlive_its_parent() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux ends a child with its parent")
     child = (
-        "import os, sys, signal; from devices.live.processes import die_with_parent;"
-        "die_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
+        "import os, sys, signal; from devices.live.processes import exit_with_parent;"
+        "exit_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
     )
     parent = (
         "import os, signal, subprocess, sys;"

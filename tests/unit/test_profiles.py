@@ -67,7 +67,7 @@ def test_a_figure_without_a_source_is_refused(tmp_path: Path) -> None:
     text = file.read_text()
     source = next(line for line in text.splitlines() if line.startswith('"memory.bandwidth"'))
     file.write_text(text.replace(source, '"memory.latency" = "a guess"'))
-    with pytest.raises(ConfigError, match=r"(?s)memory.bandwidth has none.*no such figure"):
+    with pytest.raises(ConfigError, match=r"(?s)memory.bandwidth has no source.*no such number"):
         load_device(str(file))
 
 
