@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from devices.hardware.model_shape import BUILT_IN
-from shared.model.checkpoint import parameters_on_meta
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import is_linear
 from shared.model.products import use_faster_products
@@ -109,7 +109,7 @@ def random_base(
     """A model made in its final form, layer by layer."""
     from transformers import LlamaForCausalLM
 
-    with parameters_on_meta():
+    with init_empty_weights(include_buffers=False):
         network: Any = LlamaForCausalLM._from_config(config_of(shape), dtype=dtype)
     if quantization != "none":
         for name, module in list(network.model.layers.named_modules()):
@@ -142,7 +142,7 @@ def write_checkpoint(shape: str, folder: Path, shard_bytes: int, dtype: torch.dt
     from safetensors.torch import save_file
     from transformers import LlamaForCausalLM
 
-    with parameters_on_meta():
+    with init_empty_weights(include_buffers=False):
         network: Any = LlamaForCausalLM._from_config(config_of(shape))
     places: dict[str, str] = {}
     for number, shard in enumerate(_shards(network, shard_bytes, dtype)):

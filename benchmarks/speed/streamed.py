@@ -82,7 +82,7 @@ def measure(folder: Path, kind: str, arguments: argparse.Namespace) -> dict[str,
 
     def compute() -> None:
         fetch = store.fetch
-        store.fetch = lambda block, room: None  # type: ignore[method-assign]
+        store.fetch = lambda block, host_buffer: None  # type: ignore[method-assign]
         step()
         store.fetch = fetch  # type: ignore[method-assign]
 

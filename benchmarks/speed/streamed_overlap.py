@@ -49,7 +49,7 @@ def measure(folder: Path, scheduling: Scheduling) -> None:
     perturbations = Perturbations.from_arrays(layout, np.zeros(layout.size, np.float32), z, 0.01)
 
     def seconds(of_a_block: float) -> float:
-        store.fetch = lambda block, room: time.sleep(of_a_block)  # type: ignore[method-assign]
+        store.fetch = lambda block, host_buffer: time.sleep(of_a_block)  # type: ignore[method-assign]
         stream.finish_writes()
         begun = time.perf_counter()
         forward.scores(perturbations, prompts)

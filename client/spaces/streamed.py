@@ -76,7 +76,9 @@ class StreamedFullSpace(Space):
         adapter, self._no_adapters = empty_adapter()
         super().__init__(tensors, adapter, base.network.device, backend, distribution)
         dtype: torch.dtype = base.network.dtype
-        stored = {part.dtype for packed_block in store.packed_blocks for part in packed_block.parts}
+        stored = {
+            part.dtype for packed_block in store.packed_blocks for part in packed_block.tensors
+        }
         theta_dtype = torch.float32 if keep_copy else dtype
         if stored != {theta_dtype}:
             self.state = f"{', '.join(sorted(map(_dtype_name, stored)))}, streamed"
@@ -347,7 +349,7 @@ def _list_parameters(
     stored_dtypes: dict[tuple[int | None, str], torch.dtype] = {
         (block, part.name): part.dtype
         for block, packed_block in enumerate(store.packed_blocks)
-        for part in packed_block.parts
+        for part in packed_block.tensors
     }
     in_blocks = {
         id(parameter): (index, name)

@@ -1,7 +1,7 @@
-"""Where blocks wait: files on disk, or the host's memory.
+"""Stores of a model's blocks: files on disk, or the host's memory.
 
-A store gives each block a room in the host's memory, fills it, and keeps what was changed in it.
-The files of a checkpoint are read as they are and never written; what is trained is a copy.
+A store names the host memory that a block passes through, fills it with the block, and writes a
+changed block back. The files of a checkpoint are only read; what is trained is a copy of them.
 """
 
 import os
@@ -15,55 +15,55 @@ import torch
 from torch import Tensor
 
 from client.streaming.packed_block import PackedBlock
-from client.streaming.reading import PIECE_BYTES, READERS, Read, read
+from client.streaming.reading import PIECE_BYTES, READERS, ReadRange, read
 from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.errors import ModelError
 
 
 class BlockStore(ABC):
-    """The blocks of a model.
+    """A store of the blocks of a model.
 
     Attributes:
-        buckets: how each of them lies in its room.
+        packed_blocks: layout of each block in memory.
     """
 
     packed_blocks: Sequence[PackedBlock]
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest block."""
+        """The size of the largest block, in bytes."""
         return max(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
+        """The size of all blocks together, in bytes."""
         return sum(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Whether the rooms are the store itself."""
+        """Whether the blocks lie in the host's memory, where nothing has to be read or written."""
 
     @abstractmethod
-    def room(self, block: int, stage: Tensor | None) -> Tensor:
-        """The host memory that a block passes through, uint8 [its bytes].
+    def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
+        """Return the host memory that a block passes through, uint8 [bytes of the block].
 
         Args:
-            block: which.
-            stage: uint8 [largest], used unless the store is in memory.
+            block: index of the block.
+            staging_buffer: uint8 [largest], used unless the store is in memory.
         """
 
     @abstractmethod
-    def fetch(self, block: int, room: Tensor) -> None:
-        """Fill a block's room.
+    def fetch(self, block: int, host_buffer: Tensor) -> None:
+        """Fill a block's host buffer.
 
         Raises:
             ModelError: if a file is missing, truncated, or cannot be read.
         """
 
     @abstractmethod
-    def keep(self, block: int, room: Tensor) -> None:
-        """Keep what is in a block's room.
+    def write_back(self, block: int, host_buffer: Tensor) -> None:
+        """Store a changed block from its host buffer.
 
         Raises:
             ModelError: if it cannot be written.
@@ -71,70 +71,72 @@ class BlockStore(ABC):
 
 
 class FileStore(BlockStore):
-    """Blocks in safetensors files.
+    """A store of blocks in safetensors files.
 
     Args:
-        places: of each block's tensors by their names in the block.
-        buckets: the same tensors in the same types, as they are to lie in memory.
-        writable: whether `keep` may write into the files.
-        read: how a piece of a file is read.
+        locations: for each block, the location of each of its tensors by its name in the block.
+        packed_blocks: layout of each block in memory, with the same tensors in the same types.
+        writable: whether `write_back` may write into the files.
+        read: function that reads a range of a file.
     """
 
     def __init__(
         self,
-        places: Sequence[Mapping[str, TensorLocation]],
+        locations: Sequence[Mapping[str, TensorLocation]],
         packed_blocks: Sequence[PackedBlock],
         writable: bool = False,
-        read: Read = read,
+        read: ReadRange = read,
     ) -> None:
         self.packed_blocks = packed_blocks
-        self._places, self._writable, self._read = places, writable, read
+        self._locations, self._writable, self._read = locations, writable, read
         self._readers = ThreadPoolExecutor(READERS, "block-reader")
 
     @property
     def in_memory(self) -> bool:
-        """No."""
+        """Return False: blocks are read from files."""
         return False
 
-    def room(self, block: int, stage: Tensor | None) -> Tensor:
-        """In the stage."""
-        assert stage is not None, "blocks in files pass through a stage"
-        return stage[: self.packed_blocks[block].bytes]
+    def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
+        """Return the part of the staging buffer that the block takes."""
+        assert staging_buffer is not None, "blocks in files pass through a staging buffer"
+        return staging_buffer[: self.packed_blocks[block].bytes]
 
-    def fetch(self, block: int, room: Tensor) -> None:
-        """Read it from the disk, several pieces at a time."""
-        memory = _bytes_of(room)
+    def fetch(self, block: int, host_buffer: Tensor) -> None:
+        """Read a block from the disk, several pieces at a time."""
+        memory = _bytes_of(host_buffer)
         jobs: list[Future[None]] = []
-        for part in self.packed_blocks[block].parts:
-            place = self._places[block][part.name]
-            for start in range(0, part.bytes, PIECE_BYTES):
-                size = min(PIECE_BYTES, part.bytes - start)
-                piece = memory[part.first + start : part.first + start + size]
+        for tensor in self.packed_blocks[block].tensors:
+            location = self._locations[block][tensor.name]
+            for start in range(0, tensor.bytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, tensor.bytes - start)
+                piece = memory[tensor.offset + start : tensor.offset + start + size]
                 jobs.append(
-                    self._readers.submit(self._read, place.file, place.first + start, piece)
+                    self._readers.submit(self._read, location.file, location.offset + start, piece)
                 )
         for job in jobs:
-            job.exception()  # all of them have let go of the room, also where one fails
+            job.exception()  # wait for every job to release the buffer, also if one fails
         for job in jobs:
             job.result()
 
-    def keep(self, block: int, room: Tensor) -> None:
-        """Write it into its file."""
+    def write_back(self, block: int, host_buffer: Tensor) -> None:
+        """Write a block into its file."""
         assert self._writable, "the files of a checkpoint are never written"
-        memory = _bytes_of(room)
-        for part in self.packed_blocks[block].parts:
-            place = self._places[block][part.name]
-            _write(place.file, place.first, memory[part.first : part.first + part.bytes])
+        memory = _bytes_of(host_buffer)
+        for tensor in self.packed_blocks[block].tensors:
+            location = self._locations[block][tensor.name]
+            piece = memory[tensor.offset : tensor.offset + tensor.bytes]
+            _write(location.file, location.offset, piece)
 
 
 class HostStore(BlockStore):
-    """Blocks in the host's memory, page-locked where that makes transfers faster.
+    """A store of blocks in the host's memory, page-locked where that makes transfers faster.
 
     Args:
-        source: where they come from.
-        dtype: that floats are kept in; None is as in the source.
-        pinned: page-locked.
-        model: type of the model, which floats are rounded to on the way; None is none.
+        source: store that the blocks are copied from.
+        dtype: type that floating-point tensors are kept in; None keeps the source's types.
+        pinned: whether the memory is page-locked.
+        model_dtype: type of the model, which floating-point tensors are rounded to before they are
+            converted to `dtype`; None rounds nothing.
 
     Raises:
         ModelError: if there is not enough memory, or the source cannot be read.
@@ -145,63 +147,62 @@ class HostStore(BlockStore):
         source: BlockStore,
         dtype: torch.dtype | None = None,
         pinned: bool = False,
-        model: torch.dtype | None = None,
+        model_dtype: torch.dtype | None = None,
     ) -> None:
-        self.packed_blocks = [
-            packed_block.with_dtype(dtype) for packed_block in source.packed_blocks
-        ]
-        self._rooms = []
+        self.packed_blocks = [block.with_dtype(dtype) for block in source.packed_blocks]
+        self._memory = []
         for block, packed_block in enumerate(self.packed_blocks):
-            room = allocate(packed_block.bytes, torch.device("cpu"), pinned)
-            _converted(source, block, packed_block, room, model)
-            self._rooms.append(room)
+            memory = allocate(packed_block.bytes, torch.device("cpu"), pinned)
+            _copy_block(source, block, packed_block, memory, model_dtype)
+            self._memory.append(memory)
 
     @property
     def in_memory(self) -> bool:
-        """Yes."""
+        """Return True: blocks lie in the host's memory."""
         return True
 
-    def room(self, block: int, stage: Tensor | None) -> Tensor:
-        """Its own."""
-        return self._rooms[block]
+    def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
+        """Return the memory that the block lies in."""
+        return self._memory[block]
 
-    def fetch(self, block: int, room: Tensor) -> None:
-        """It is there."""
+    def fetch(self, block: int, host_buffer: Tensor) -> None:
+        """Do nothing: the block lies in its host buffer."""
 
-    def keep(self, block: int, room: Tensor) -> None:
-        """It is there."""
+    def write_back(self, block: int, host_buffer: Tensor) -> None:
+        """Do nothing: the block lies in its host buffer."""
 
 
 def copy_to_files(
     source: BlockStore,
     folder: Path,
     dtype: torch.dtype | None,
-    model: torch.dtype | None = None,
+    model_dtype: torch.dtype | None = None,
 ) -> FileStore:
-    """A copy of all blocks in files of their own, which may be written.
+    """Copy all blocks to new files, and return the writable store of these files.
 
     Args:
-        source: where they come from.
-        folder: gets a file per block; those of an earlier copy are replaced.
-        dtype: that floats are kept in; None is as in the source.
-        model: type of the model, which floats are rounded to on the way; None is none.
+        source: store that the blocks are copied from.
+        folder: folder for one file per block; files of an earlier copy are replaced.
+        dtype: type that floating-point tensors are kept in; None keeps the source's types.
+        model_dtype: type of the model, which floating-point tensors are rounded to before they are
+            converted to `dtype`; None rounds nothing.
 
     Raises:
-        ModelError: if the source cannot be read or the folder not be written.
+        ModelError: if the source cannot be read or the folder cannot be written.
     """
-    packed_blocks = [packed_block.with_dtype(dtype) for packed_block in source.packed_blocks]
-    places = []
+    packed_blocks = [block.with_dtype(dtype) for block in source.packed_blocks]
+    locations = []
     for block, packed_block in enumerate(packed_blocks):
-        room = allocate(packed_block.bytes, torch.device("cpu"))
-        _converted(source, block, packed_block, room, model)
-        places.append(write_block_file(folder, block, packed_block.views(room)))
-    return FileStore(places, packed_blocks, writable=True)
+        memory = allocate(packed_block.bytes, torch.device("cpu"))
+        _copy_block(source, block, packed_block, memory, model_dtype)
+        locations.append(write_block_file(folder, block, packed_block.views(memory)))
+    return FileStore(locations, packed_blocks, writable=True)
 
 
 def write_block_file(
     folder: Path, block: int, tensors: Mapping[str, Tensor]
 ) -> dict[str, TensorLocation]:
-    """Write a block's file, whole or not at all; returns where its tensors lie, in their order.
+    """Write a block's file, completely or not at all, and return the locations of its tensors.
 
     Raises:
         ModelError: if it cannot be written.
@@ -220,15 +221,15 @@ def write_block_file(
         raise ModelError(
             f"{file}: cannot be written: {error}; free space on this disk, or set stream-folder"
         ) from error
-    places = tensor_locations(file)
-    return {name: places[name] for name in tensors}
+    locations = tensor_locations(file)
+    return {name: locations[name] for name in tensors}
 
 
 def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
-    """Memory for blocks, uint8 [size].
+    """Allocate memory for blocks, uint8 [size].
 
     Raises:
-        ModelError: if there is not enough.
+        ModelError: if there is not enough memory.
     """
     try:
         return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
@@ -240,40 +241,40 @@ def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
         ) from error
 
 
-def _converted(
+def _copy_block(
     source: BlockStore,
     block: int,
     packed_block: PackedBlock,
-    room: Tensor,
-    model: torch.dtype | None,
+    memory: Tensor,
+    model_dtype: torch.dtype | None,
 ) -> None:
-    """Fill a room with a block of another store, in the types of the bucket."""
+    """Copy a block of another store into memory, in the types of the packed block."""
     if source.in_memory:
-        own = source.room(block, None)
-    elif packed_block == source.packed_blocks[block] and model is None:
-        source.fetch(block, room)
+        source_memory = source.host_buffer(block, None)
+    elif packed_block == source.packed_blocks[block] and model_dtype is None:
+        source.fetch(block, memory)
         return
     else:
-        own = allocate(source.packed_blocks[block].bytes, torch.device("cpu"))
-        source.fetch(block, own)
-    views = packed_block.views(room)
-    for name, tensor in source.packed_blocks[block].views(own).items():
-        rounds = model is not None and tensor.is_floating_point()
-        views[name].copy_(tensor.to(model) if rounds else tensor)
+        source_memory = allocate(source.packed_blocks[block].bytes, torch.device("cpu"))
+        source.fetch(block, source_memory)
+    views = packed_block.views(memory)
+    for name, tensor in source.packed_blocks[block].views(source_memory).items():
+        rounds = model_dtype is not None and tensor.is_floating_point()
+        views[name].copy_(tensor.to(model_dtype) if rounds else tensor)
 
 
-def _bytes_of(room: Tensor) -> memoryview:
-    numbers: Any = room.numpy()
+def _bytes_of(memory: Tensor) -> memoryview:
+    numbers: Any = memory.numpy()
     return memoryview(numbers)
 
 
-def _write(file: Path, first: int, piece: memoryview) -> None:
+def _write(file: Path, offset: int, piece: memoryview) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY)
         try:
             done = 0
             while done < len(piece):
-                done += os.pwritev(descriptor, [piece[done:]], first + done)
+                done += os.pwritev(descriptor, [piece[done:]], offset + done)
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""How a block gets from the host's memory to where it is computed with, and back.
+"""Transfers of blocks between the host's memory and the torch device that computes with them.
 
-On a CPU it is there already. On CUDA there are three streams (ZO2, section 5.2): one uploads, one
-computes, one offloads. A block's upload waits until the buffer's last occupant has been computed
-with, its offload until it has been computed with itself; each waits in a thread of its own, so
-that nothing waits for more than that.
+On a CPU no transfer is needed. On CUDA three streams work side by side (ZO2, section 5.2): one
+uploads, one computes, one offloads. An upload waits until the computation with the previous block
+in the same buffer has finished, an offload until the computation with its own block has; each waits
+in a thread of its own, so that neither delays anything else.
 """
 
 from abc import ABC, abstractmethod
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class BlockTransfer(ABC):
-    """Moves blocks between a host's memory and a device.
+    """A transfer of blocks between the host's memory and a torch device.
 
     Attributes:
-        device: where blocks are computed with.
+        device: torch device that computes with the blocks.
         pinned: whether the host's memory should be page-locked.
     """
 
@@ -25,49 +25,51 @@ class BlockTransfer(ABC):
     pinned: bool
 
     @abstractmethod
-    def up(self, room: Tensor, buffer: Tensor | None, after: Any) -> Tensor:
-        """A block's bytes on the device, uint8; they have arrived when this returns.
+    def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
+        """Transfer a block to the device, and return its bytes there, uint8, once complete.
 
         Args:
-            room: uint8, in the host's memory.
-            buffer: uint8 on the device, at least as large; None where it is that of the host.
-            after: what `mark` gave when the buffer was last computed with, or None.
+            host_buffer: the block in the host's memory, uint8.
+            device_buffer: memory on the device, uint8, at least as large; None if the device
+                computes in the host's memory.
+            event: return value of `record_event` from when the device buffer was last used, or
+                None.
         """
 
     @abstractmethod
-    def mark(self) -> Any:
-        """The moment when the device has done what it was told to until now."""
+    def record_event(self) -> Any:
+        """Record the end of all work that the device has been given so far."""
 
     @abstractmethod
-    def down(self, bytes_there: Tensor, room: Tensor, after: Any) -> None:
-        """Bring a block's bytes back; they have arrived when this returns.
+    def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
+        """Transfer a block back to the host, and return once it is complete.
 
         Args:
-            bytes_there: as `up` gave them.
-            room: uint8, in the host's memory.
-            after: what `mark` gave when they were last written.
+            device_bytes: return value of `upload`.
+            host_buffer: memory of the host for the block, uint8.
+            event: return value of `record_event` from when the block was last written.
         """
 
 
 class CpuTransfer(BlockTransfer):
-    """The host's memory is what is computed with."""
+    """A transfer without copies: the CPU computes in the host's memory."""
 
     device, pinned = torch.device("cpu"), False
 
-    def up(self, room: Tensor, buffer: Tensor | None, after: Any) -> Tensor:
-        """The room itself."""
-        return room
+    def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
+        """Return the host's buffer itself."""
+        return host_buffer
 
-    def mark(self) -> Any:
-        """Nothing is left to do."""
+    def record_event(self) -> Any:
+        """Return None: the CPU has finished when a call returns."""
         return None
 
-    def down(self, bytes_there: Tensor, room: Tensor, after: Any) -> None:
-        """They never left."""
+    def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
+        """Do nothing: the bytes are in the host's memory."""
 
 
 class CudaTransfer(BlockTransfer):
-    """Page-locked memory, and a stream for either way beside that of the computation.
+    """A transfer from page-locked memory, with one CUDA stream for each direction.
 
     Args:
         device: a CUDA device.
@@ -75,34 +77,34 @@ class CudaTransfer(BlockTransfer):
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.pinned = device, True
-        self._upload = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._offload = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._upload_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._offload_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def up(self, room: Tensor, buffer: Tensor | None, after: Any) -> Tensor:
-        """In the upload stream."""
-        assert buffer is not None, "a device has memory of its own"
-        there = buffer[: len(room)]
-        self._copy(self._upload, room, there, after)
-        return there
+    def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
+        """Copy the block in the upload stream."""
+        assert device_buffer is not None, "a CUDA device computes in memory of its own"
+        device_bytes = device_buffer[: len(host_buffer)]
+        self._copy(self._upload_stream, host_buffer, device_bytes, event)
+        return device_bytes
 
-    def mark(self) -> Any:
-        """An event in the stream of the computation."""
+    def record_event(self) -> Any:
+        """Record an event in the stream that computes."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def down(self, bytes_there: Tensor, room: Tensor, after: Any) -> None:
-        """In the offload stream."""
-        self._copy(self._offload, bytes_there, room, after)
+    def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
+        """Copy the block in the offload stream."""
+        self._copy(self._offload_stream, device_bytes, host_buffer, event)
 
-    def _copy(self, stream: Any, source: Tensor, target: Tensor, after: Any) -> None:
+    def _copy(self, stream: Any, source: Tensor, target: Tensor, event: Any) -> None:
         with torch.cuda.stream(stream):
-            if after is not None:
-                stream.wait_event(after)
+            if event is not None:
+                stream.wait_event(event)
             target.copy_(source, non_blocking=True)
         stream.synchronize()
 
 
 def block_transfer_for(device: torch.device) -> BlockTransfer:
-    """The carrier of a device."""
+    """Return the block transfer for a torch device."""
     return CudaTransfer(device) if device.type == "cuda" else CpuTransfer()

@@ -1,7 +1,7 @@
-"""Load a model whose blocks stay where they are: the base, and the store of its blocks.
+"""Loading of a model whose blocks stay on disk or in the host's memory.
 
-Blocks that are not quantized are read from the checkpoint as it lies on the disk, in its own types.
-Quantized ones are made once and kept, in a folder that other runs use too.
+Blocks that are not quantized are read from the checkpoint's own files, in their own types.
+Quantized blocks are computed once and kept in a folder that other runs use too.
 """
 
 import logging
@@ -38,56 +38,59 @@ log = logging.getLogger("samara.stream")
 
 Tier = Literal["host", "disk"]
 
-_LEFT_FREE = 0.25
-"""Of the free memory that weights may not take, if they are to stay in it."""
+_FREE_SHARE = 0.25
+"""Share of the free memory that weights must leave free if they are to be kept in it."""
 _BUFFERS = 2
-"""Blocks that are in memory at least."""
-_FORMAT = 1
-"""Of the folders of quantized blocks."""
+"""Fewest blocks in memory at a time."""
+_FORMAT_VERSION = 1
+"""Version of the folders of quantized blocks."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and the blocks that it lacks.
+    """A model, with a store of its blocks if they are streamed.
 
     Attributes:
-        base: with all its weights, or with placeholders in its blocks.
-        store: of its blocks; None if the model has them.
+        base: model with all its weights, or with placeholders in its blocks.
+        store: store of the blocks; None if the model holds them.
     """
 
     base: BaseModel
     store: BlockStore | None = None
 
     def make_stream(self, base: BaseModel) -> BlockStream | None:
-        """Have the blocks of the base, or of a twin of it, come when they are called.
+        """Attach a stream of the blocks to a model; return None if the model holds them.
+
+        Args:
+            base: the loaded model or a copy of its modules.
 
         Raises:
-            ModelError: if there is no memory for the stream's buffers.
+            ModelError: if store and model do not fit.
         """
         return None if self.store is None else BlockStream(base, self.store)
 
     def make_trainable_store(self, folder: Path, dtype: torch.dtype = torch.float32) -> BlockStore:
-        """The blocks where they may be changed: in memory, or a copy on disk.
+        """Return a store of the blocks that may be changed: in memory, or a copy on disk.
 
         Args:
-            folder: for the copy; its older files are replaced.
-            dtype: that they are kept in, and travel in (ZO2, section 5.5).
+            folder: folder for a copy on disk; its older files are replaced.
+            dtype: type that blocks are kept and transferred in (ZO2, section 5.5).
 
         Raises:
-            ModelError: if there is not enough room, or a block cannot be read.
+            ModelError: if there is not enough memory or disk space, or a block cannot be read.
         """
         assert self.store is not None, "all blocks are in the model"
-        model = self.base.network.dtype
+        model_dtype = self.base.network.dtype
         if not self.store.in_memory:
-            return copy_to_files(self.store, folder, dtype, model)
-        if all(part.dtype == dtype for b in self.store.packed_blocks for part in b.parts):
+            return copy_to_files(self.store, folder, dtype, model_dtype)
+        if all(tensor.dtype == dtype for b in self.store.packed_blocks for tensor in b.tensors):
             return self.store
         pinned = self.base.network.device.type == "cuda"
-        return HostStore(self.store, dtype, pinned, model)
+        return HostStore(self.store, dtype, pinned, model_dtype)
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
-    """Load a model as its settings say, streamed or not.
+    """Load a model as its settings ask, streamed or not.
 
     Raises:
         ModelError: if it cannot be loaded.
@@ -97,13 +100,13 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         kind, dtype = settings.quantization, settings.dtype
         base = load_base_model(settings.path, settings.family, settings.torch_device, kind, dtype)
         return LoadedModel(base)
-    _check_room(settings)
-    base, origins = load_without_blocks(
+    _check_memory(settings)
+    base, entries = load_without_blocks(
         settings.path, settings.family, settings.torch_device, settings.quantization, settings.dtype
     )
-    places = _places(settings, base, origins)
-    how = read_directly if settings.stream_direct else read
-    store: BlockStore = FileStore(places, _packed_blocks(base, places), read=how)
+    locations = _locations(settings, base, entries)
+    read_range = read_directly if settings.stream_direct else read
+    store: BlockStore = FileStore(locations, _packed_blocks(base, locations), read=read_range)
     if tier == "host":
         pinned = base.network.device.type == "cuda"
         store = HostStore(store, base.network.dtype, pinned)
@@ -118,10 +121,11 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 
 
 def choose_tier(settings: ModelSettings) -> Tier | None:
-    """Where the blocks are to wait; None if the whole model stays on the device.
+    """Choose where the blocks are stored; return None if the whole model is kept on the device.
 
-    With ``auto`` the model stays if its weights take at most three quarters of what is free there,
-    otherwise its blocks wait in the host's memory by the same rule, and otherwise on disk.
+    With ``stream = auto`` the model is kept on the device if its weights take at most three
+    quarters of the memory that is free there; otherwise its blocks are stored in the host's memory
+    by the same rule, and otherwise on disk.
     """
     if settings.stream == "off":
         return None
@@ -130,23 +134,23 @@ def choose_tier(settings: ModelSettings) -> Tier | None:
     sizes = read_model_sizes(settings)
     if sizes is None:
         return None
-    fits_host = sizes.total <= free_memory() * (1 - _LEFT_FREE)
+    fits_host = sizes.total <= free_memory() * (1 - _FREE_SHARE)
     if settings.torch_device.startswith("cuda") and torch.cuda.is_available():
-        if sizes.total <= torch.cuda.mem_get_info(settings.torch_device)[0] * (1 - _LEFT_FREE):
+        if sizes.total <= torch.cuda.mem_get_info(settings.torch_device)[0] * (1 - _FREE_SHARE):
             return None
         return "host" if fits_host else "disk"
     return None if fits_host else "disk"
 
 
-def _check_room(settings: ModelSettings) -> None:
-    """What of a streamed model is always in memory fits it.
+def _check_memory(settings: ModelSettings) -> None:
+    """Check that the part of a streamed model that is always in memory fits the CPU's.
 
     Raises:
-        ModelError: otherwise.
+        ModelError: if it does not.
     """
     sizes = read_model_sizes(settings)
     if sizes is None or settings.torch_device != "cpu":
-        return  # a device's own allocator says what it lacks
+        return  # on a GPU the allocator reports missing memory
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
     if need > free:
         raise ModelError(
@@ -157,69 +161,76 @@ def _check_room(settings: ModelSettings) -> None:
         )
 
 
-def _places(
-    settings: ModelSettings, base: BaseModel, origins: list[dict[str, CheckpointEntry]]
+def _locations(
+    settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
+    """Return the location of each tensor of each block, by its name in the block."""
     if settings.quantization != "none":
-        return _quantized_places(settings, base, origins)
+        return _quantized_locations(settings, base, entries)
     files: dict[Path, dict[str, TensorLocation]] = {}
-    places = []
-    for own in origins:
-        for origin in own.values():
-            if origin.file not in files:
-                files[origin.file] = tensor_locations(origin.file)
-        places.append({name: files[at.file][at.key] for name, at in own.items()})
-    return places
+    locations = []
+    for block_entries in entries:
+        for entry in block_entries.values():
+            if entry.file not in files:
+                files[entry.file] = tensor_locations(entry.file)
+        locations.append({name: files[e.file][e.key] for name, e in block_entries.items()})
+    return locations
 
 
-def _packed_blocks(base: BaseModel, places: list[dict[str, TensorLocation]]) -> list[PackedBlock]:
-    """How blocks lie in memory: on a CPU as in a resident model, which maps what it can."""
+def _packed_blocks(
+    base: BaseModel, locations: list[dict[str, TensorLocation]]
+) -> list[PackedBlock]:
+    """Lay out the blocks in memory; on a CPU with the alignment of a memory-mapped checkpoint."""
     maps = base.network.device.type == "cpu" and base.quantization == "none"
     return [
         PackedBlock.lay_out(
             (
                 name,
-                place.dtype,
-                place.shape,
-                place.first % ALIGNMENT if maps and place.dtype == base.network.dtype else 0,
+                location.dtype,
+                location.shape,
+                location.offset % ALIGNMENT if maps and location.dtype == base.network.dtype else 0,
             )
-            for name, place in own.items()
+            for name, location in block_locations.items()
         )
-        for own in places
+        for block_locations in locations
     ]
 
 
-def _quantized_places(
-    settings: ModelSettings, base: BaseModel, origins: list[dict[str, CheckpointEntry]]
+def _quantized_locations(
+    settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
-    """Of quantized blocks, which are made if they are not there; the model gets room for them."""
+    """Return the locations of quantized blocks, quantizing those that have no file yet.
+
+    The model's linear layers are replaced by quantized ones on the meta device.
+    """
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
     identity = (
         f"{base.model_id.hex()[:16]}-{kind}-{settings.dtype}-{device.type}"
-        f"-{version('bitsandbytes')}-{_FORMAT}"
+        f"-{version('bitsandbytes')}-{_FORMAT_VERSION}"
     )
     folder = stream_folder(settings) / identity
-    places = []
-    for index, (block, own) in enumerate(zip(base.blocks, origins, strict=True)):
+    locations = []
+    for index, (block, block_entries) in enumerate(zip(base.blocks, entries, strict=True)):
         file = folder / f"block-{index:05d}.safetensors"
         if file.exists():
-            found = tensor_locations(file)
+            block_locations = tensor_locations(file)
         else:
-            found = write_block_file(folder, index, quantize_block(block, own, kind, dtype, device))
-        empty = {
-            name: torch.empty(place.shape, dtype=place.dtype, device="meta")
-            for name, place in found.items()
+            tensors = quantize_block(block, block_entries, kind, dtype, device)
+            block_locations = write_block_file(folder, index, tensors)
+        placeholders = {
+            name: torch.empty(location.shape, dtype=location.dtype, device="meta")
+            for name, location in block_locations.items()
         }
-        replace_with_empty_quantized_layers(block, empty, kind, dtype)
-        places.append(found)
-    return places
+        replace_with_empty_quantized_layers(block, placeholders, kind, dtype)
+        locations.append(block_locations)
+    return locations
 
 
 def stream_folder(settings: ModelSettings) -> Path:
-    """Where blocks are kept that are not in the checkpoint as they are needed.
+    """Return the folder for blocks that differ from those of the checkpoint.
 
     Raises:
-        ModelError: if nobody says where, and there is no home.
+        ModelError: if ``model.stream-folder`` is not set and the user has no home folder.
     """
     if settings.stream_folder:
         return Path(settings.stream_folder).expanduser()

@@ -1,4 +1,4 @@
-"""A block's tensors side by side in one piece of memory (ZO2, section 5.3)."""
+"""The layout of a block's tensors in one contiguous piece of memory (ZO2, section 5.3)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,77 +8,82 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes; where torch's own allocator begins a tensor."""
+"""Bytes; torch's own allocator places tensors at multiples of it."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor of a block.
+class PackedTensor:
+    """A tensor inside a packed block.
 
     Attributes:
-        name: inside the block.
-        dtype: as it is stored and travels.
-        shape: its shape.
-        phase: where between two multiples of `ALIGNMENT` it begins. A product's last bits depend
-            on it on a CPU, and a resident model's tensors lie as they do in the mapped checkpoint.
-        first: its first byte in the bucket.
+        name: name inside the block.
+        dtype: type that the tensor is stored and transferred in.
+        shape: shape of the tensor.
+        misalignment: bytes between the last multiple of `ALIGNMENT` and the tensor's first byte.
+            The last bits of a CPU matrix product depend on it, and the tensors of a resident model
+            have the alignment that they have in the memory-mapped checkpoint.
+        offset: position of the tensor's first byte in the packed block.
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    phase: int
-    first: int
+    misalignment: int
+    offset: int
 
     @property
     def bytes(self) -> int:
-        """How many it takes."""
+        """The number of bytes of the tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """How a block lies in memory.
+    """The layout of a block in memory.
 
     Attributes:
-        parts: its tensors, in their order in the model.
-        bytes: of all of them.
+        tensors: tensors of the block, in their order in the model.
+        bytes: size of the whole block.
     """
 
-    parts: tuple[Part, ...]
+    tensors: tuple[PackedTensor, ...]
     bytes: int
 
     @classmethod
     def lay_out(
         cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], int]]
     ) -> "PackedBlock":
-        """Lay tensors out: name, type, shape and phase of each."""
-        parts, end = list[Part](), 0
-        for name, dtype, shape, phase in tensors:
-            part = Part(name, dtype, shape, phase, end + phase)
-            parts.append(part)
-            end = -(-(part.first + part.bytes) // ALIGNMENT) * ALIGNMENT
-        return cls(tuple(parts), end)
+        """Lay tensors out one after the other.
+
+        Args:
+            tensors: name, type, shape and misalignment of each tensor.
+        """
+        packed, end = list[PackedTensor](), 0
+        for name, dtype, shape, misalignment in tensors:
+            tensor = PackedTensor(name, dtype, shape, misalignment, end + misalignment)
+            packed.append(tensor)
+            end = -(-(tensor.offset + tensor.bytes) // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(packed), end)
 
     def with_dtype(self, dtype: torch.dtype | None) -> "PackedBlock":
-        """The same with all floats in another type; None leaves them."""
+        """Return the layout with all floating-point tensors in another type; None keeps theirs."""
         if dtype is None:
             return self
         return PackedBlock.lay_out(
             (
-                part.name,
-                dtype if part.dtype.is_floating_point else part.dtype,
-                part.shape,
-                part.phase,
+                tensor.name,
+                dtype if tensor.dtype.is_floating_point else tensor.dtype,
+                tensor.shape,
+                tensor.misalignment,
             )
-            for part in self.parts
+            for tensor in self.tensors
         )
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The tensors in a piece of memory, uint8 [bytes or more]."""
+        """Return the block's tensors as views of a piece of memory, uint8 [bytes or more]."""
         return {
-            part.name: memory[part.first : part.first + part.bytes]
-            .view(part.dtype)
-            .view(part.shape)
-            for part in self.parts
+            tensor.name: memory[tensor.offset : tensor.offset + tensor.bytes]
+            .view(tensor.dtype)
+            .view(tensor.shape)
+            for tensor in self.tensors
         }

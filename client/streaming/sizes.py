@@ -1,4 +1,4 @@
-"""What a model will take, from the headers of its files alone; and what is free."""
+"""The memory that a model will take, from the headers of its files, and the memory that is free."""
 
 import re
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from shared.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
-_LIMIT_FILES = (
+_CONTROL_GROUPS = (
     ("memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.stat", "total_rss"),
     ("", Path("/sys/fs/cgroup"), "memory.max", "memory.stat", "anon"),
 )
-"""Of the control groups of either version: controller, root, limit, figures, what cannot be
-dropped."""
+"""Control groups of both versions: controller, root, limit file, statistics file, and the name of
+the memory in it that the kernel cannot drop."""
 _UNLIMITED = 2**60
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Bytes of a model's weights as they will be loaded.
+    """The sizes of a model's weights in the types that they will be loaded in, in bytes.
 
     Attributes:
-        outside: of embeddings, head and norms.
-        blocks: of all blocks.
-        largest: of the largest block.
+        outside: size of embeddings, head and norms.
+        blocks: size of all blocks together.
+        largest: size of the largest block.
     """
 
     outside: int
@@ -36,12 +36,12 @@ class ModelSizes:
 
     @property
     def total(self) -> int:
-        """Of the whole model."""
+        """The size of the whole model, in bytes."""
         return self.outside + self.blocks
 
 
 def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
-    """Of a model; None if its files are not at hand.
+    """Read the sizes of a model from its files; return None if they are not in a local folder.
 
     Raises:
         ModelError: if one of its files is damaged.
@@ -51,33 +51,34 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     files = sorted(Path(model.path).expanduser().glob("*.safetensors"))
     if not files:
         return None
-    kept, quantized = _TYPE_BYTES[model.dtype], _QUANTIZED_BYTES.get(model.quantization)
+    full_bytes = _TYPE_BYTES[model.dtype]
+    matrix_bytes = _QUANTIZED_BYTES.get(model.quantization, full_bytes)
     outside, blocks = 0.0, dict[str, float]()
     for file in files:
-        for name, place in tensor_locations(file).items():
-            count = place.bytes / place.dtype.itemsize
+        for name, location in tensor_locations(file).items():
+            count = location.bytes / location.dtype.itemsize
             # the blocks' tensors are named by their layer's number
-            if found := re.match(r"(.*?\.)?\d+\.", name):
-                each = quantized if quantized and len(place.shape) == 2 else kept
-                blocks[found[0]] = blocks.get(found[0], 0.0) + count * each
+            if block := re.match(r"(.*?\.)?\d+\.", name):
+                each = matrix_bytes if len(location.shape) == 2 else full_bytes
+                blocks[block[0]] = blocks.get(block[0], 0.0) + count * each
             else:
-                outside += count * kept
+                outside += count * full_bytes
     return ModelSizes(int(outside), int(sum(blocks.values())), int(max(blocks.values(), default=0)))
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, by the machine and by its control group."""
+    """Return the bytes that this process may still take, by machine and control group."""
     free: int = psutil.virtual_memory().available
-    return min([free, *_left_in_groups()])
+    return min([free, *_left_in_control_groups()])
 
 
-def _left_in_groups() -> list[int]:
+def _left_in_control_groups() -> list[int]:
     left = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    for controller, root, limit_file, stat_file, anonymous in _LIMIT_FILES:
+    for controller, root, limit_file, stat_file, anonymous in _CONTROL_GROUPS:
         for line in lines:
             _, names, path = line.split(":", 2)
             if controller not in names.split(","):
@@ -85,9 +86,9 @@ def _left_in_groups() -> list[int]:
             folder = root / path.lstrip("/")
             try:
                 limit = (folder / limit_file).read_text().strip()
-                figures = dict(map(str.split, (folder / stat_file).read_text().splitlines()))
+                statistics = dict(map(str.split, (folder / stat_file).read_text().splitlines()))
                 if limit != "max" and int(limit) < _UNLIMITED:
-                    left.append(max(0, int(limit) - int(figures[anonymous])))
+                    left.append(max(0, int(limit) - int(statistics[anonymous])))
             except (OSError, ValueError, KeyError):
                 continue
     return left

@@ -1,9 +1,9 @@
-"""Blocks that come when they are called and go when the next one is (ZO2, sections 5.2 and 5.3).
+"""A model's blocks, each loaded when it is called (ZO2, sections 5.2 and 5.3).
 
-While one block is computed with, the next is read into a second buffer, and where blocks are
-changed the one before is brought back from a third. Which is next is what followed last time. So
-only the buffers, embeddings and head are in memory, and whoever calls a block of the model finds it
-there: no model file is changed.
+While one block computes, the next is read into a second buffer, and where blocks are changed, the
+previous one is written back from a third. The order of the previous pass predicts the next block.
+Only the buffers, the embeddings and the head are in memory. A block of the model loads its tensors
+before its forward runs, so no modelling code is changed.
 """
 
 import logging
@@ -18,26 +18,26 @@ import torch
 from torch import Tensor
 
 from client.streaming.block_store import BlockStore, allocate
-from client.streaming.block_transfer import BlockTransfer, block_transfer_for
+from client.streaming.block_transfer import block_transfer_for
 from client.streaming.packed_block import PackedBlock
-from client.streaming.slots import swappable_tensors
+from client.streaming.swappable_tensors import swappable_tensors
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
 
 log = logging.getLogger("samara.stream")
 
-_PASSES_BEFORE_A_WORD = 3
+_PASSES_BEFORE_WARNING = 3
 _SLOW_SHARE = 0.5
-"""Of a pass spent waiting for blocks, beyond which the disk is worth a word."""
+"""Share of the time spent waiting for blocks above which a warning about the disk is logged."""
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """What ZO2 takes away one by one in its table 4; both are on but for measurements.
+    """The optimizations that ZO2 ablates in its table 4; measurements alone turn them off.
 
     Attributes:
-        overlap: the next block comes while one is computed with.
-        reuse: buffers are made once, not for every block.
+        overlap: whether the next block is loaded while one computes.
+        reuse: whether buffers are allocated once, not for every block.
     """
 
     overlap: bool = True
@@ -49,13 +49,13 @@ DEFAULT_SCHEDULING = Scheduling()
 
 @dataclass
 class TransferStatistics:
-    """What has passed so far.
+    """Counts and times of all transfers of a stream so far.
 
     Attributes:
-        blocks: that were brought.
-        bytes: that were brought.
-        reading_seconds: that bringing took, most of it beside the computation.
-        waiting_seconds: that the computation waited for blocks.
+        blocks: number of blocks loaded.
+        bytes: number of bytes loaded.
+        reading_seconds: time that loading took, most of it in parallel to the computation.
+        waiting_seconds: time that the computation waited for blocks.
     """
 
     blocks: int = 0
@@ -65,37 +65,46 @@ class TransferStatistics:
 
 
 class _BlockBuffer:
-    """A place for one block."""
+    """Memory for one block.
 
-    def __init__(self, stage: Tensor | None, on_device: Tensor | None, wide: Tensor | None) -> None:
-        self.stage, self.on_device, self.wide = stage, on_device, wide
-        self.computed: Any = None
-        self.leaving: Future[None] | None = None
+    Attributes:
+        staging: host memory that a block from a file is read into, or None.
+        device: memory on the torch device, or None if that computes in the host's memory.
+        compute: memory for tensors whose type in the computation differs from the stored one.
+        event: end of the last computation with this buffer.
+        write: last job that wrote a block back from this buffer.
+    """
+
+    def __init__(self) -> None:
+        self.staging: Tensor | None = None
+        self.device: Tensor | None = None
+        self.compute: Tensor | None = None
+        self.event: Any = None
+        self.write: Future[None] | None = None
 
 
 @dataclass
 class _PendingBlock:
-    """A block on its way."""
+    """A block that is being loaded into a buffer; the future gives its bytes on the device."""
 
     buffer: _BlockBuffer
-    bytes_there: "Future[Tensor]"
+    device_bytes: "Future[Tensor]"
 
 
 class BlockStream:
-    """The blocks of a model in a few buffers.
-
-    One thread computes with it.
+    """The blocks of a model in a few buffers, for one computing thread.
 
     Attributes:
-        statistics: what has passed.
+        statistics: counts and times of all transfers so far.
 
     Args:
-        base: its blocks' tensors are placeholders on the meta device.
-        store: where the blocks wait.
-        dtype: that floats are computed with; None is each tensor's own in the model.
-        changes: whether blocks may be changed, and are then brought back.
-        scheduling: for measurements.
-        on_load: called with a block that has come, before anything is computed with it.
+        base: model whose blocks hold placeholders on the meta device.
+        store: store of the blocks.
+        dtype: type that floating-point tensors are computed in; None takes each tensor's type in
+            the model.
+        writable: whether blocks may be changed; changed blocks are written back.
+        scheduling: optimizations, for measurements.
+        on_load: function called with the index of a loaded block before it computes.
 
     Raises:
         ModelError: if store and model do not fit, or the buffers do not fit the memory.
@@ -106,41 +115,43 @@ class BlockStream:
         base: BaseModel,
         store: BlockStore,
         dtype: torch.dtype | None = None,
-        changes: bool = False,
+        writable: bool = False,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
         on_load: Callable[[int], None] = lambda index: None,
     ) -> None:
-        self._on_arrival = on_load
+        self._on_load = on_load
         self.statistics = TransferStatistics()
-        self._store, self._changes, self._scheduling = store, changes, scheduling
+        self._store, self._writable, self._scheduling = store, writable, scheduling
         self._blocks = base.blocks
-        self._carrier: BlockTransfer = block_transfer_for(torch.device(base.network.device))
-        self._slots = [swappable_tensors(block) for block in base.blocks]
+        self._transfer = block_transfer_for(torch.device(base.network.device))
+        self._swappable = [swappable_tensors(block) for block in base.blocks]
         self._check(str(base.folder))
-        self._packed_blocks = [
+        self._compute_layouts = [
             PackedBlock.lay_out(
                 (
-                    part.name,
-                    dtype if dtype and part.dtype.is_floating_point else empty.dtype,
-                    part.shape,
-                    part.phase,
+                    tensor.name,
+                    dtype if dtype and tensor.dtype.is_floating_point else model_dtype,
+                    tensor.shape,
+                    tensor.misalignment,
                 )
-                for part, empty in zip(packed_block.parts, self._placeholders(index), strict=True)
+                for tensor, model_dtype in zip(
+                    packed_block.tensors, self._model_dtypes(index), strict=True
+                )
             )
             for index, packed_block in enumerate(store.packed_blocks)
         ]
         self._free: list[_BlockBuffer] = []
-        self._unmade = self._most = 3 if changes else 2
-        self._coming: OrderedDict[int, _PendingBlock] = OrderedDict()
-        self._after: dict[int, int] = {}
-        self._latest = -1
-        self._begun: float | None = None
-        self._said = False
-        self._writing: dict[int, Future[None]] = {}
-        self._at: int | None = None
+        self._unallocated = self._buffer_count = 3 if writable else 2
+        self._pending: OrderedDict[int, _PendingBlock] = OrderedDict()
+        self._successors: dict[int, int] = {}
+        self._previous = -1
+        self._first_load: float | None = None
+        self._warned = False
+        self._writes: dict[int, Future[None]] = {}
+        self._current: int | None = None
         self._buffer: _BlockBuffer | None = None
-        self._bytes_there: Tensor | None = None
-        self._here: dict[str, Tensor] = {}
+        self._device_bytes: Tensor | None = None
+        self._tensors: dict[str, Tensor] = {}
         self._changed = False
         self._reader = ThreadPoolExecutor(1, "block-ahead")
         self._writer = ThreadPoolExecutor(1, "block-back")
@@ -148,99 +159,101 @@ class BlockStream:
 
     @property
     def block_count(self) -> int:
-        """Number of blocks."""
-        return len(self._slots)
+        """The number of blocks."""
+        return len(self._swappable)
 
     def load_block(self, index: int) -> dict[str, Tensor]:
-        """A block's tensors on the device, by their names in it; valid until the next is called.
+        """Load a block, and return its tensors on the device by their names in the block.
+
+        The tensors are valid until the next block is loaded.
 
         Raises:
-            ModelError: if it cannot be read, or an earlier one could not be written.
+            ModelError: if it cannot be read, or an earlier block could not be written.
         """
-        if index != self._at:
+        if index != self._current:
             begun = time.monotonic()
             self.unload_block()
-            coming = self._coming.pop(index, None) or self._called(index)
-            self._buffer = coming.buffer
+            pending = self._pending.pop(index, None) or self._start_loading(index)
+            self._buffer = pending.buffer
             try:
-                self._bytes_there = coming.bytes_there.result()
+                self._device_bytes = pending.device_bytes.result()
             except BaseException:
-                self._free.append(coming.buffer)
+                self._free.append(pending.buffer)
                 self._buffer = None
                 raise
-            self._after[self._latest], self._at, self._latest = index, index, index
-            self._here = self._widened(index)
+            self._successors[self._previous] = self._current = self._previous = index
+            self._tensors = self._compute_tensors(index)
             self.statistics.waiting_seconds += time.monotonic() - begun
-            self._watch()
-            self._call_next(index)
-            self._on_arrival(index)
-            self.set_tensors(self._here)
-        return self._here
+            self._warn_if_slow()
+            self._load_successor(index)
+            self._on_load(index)
+            self.set_tensors(self._tensors)
+        return self._tensors
 
     def set_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Have the model's present block compute with these tensors, in the model's own types."""
-        assert self._at is not None
-        for name, slot in self._slots[self._at].items():
-            slot.put(tensors[name])
+        """Have the loaded block compute with these tensors, in the types of the model."""
+        assert self._current is not None
+        for name, swappable in self._swappable[self._current].items():
+            swappable.swap_in(tensors[name])
 
     def mark_changed(self) -> None:
-        """The present block was changed and goes back when the next is called."""
-        assert self._changes, "this stream's blocks are only read"
+        """Note that the loaded block was changed, so that it is written back."""
+        assert self._writable, "this stream's blocks are only read"
         self._changed = True
 
     def unload_block(self) -> None:
-        """Let the present block go."""
-        if self._at is None:
+        """Put the placeholders back into the loaded block; if it was changed, start its writing."""
+        if self._current is None:
             return
         assert self._buffer is not None
-        assert self._bytes_there is not None
-        index, buffer, there = self._at, self._buffer, self._bytes_there
-        for slot in self._slots[index].values():
-            slot.clear()
+        assert self._device_bytes is not None
+        index, buffer, device_bytes = self._current, self._buffer, self._device_bytes
+        for swappable in self._swappable[index].values():
+            swappable.swap_out()
         if self._changed:
-            self._narrow(index, there)
-        buffer.computed = self._carrier.mark()
+            self._round_to_stored_types(index, device_bytes)
+        buffer.event = self._transfer.record_event()
         if self._changed:
-            job = self._writer.submit(self._back, index, buffer, there)
-            buffer.leaving = self._writing[index] = job
+            job = self._writer.submit(self._write_back, index, buffer, device_bytes)
+            buffer.write = self._writes[index] = job
             if not self._scheduling.overlap:
                 job.result()
         self._free.append(buffer)
-        self._at = self._buffer = self._bytes_there = None
-        self._here, self._changed = {}, False
+        self._current = self._buffer = self._device_bytes = None
+        self._tensors, self._changed = {}, False
 
     def finish_writes(self) -> None:
-        """Return when every changed block is back in the store.
+        """Return when every changed block is in the store.
 
         Raises:
             ModelError: if one could not be written.
         """
         self.unload_block()
-        for job in self._writing.values():
+        for job in self._writes.values():
             job.result()
-        self._writing.clear()
+        self._writes.clear()
 
-    def _watch(self) -> None:
-        """Say once if the disk is what a step waits for."""
+    def _warn_if_slow(self) -> None:
+        """Log once if a step mostly waits for the disk."""
         passes = self.statistics.blocks / self.block_count
-        if self._begun is None:
-            self._begun = time.monotonic()
-        elif passes >= _PASSES_BEFORE_A_WORD and not self._said:
-            self._said = True
-            if said := self.slow_disk_warning(time.monotonic() - self._begun):
-                log.warning("%s", said)
+        if self._first_load is None:
+            self._first_load = time.monotonic()
+        elif passes >= _PASSES_BEFORE_WARNING and not self._warned:
+            self._warned = True
+            if warning := self.slow_disk_warning(time.monotonic() - self._first_load):
+                log.warning("%s", warning)
 
     def free_buffers(self) -> None:
-        """Give the buffers' memory back; they are made again when a block is called."""
+        """Free the buffers' memory; they are allocated again when a block is loaded."""
         self.finish_writes()
-        for coming in self._coming.values():
-            coming.bytes_there.exception()
-        self._coming.clear()
+        for pending in self._pending.values():
+            pending.device_bytes.exception()
+        self._pending.clear()
         self._free.clear()
-        self._unmade = self._most
+        self._unallocated = self._buffer_count
 
     def slow_disk_warning(self, seconds: float) -> str:
-        """What there is to say about the disk after so many seconds of work; empty if nothing."""
+        """Return a warning if the disk is slow, judged after so many seconds of work, or ''."""
         statistics = self.statistics
         if self._store.in_memory or statistics.waiting_seconds < _SLOW_SHARE * seconds:
             return ""
@@ -252,134 +265,132 @@ class BlockStream:
             "step, or use a faster disk"
         )
 
-    def _call_next(self, index: int) -> None:
-        """Have the block that will be needed after this one come."""
-        guess = self._after.get(index, (index + 1) % self.block_count)
-        if self._scheduling.overlap and guess != index and guess not in self._coming:
-            self._coming[guess] = self._called(guess)
+    def _load_successor(self, index: int) -> None:
+        """Start loading the block that followed this one last time."""
+        successor = self._successors.get(index, (index + 1) % self.block_count)
+        if self._scheduling.overlap and successor != index and successor not in self._pending:
+            self._pending[successor] = self._start_loading(successor)
 
-    def _called(self, index: int) -> _PendingBlock:
-        """A block on its way into a free buffer; one that came in vain gives up its own."""
-        if not self._free and self._unmade:
-            self._free.append(self._new_buffer())
-            self._unmade -= 1
+    def _start_loading(self, index: int) -> _PendingBlock:
+        """Start loading a block into a free buffer, or else into that of an unused prediction."""
+        if not self._free and self._unallocated:
+            buffer = _BlockBuffer()
+            self._allocate(buffer)
+            self._free.append(buffer)
+            self._unallocated -= 1
         if not self._free:
-            _, vain = self._coming.popitem(last=False)
-            vain.bytes_there.exception()
-            self._free.append(vain.buffer)
+            _, unused = self._pending.popitem(last=False)
+            unused.device_bytes.exception()
+            self._free.append(unused.buffer)
         buffer = self._free.pop(0)
-        job = self._reader.submit(self._fetched, index, buffer)
+        job = self._reader.submit(self._fetch, index, buffer)
         if not self._scheduling.overlap:
             job.exception()
         return _PendingBlock(buffer, job)
 
-    def _fetched(self, index: int, buffer: _BlockBuffer) -> Tensor:
-        """Bring a block; in the reading thread."""
-        for job in (buffer.leaving, self._writing.get(index)):
+    def _fetch(self, index: int, buffer: _BlockBuffer) -> Tensor:
+        """Load a block, in the reading thread, and return its bytes on the device."""
+        for job in (buffer.write, self._writes.get(index)):
             if job is not None:
                 job.result()
         begun = time.monotonic()
         if not self._scheduling.reuse:
-            self._renew(buffer)
-        room = self._store.room(index, buffer.stage)
-        self._store.fetch(index, room)
-        there = self._carrier.up(room, buffer.on_device, buffer.computed)
+            self._allocate(buffer)
+        host_buffer = self._store.host_buffer(index, buffer.staging)
+        self._store.fetch(index, host_buffer)
+        device_bytes = self._transfer.upload(host_buffer, buffer.device, buffer.event)
         self.statistics.reading_seconds += time.monotonic() - begun
         self.statistics.blocks += 1
-        self.statistics.bytes += len(room)
-        return there
+        self.statistics.bytes += len(host_buffer)
+        return device_bytes
 
-    def _back(self, index: int, buffer: _BlockBuffer, there: Tensor) -> None:
-        """Bring a block back; in the writing thread."""
-        room = self._store.room(index, buffer.stage)
-        self._carrier.down(there, room, buffer.computed)
-        self._store.keep(index, room)
+    def _write_back(self, index: int, buffer: _BlockBuffer, device_bytes: Tensor) -> None:
+        """Write a block back to the store, in the writing thread."""
+        host_buffer = self._store.host_buffer(index, buffer.staging)
+        self._transfer.offload(device_bytes, host_buffer, buffer.event)
+        self._store.write_back(index, host_buffer)
 
-    def _widened(self, index: int) -> dict[str, Tensor]:
-        """The block's tensors in the types that they are computed with."""
+    def _compute_tensors(self, index: int) -> dict[str, Tensor]:
+        """Return the loaded block's tensors in the types that they are computed in."""
         assert self._buffer is not None
-        assert self._bytes_there is not None
-        stored, wanted = self._store.packed_blocks[index], self._packed_blocks[index]
-        views = stored.views(self._bytes_there)
-        if self._buffer.wide is None:
+        assert self._device_bytes is not None
+        stored, computed = self._store.packed_blocks[index], self._compute_layouts[index]
+        views = stored.views(self._device_bytes)
+        if self._buffer.compute is None:
             return views
-        wide = wanted.views(self._buffer.wide)
-        same = {
-            part.name
-            for part, own in zip(stored.parts, wanted.parts, strict=True)
-            if part.dtype == own.dtype
-        }
-        for name in wide.keys() - same:
-            wide[name].copy_(views[name])
-        return wide | {name: views[name] for name in same}
+        converted = computed.views(self._buffer.compute)
+        for before, after in zip(stored.tensors, computed.tensors, strict=True):
+            if before.dtype == after.dtype:
+                converted[after.name] = views[before.name]
+            else:
+                converted[after.name].copy_(views[before.name])
+        return converted
 
-    def _narrow(self, index: int, there: Tensor) -> None:
-        """Round what was changed to the types that travel."""
-        for name, view in self._store.packed_blocks[index].views(there).items():
-            if self._here[name].data_ptr() != view.data_ptr():
-                view.copy_(self._here[name])
+    def _round_to_stored_types(self, index: int, device_bytes: Tensor) -> None:
+        """Round the loaded block's tensors to the types that they are stored in."""
+        for name, view in self._store.packed_blocks[index].views(device_bytes).items():
+            if self._tensors[name].data_ptr() != view.data_ptr():
+                view.copy_(self._tensors[name])
 
-    def _new_buffer(self) -> _BlockBuffer:
-        buffer = _BlockBuffer(None, None, None)
-        self._renew(buffer)
-        return buffer
-
-    def _renew(self, buffer: _BlockBuffer) -> None:
-        store, carrier = self._store, self._carrier
+    def _allocate(self, buffer: _BlockBuffer) -> None:
+        store, transfer = self._store, self._transfer
         if not store.in_memory:
-            buffer.stage = allocate(store.largest, torch.device("cpu"), carrier.pinned)
-        if carrier.device.type != "cpu":
-            buffer.on_device = allocate(store.largest, carrier.device)
+            buffer.staging = allocate(store.largest, torch.device("cpu"), transfer.pinned)
+        if transfer.device.type != "cpu":
+            buffer.device = allocate(store.largest, transfer.device)
         converts = any(
-            [part.dtype for part in stored.parts] != [part.dtype for part in wanted.parts]
-            for stored, wanted in zip(store.packed_blocks, self._packed_blocks, strict=True)
+            before.dtype != after.dtype
+            for stored, computed in zip(store.packed_blocks, self._compute_layouts, strict=True)
+            for before, after in zip(stored.tensors, computed.tensors, strict=True)
         )
         if converts:
-            largest = max(packed_block.bytes for packed_block in self._packed_blocks)
-            buffer.wide = allocate(largest, carrier.device)
+            largest = max(layout.bytes for layout in self._compute_layouts)
+            buffer.compute = allocate(largest, transfer.device)
 
-    def _placeholders(self, index: int) -> list[Tensor]:
+    def _model_dtypes(self, index: int) -> list[torch.dtype]:
+        swappable = self._swappable[index]
         return [
-            self._slots[index][part.name].empty for part in self._store.packed_blocks[index].parts
+            swappable[tensor.name].placeholder.dtype
+            for tensor in self._store.packed_blocks[index].tensors
         ]
 
     def _check(self, folder: str) -> None:
-        """Store and model have the same tensors."""
-        if len(self._slots) != len(self._store.packed_blocks):
+        """Raise a ModelError unless store and model have the same tensors."""
+        if len(self._swappable) != len(self._store.packed_blocks):
             raise ModelError(
-                f"{folder}: has {len(self._slots)} blocks, and {len(self._store.packed_blocks)} "
-                "are stored"
+                f"{folder}: has {len(self._swappable)} blocks, and "
+                f"{len(self._store.packed_blocks)} are stored"
             )
-        for index, slots in enumerate(self._slots):
-            stored = {part.name: part for part in self._store.packed_blocks[index].parts}
-            for name in slots.keys() ^ stored.keys():
+        for index, swappable in enumerate(self._swappable):
+            stored = {tensor.name: tensor for tensor in self._store.packed_blocks[index].tensors}
+            for name in swappable.keys() ^ stored.keys():
                 raise ModelError(f"{folder}: block {index}: {name} is not in both model and store")
-            for name, slot in slots.items():
-                part = stored[name]
-                if part.shape != tuple(slot.empty.shape):
+            for name, tensor in stored.items():
+                placeholder = swappable[name].placeholder
+                if tensor.shape != tuple(placeholder.shape):
                     raise ModelError(
-                        f"{folder}: block {index}: {name} is stored as {list(part.shape)} and the "
-                        f"model's configuration says {list(slot.empty.shape)}; config.json and "
-                        "weights belong to different models"
+                        f"{folder}: block {index}: {name} is stored as {list(tensor.shape)} and "
+                        f"the model's configuration says {list(placeholder.shape)}; config.json "
+                        "and weights belong to different models"
                     )
-                if part.dtype.is_floating_point != slot.empty.dtype.is_floating_point:
+                if tensor.dtype.is_floating_point != placeholder.dtype.is_floating_point:
                     raise ModelError(
-                        f"{folder}: block {index}: {name} is stored as {part.dtype}, which cannot "
-                        f"be computed with as {slot.empty.dtype}; get the model again"
+                        f"{folder}: block {index}: {name} is stored as {tensor.dtype}, which "
+                        f"cannot be computed with as {placeholder.dtype}; get the model again"
                     )
 
     def detach(self) -> None:
-        """Let the model go; its blocks are placeholders again, for another stream."""
+        """Remove the stream from the model, whose blocks can then get another stream."""
         self.free_buffers()
         for block in self._blocks:
             del block.forward
 
     def _attach(self) -> None:
-        """Have each block come when it is called."""
+        """Have each block load its tensors before its forward runs."""
         for index, block in enumerate(self._blocks):
-            block.forward = self._coming_first(index, block.forward)
+            block.forward = self._load_first(index, block.forward)
 
-    def _coming_first(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _load_first(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             self.load_block(index)
             return forward(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Where the tensors of a safetensors file lie, so that a block can be read into a given place.
+"""The byte ranges of tensors in safetensors files, for reading blocks into existing buffers.
 
-The file's own reader hands out tensors of its own or maps the file; a mapped file that becomes
-shorter ends the process with a signal. Here bytes are read into buffers that are there already, and
-whatever is wrong with a file is an error that names it.
+The safetensors library returns new tensors or maps the file; if a mapped file is truncated later,
+the process ends with a signal. Here bytes are read into buffers that exist already, and every
+problem with a file is an error that names the file.
 """
 
 import json
@@ -17,54 +17,61 @@ import torch
 from shared.errors import ModelError
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100_000_000
-"""As safetensors has it."""
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit that safetensors sets itself."""
 DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
 }
 
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """A tensor on disk.
+    """A tensor's byte range in a file, with its type and shape.
 
     Attributes:
-        file: that holds it.
-        first: its first byte in the file.
-        dtype: its type.
-        shape: its shape.
+        file: file that holds the tensor.
+        offset: position of the tensor's first byte in the file.
+        dtype: type of the elements.
+        shape: shape of the tensor.
     """
 
     file: Path
-    first: int
+    offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """How many it takes."""
+        """The number of bytes of the tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def tensor_locations(file: Path) -> dict[str, TensorLocation]:
-    """Every tensor of a safetensors file by its name.
+    """Read the header of a safetensors file and return the location of every tensor by name.
 
     Raises:
-        ModelError: if the file is missing, ends too early, is damaged or holds unknown types.
+        ModelError: if the file is missing, truncated or damaged, or a tensor has a type that torch
+            lacks.
     """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            header = stream.read(length) if length <= _LONGEST_HEADER else b""
+            header = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
         size = os.stat(file).st_size
     except OSError as error:
         raise ModelError(
@@ -74,25 +81,31 @@ def tensor_locations(file: Path) -> dict[str, TensorLocation]:
         raise ModelError(f"{file}: is no whole safetensors file; get it again")
     try:
         entries: dict[str, dict[str, Any]] = json.loads(header)
-        found = {
-            name: _place(file, _LENGTH_BYTES + length, entry)
+        locations = {
+            name: _location(file, _LENGTH_BYTES + length, name, entry)
             for name, entry in entries.items()
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file}: its header is damaged: {error!r}; get it again") from error
-    end = max((place.first + place.bytes for place in found.values()), default=0)
+    end = max((location.offset + location.bytes for location in locations.values()), default=0)
     if size < end:
         raise ModelError(
             f"{file}: is truncated: {size:,} bytes, and its tensors need {end:,}; get it again"
         )
-    return found
+    return locations
 
 
-def _place(file: Path, data: int, entry: dict[str, Any]) -> TensorLocation:
+def _location(file: Path, data_offset: int, name: str, entry: dict[str, Any]) -> TensorLocation:
     begin, end = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
-    place = TensorLocation(file, data + begin, DTYPES[str(entry["dtype"])], shape)
-    if min(begin, *shape, 0) < 0 or place.bytes != end - begin:
+    dtype = DTYPES.get(str(entry["dtype"]))
+    if dtype is None:
+        raise ModelError(
+            f"{file}: {name} is stored as {entry['dtype']}, which cannot be read; save the model "
+            "as float32, bfloat16 or float16"
+        )
+    location = TensorLocation(file, data_offset + begin, dtype, shape)
+    if min(begin, *shape, 0) < 0 or location.bytes != end - begin:
         raise ValueError(f"{entry} does not add up")
-    return place
+    return location

@@ -7,8 +7,7 @@ streamed gets all but these.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,23 +39,6 @@ class CheckpointEntry:
     key: str
 
 
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules that are built inside have their parameters on the meta device, buffers are real."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
 def load_quantized(
     network: Any,
     blocks: nn.ModuleList,
@@ -69,7 +51,7 @@ def load_quantized(
     Linear layers of the blocks are replaced; embeddings, norms and the head keep the compute type.
 
     Args:
-        network: of transformers, built inside `parameters_on_meta`.
+        network: of transformers, as `empty_network` makes it.
         blocks: its transformer blocks.
         folder: with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
@@ -116,7 +98,7 @@ def load_outside_blocks(
     """Fill a network that has its parameters on the meta device, but for its blocks.
 
     Args:
-        network: of transformers, built inside `parameters_on_meta`.
+        network: of transformers, as `empty_network` makes it.
         blocks: its transformer blocks; their parameters stay on the meta device.
         folder: with ``model.safetensors``, or with shards and their index.
         device: where the rest goes.

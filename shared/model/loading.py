@@ -20,7 +20,6 @@ from shared.model.checkpoint import (
     CheckpointEntry,
     load_outside_blocks,
     load_quantized,
-    parameters_on_meta,
 )
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
@@ -375,7 +374,9 @@ def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
 
 def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
     """The network of a transformers configuration with its parameters on the meta device."""
-    with parameters_on_meta():
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
         return _loader(family).from_config(settings, dtype=dtype)
 
 

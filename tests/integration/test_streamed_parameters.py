@@ -78,7 +78,7 @@ class Rig:
         else:
             kept = travels or (torch.float32 if keep_copy else base.network.dtype)
             store: BlockStore = (
-                HostStore(loaded.store, kept, model=base.network.dtype)
+                HostStore(loaded.store, kept, model_dtype=base.network.dtype)
                 if tier == "host"
                 else copy_to_files(loaded.store, to, kept, base.network.dtype)
             )
