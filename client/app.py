@@ -1,8 +1,8 @@
-"""The ClientApp: thin. It unpacks a message, asks the trainer, and packs the answer.
+"""The ClientApp: unpacks a message, calls the client, and packs its reply.
 
-In a simulation the trainer is in this process, and what a client remembers between messages (its
-session) lies in Flower's context, in memory. Live, a process of its own holds trainer and memory,
-and this app, which Flower may start anew for every message, only forwards to its socket.
+In a simulation the client is in this process, and its sessions are kept in Flower's context, in
+memory. Live, a resident trainer holds model and sessions, and this app, which Flower may start anew
+for every message, forwards to its socket.
 """
 
 import logging
@@ -21,17 +21,17 @@ from shared.ledger.catch_up import CatchUp
 from shared.wire import PERSONAL_ACTION, RECORD
 
 TRAINER = "trainer"
-"""In the node config: the socket of a resident trainer."""
+"""Key in the node config of the path of a resident trainer's socket."""
 TRAINER_VARIABLE = "SAMARA_TRAINER"
-"""Says the same where the node config does not."""
+"""Environment variable with that path, for a node config without it."""
 
 log = logging.getLogger("samara.client")
 
 app = ClientApp()
 
 
-class Answering(Protocol):
-    """What answers a message: a `ProtocolClient`, in this process or behind a socket."""
+class ProtocolEndpoint(Protocol):
+    """Interface of a `ProtocolClient`, in this process or behind a `RemoteTrainer`."""
 
     def hello(self) -> bytes: ...  # noqa: D102
 
@@ -44,42 +44,42 @@ class Answering(Protocol):
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
-    """Introduce this client: client index, layout, model, position."""
-    return _answered(lambda trainer, frame, catch_up: trainer.hello(), message, context)
+    """Introduce this client: client index, layout, model, round."""
+    return _handle(lambda client, frame, catch_up: client.hello(), message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Catch up, train, and report; a repeated instruction gets the stored report."""
 
-    def answer(trainer: Answering, frame: bytes, catch_up: CatchUp) -> bytes:
-        return trainer.catch_up(frame, catch_up) or trainer.train(frame)
+    def reply(client: ProtocolEndpoint, frame: bytes, catch_up: CatchUp) -> bytes:
+        return client.catch_up(frame, catch_up) or client.train(frame)
 
-    return _answered(answer, message, context)
+    return _handle(reply, message, context)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Catch up, and evaluate the global model on the split that is asked for."""
+    """Catch up, and evaluate the global model on the instruction's split."""
 
-    def answer(trainer: Answering, frame: bytes, catch_up: CatchUp) -> bytes:
-        return trainer.catch_up(frame, catch_up) or trainer.evaluate(frame, personal=False)
+    def reply(client: ProtocolEndpoint, frame: bytes, catch_up: CatchUp) -> bytes:
+        return client.catch_up(frame, catch_up) or client.evaluate(frame, personal=False)
 
-    return _answered(answer, message, context)
+    return _handle(reply, message, context)
 
 
 @app.evaluate(PERSONAL_ACTION)
 def evaluate_personal(message: Message, context: Context) -> Message:
-    """Catch up, take the private rounds, and compare on this client's own test examples."""
+    """Catch up, take the private rounds, and evaluate the personal model and its baselines."""
 
-    def answer(trainer: Answering, frame: bytes, catch_up: CatchUp) -> bytes:
-        return trainer.catch_up(frame, catch_up) or trainer.evaluate(frame, personal=True)
+    def reply(client: ProtocolEndpoint, frame: bytes, catch_up: CatchUp) -> bytes:
+        return client.catch_up(frame, catch_up) or client.evaluate(frame, personal=True)
 
-    return _answered(answer, message, context)
+    return _handle(reply, message, context)
 
 
-def _answered(
-    answer: Callable[[Answering, bytes, CatchUp], bytes], message: Message, context: Context
+def _handle(
+    reply: Callable[[ProtocolEndpoint, bytes, CatchUp], bytes], message: Message, context: Context
 ) -> Message:
     """Return the reply to a message.
 
@@ -91,26 +91,26 @@ def _answered(
         from client.protocol.remote_trainer import RemoteTrainer
 
         try:
-            with RemoteTrainer(str(socket), context.run_config) as trainer:
-                return _reply(answer(trainer, *unpacked(message)), message)
+            with RemoteTrainer(str(socket), context.run_config) as client:
+                return _pack(reply(client, *unpack_message(message)), message)
         except SamaraError as error:
             log.warning("%s: %s", message.metadata.message_type, error)
             return error_reply(error, message)
-    from client.protocol.simulated_client import client_index_of, participant
+    from client.protocol.simulated_client import client_index_of, simulated_client
 
     frame = b""
     try:
-        frame, catch_up = unpacked(message)
-        return _reply(answer(participant(context), frame, catch_up), message)
+        frame, catch_up = unpack_message(message)
+        return _pack(reply(simulated_client(context), frame, catch_up), message)
     except SamaraError as error:
-        return _reply(make_refusal(frame, client_index_of(context), 0, error), message)
+        return _pack(make_refusal(frame, client_index_of(context), 0, error), message)
 
 
-def unpacked(message: Message) -> tuple[bytes, CatchUp]:
-    """The instruction in a message, and what came with it.
+def unpack_message(message: Message) -> tuple[bytes, CatchUp]:
+    """Return the frame in a message, and the missed rounds that came with it.
 
     Raises:
-        FrameError: if there is none.
+        FrameError: if the message holds no frame.
     """
     record = message.content.config_records.get(RECORD, ConfigRecord())
     match [record.get(name, b"") for name in ("frame", "snapshot", "tail")]:
@@ -126,5 +126,5 @@ def error_reply(error: Exception, message: Message) -> Message:
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def _reply(frame: bytes, message: Message) -> Message:
+def _pack(frame: bytes, message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)

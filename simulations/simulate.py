@@ -11,7 +11,7 @@ from flwr.app import UserConfig
 
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
-from client.training.trainer import trainer_for
+from client.protocol.simulated_client import RUNS
 from devices.live.settings import ClientSettings
 from server.app import serve
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
@@ -65,9 +65,9 @@ def simulate(
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
-    trainer = trainer_for(of_client)
-    for device in range(config.data.clients):
-        trainer.share(device, config.data.clients, Split.TRAIN)
+    data = RUNS.run_for(of_client).data
+    for client in range(config.data.clients):
+        data.share_of(client, config.data.clients).tokenized(Split.TRAIN)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 

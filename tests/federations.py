@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flwr.app import Message
 from helpers import files_of
 
 from client.app import app as client_app
+from client.training.local_steps import take_local_steps
 from shared.config import RunConfig
+from shared.frames.report import Report
 from simulations.engine import InProcessGrid
 
 Settings = dict[str, Any]
@@ -34,3 +37,16 @@ class Tampering(InProcessGrid):
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
     return kind(client_app, config.data.clients, config.flat())
+
+
+def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Report]) -> None:
+    """Have clients call a wrapper for their local steps, with the plain function before the rest.
+
+    The rest are the arguments of `take_local_steps`: runtime, data, instruction, state, mask.
+    """
+
+    def wrapped(*arguments: Any) -> Report:
+        return wrapper(take_local_steps, *arguments)
+
+    for module in ("client.protocol.protocol_client", "client.personal.private_rounds"):
+        monkeypatch.setattr(f"{module}.take_local_steps", wrapped)

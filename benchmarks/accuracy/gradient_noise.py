@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from client.forward.grouping import Schedule
-from client.training.trainer import trainer_for
+from client.training.model_runtime import load_run
 from shared.config import load_scenario
 from shared.directions import directions
 from shared.frames.instructions import Split
@@ -28,14 +28,14 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     arguments = parser.parse_args()
     settings = [f"data.path={arguments.data}", f"model.path={arguments.model}"]
-    trainer = trainer_for(load_scenario(SCENARIO, [*settings, "data.partition=iid"]))
-    data, layout = trainer.share(0, 8, Split.TRAIN), trainer.layout
+    runtime, source = load_run(load_scenario(SCENARIO, [*settings, "data.partition=iid"]))
+    data, layout = source.share_of(0, 8).tokenized(Split.TRAIN), runtime.layout
     prompts, labels = data.prompts[:EXAMPLES], data.labels[:EXAMPLES]
     center = np.zeros(layout.size, np.float32)
 
     def losses(perturbations: Perturbations) -> np.ndarray:
         scores = torch.from_numpy(
-            trainer.forward.scores(perturbations, prompts, Schedule(micro_batch=8))
+            runtime.forward.scores(perturbations, prompts, Schedule(micro_batch=8))
         ).double()
         return -scores.log_softmax(-1)[:, torch.arange(len(labels)), labels].numpy()
 

@@ -8,7 +8,7 @@ Reads model, data and settings from the run's result.json; all clients' examples
 import argparse
 from pathlib import Path
 
-from client.training.trainer import figures, trainer_for
+from client.training.model_runtime import evaluation_column, load_run
 from server.store import replay_run
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -23,14 +23,16 @@ def main() -> None:
     arguments = parser.parse_args()
     whole = {"data.partition": "iid", "data.clients": 1}
     config = RunConfig.of(read_result(arguments.run)["config"] | whole, str(arguments.run))
-    trainer = trainer_for(config)
+    runtime, source = load_run(config)
+    everything = source.share_of(0, 1)
     print("round  split       accuracy  loss")
     for step in replay_run(arguments.run):
         if step.record is None or step.round % arguments.every:
             continue
         for split in (Split.VALIDATION, Split.TEST):
-            data = trainer.share(0, 1, split)
-            result = figures("", trainer.scores(step.state, data), data.labels)
+            data = everything.tokenized(split)
+            scores = runtime.scores(step.state, data.prompts)
+            result = evaluation_column("", scores, data.labels)
             accuracy = Confusion(result.counts).accuracy
             name = split.name.lower()
             print(f"{step.round:5d}  {name:10s}  {accuracy:.2%}    {result.mean_loss:.4f}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.frozen_baseline import Frozen
 from benchmarks.accuracy.words_baseline import divided
 from client.estimators.prge import LossRequest, run_estimator
-from client.personal.methods import composition, kept_share, pull
+from client.personal.methods import choose_kept_share, composition, pull_shrinks
 from client.training.local_step_plan import LocalStepPlan
 from server.rounds.clustering import cluster_clients
 from server.rounds.clusters import clustering_instruction
@@ -74,9 +74,9 @@ class Texts:
             along = z @ batch.slope(base)
             return np.concatenate([loss + sign * asked.epsilon * along for sign in request.signs])
 
-        own = LocalStepPlan(asked, device, self.labels, classes=2)
+        own = LocalStepPlan(asked, device, self.labels, label_count=2)
         for _ in range(asked.steps):
-            own.taken(run_estimator(own.estimator(), losses_of))
+            own.finish_step(run_estimator(own.next_estimator(), losses_of))
         return own.report(bytes(8)).gradients.astype(np.float64)
 
 
@@ -175,10 +175,10 @@ class LinearRun:
         p, rate = np.zeros_like(w), self._config.personal.learning_rate
         for _ in range(self._config.private_rounds):
             p += self._round(w + p, client, rate, self._parts.private)
-            for shrink in pull(self._config):
+            for shrink in pull_shrinks(self._config):
                 p -= p / 2**shrink.bits
         if self._config.method == "mixture":
-            p *= kept_share(
+            p *= choose_kept_share(
                 lambda kept: self._users.splits["validation"][client].loss(w + kept * p)
             )
         return p

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.accuracy.seed_policies import SCENARIO
 from client.forward.grouping import Schedule
-from client.training.trainer import Trainer
+from client.training.model_runtime import load_run
 from shared.config import load_scenario
 from shared.directions import directions
 from shared.frames.instructions import Split
@@ -26,18 +26,18 @@ KINDS = (("none", "bfloat16"), ("int8", "float32"), ("nf4", "float32"))
 def gradients(settings: list[str], quantization: str, dtype: str) -> np.ndarray:
     """Projected gradients of all directions, float64 [200]."""
     changed = [f"model.quantization={quantization}", f"model.dtype={dtype}"]
-    trainer = Trainer(load_scenario(SCENARIO, [*settings, *changed]))
-    data = trainer.share(0, 8, Split.TRAIN)
+    runtime, source = load_run(load_scenario(SCENARIO, [*settings, *changed]))
+    data = source.share_of(0, 8).tokenized(Split.TRAIN)
     prompts, labels = data.prompts[:EXAMPLES], data.labels[:EXAMPLES]
-    size = trainer.layout.size
+    size = runtime.layout.size
     center = np.random.default_rng(0).normal(0, 0.05, size).astype(np.float32)
     found = []
     for start in range(0, DIRECTIONS, AT_ONCE):
         seeds = np.arange(start, start + AT_ONCE, dtype=np.uint64)
         perturbations = Perturbations.from_arrays(
-            trainer.layout, center, directions(seeds, size, "gaussian"), EPSILON
+            runtime.layout, center, directions(seeds, size, "gaussian"), EPSILON
         )
-        scores = trainer.forward.scores(perturbations, prompts, Schedule("both", 4))
+        scores = runtime.forward.scores(perturbations, prompts, Schedule("both", 4))
         plus, minus = np.split(cross_entropy(scores, labels), 2)
         found.append((plus - minus) / (2 * EPSILON))
     return np.concatenate(found)

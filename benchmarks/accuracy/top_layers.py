@@ -21,7 +21,7 @@ import torch
 from benchmarks.accuracy.seed_policies import SCENARIO
 from benchmarks.speed.shapes import timed
 from client.forward.grouping import Schedule
-from client.training.trainer import Trainer
+from client.training.model_runtime import load_run
 from shared.config import RunConfig, load_scenario
 from shared.directions import directions
 from shared.frames.instructions import Split
@@ -53,7 +53,7 @@ def measured(settings: dict[str, object], out: Path) -> Figures:
         pairs = settings | {key.replace("_", "-"): value for key, value in changes.items()}
         return load_scenario(SCENARIO, [f"{key}={value}" for key, value in pairs.items()])
 
-    elements = Trainer(config_with()).layout.size
+    elements = load_run(config_with()).runtime.layout.size
     rate = RATE_TIMES_SIZE / elements
     result = read_result(simulate(config_with(out=out, learning_rate=rate)))
     tests = [e["columns"]["global"] for e in result["evaluations"] if e["split"] == "test"]
@@ -67,17 +67,17 @@ def measured(settings: dict[str, object], out: Path) -> Figures:
 
 def seconds_per_step(config: RunConfig) -> float:
     """Median over batches that were seen once before."""
-    trainer = Trainer(config)
-    data = trainer.share(0, 1, Split.TRAIN)
-    z = directions(np.arange(config.queries, dtype=np.uint64), trainer.layout.size, "gaussian")
-    center = np.zeros(trainer.layout.size, np.float32)
-    perturbations = Perturbations.from_arrays(trainer.layout, center, z, config.epsilon)
+    runtime, source = load_run(config)
+    data = source.share_of(0, 1).tokenized(Split.TRAIN)
+    z = directions(np.arange(config.queries, dtype=np.uint64), runtime.layout.size, "gaussian")
+    center = np.zeros(runtime.layout.size, np.float32)
+    perturbations = Perturbations.from_arrays(runtime.layout, center, z, config.epsilon)
     schedule = Schedule("both", config.micro_batch)
     times = []
     for repetition in range(2 * BATCHES):
         start = config.batch * (repetition % BATCHES)
         prompts = data.prompts[start : start + config.batch]
-        step = lambda: trainer.forward.scores(perturbations, prompts, schedule)  # noqa: B023, E731
+        step = lambda: runtime.forward.scores(perturbations, prompts, schedule)  # noqa: B023, E731
         times.append(timed(step, torch.device(config.model.torch_device)))
     return median(times[BATCHES:])
 

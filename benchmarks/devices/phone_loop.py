@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from client.estimators.prge import GradientEstimate, LossRequest, run_estimator
 from client.forward.grouping import Schedule
+from client.training.client_data import LabelledPrompts
 from client.training.local_step_plan import LocalStepPlan
-from client.training.trainer import Trainer
+from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import Delegate, PhoneQuantization
 from devices.phone.reference_client.examples import TokenizedExamples, read_examples
@@ -108,7 +109,7 @@ def course(
         labels: int64 [n], of the training examples.
         fed: whose projected gradients are applied; by default the engine's own.
     """
-    steps, state = LocalStepPlan(instruction, 0, labels, classes=0), zero_state(size)
+    steps, state = LocalStepPlan(instruction, 0, labels, label_count=0), zero_state(size)
     pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     estimates, losses = [], []
 
@@ -119,25 +120,25 @@ def course(
         return found
 
     for number in range(instruction.steps):
-        estimates.append(run_estimator(steps.estimator(), losses_of))
-        pending = summed(steps.taken(fed[number] if fed else estimates[-1]))
+        estimates.append(run_estimator(steps.next_estimator(), losses_of))
+        pending = summed(steps.finish_step(fed[number] if fed else estimates[-1]))
     nothing = LossRequest(pending[0], 0.0, np.arange(1))
     return Course(estimates, np.stack(losses), engine(state, pending, nothing)[1])
 
 
-def eager(trainer: Trainer, clients: int = CLIENTS) -> Engine:
+def eager(runtime: ModelRuntime, data: LabelledPrompts) -> Engine:
     """The resident engine on the first client's examples, all rows in one pass."""
-    data, layout = trainer.share(0, clients, Split.TRAIN), trainer.layout
+    layout = runtime.layout
 
     def run(
         state: NDArray[np.int64], pending: Pending, request: LossRequest
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         state = state.copy()
-        trainer.backend.fold(state, *pending, layout.distribution)
-        z = trainer.backend.directions(request.seeds, layout.size, layout.distribution)
+        runtime.backend.fold(state, *pending, layout.distribution)
+        z = runtime.backend.directions(request.seeds, layout.size, layout.distribution)
         perturbations = Perturbations.from_arrays(layout, to_float32(state), z, request.epsilon)
         prompts = [data.prompts[row] for row in request.batch]
-        scores = trainer.forward.scores(perturbations, prompts, Schedule("both"))
+        scores = runtime.forward.scores(perturbations, prompts, Schedule("both"))
         return cross_entropy(scores, data.labels[request.batch]), state
 
     return run
@@ -179,17 +180,20 @@ def main() -> None:
             kind = "int8" if quantization == "int8" else "none"
             settings = {"model.max-length": LENGTH, "model.quantization": kind, "threads": 1}
             config = RunConfig.of(settings, "bench")
-            trainer = Trainer(config)
+            runtime, source = load_run(config)
+            data = source.share_of(0, CLIENTS)
             ready = prepare_model(config.model.path, config.task, config.adapter, quantization)
             export_program(
                 ready, ProgramShapes(QUERIES, BATCH, LENGTH), quantization, delegate, file
             )
             program, rows = PhoneProgram(file), file.with_suffix(".jsonl")
-            rows.write_text(examples_as_jsonl(trainer, 0, CLIENTS))
+            rows.write_text(examples_as_jsonl(data))
             train = read_examples(rows, program.manifest)[Split.TRAIN]
-            layout, phone = trainer.layout, compiled(program, train)
+            layout, phone = runtime.layout, compiled(program, train)
             instruction = asked(layout.hash, steps)
-            expected = course(eager(trainer), layout.size, instruction, train.labels)
+            expected = course(
+                eager(runtime, data.tokenized(Split.TRAIN)), layout.size, instruction, train.labels
+            )
             own = course(phone, layout.size, instruction, train.labels)
             fed = course(phone, layout.size, instruction, train.labels, expected.estimates)
             same = digest(layout.hash, fed.state) == digest(layout.hash, expected.state)

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.devices.phone_loop import asked
-from client.training.trainer import Trainer, figures
+from client.training.client_data import ClientDataSource
+from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import PhoneQuantization
 from devices.phone.reference_client.examples import TokenizedExamples, read_examples
@@ -37,7 +38,7 @@ DIRECTIONS, EXAMPLES, TESTED, SPREAD = 128, 16, 800, 0.05
 
 
 def programs(
-    config: RunConfig, shapes: ProgramShapes, trainer: Trainer, folder: Path
+    config: RunConfig, shapes: ProgramShapes, source: ClientDataSource, folder: Path
 ) -> dict[PhoneQuantization, PhoneTrainer]:
     """A reference phone of every kind, all with the same examples."""
     phones = {}
@@ -47,7 +48,9 @@ def programs(
         export_program(ready, shapes, kind, "xnnpack", file)
         program = PhoneProgram(file)
         clients = range(config.data.clients)
-        lines.write_text("".join(examples_as_jsonl(trainer, i, len(clients)) for i in clients))
+        lines.write_text(
+            "".join(examples_as_jsonl(source.share_of(i, len(clients))) for i in clients)
+        )
         rows = read_examples(lines, program.manifest)
         rows[Split.TEST] = _some(rows[Split.TEST], TESTED)
         phones[kind] = PhoneTrainer(program, rows)
@@ -101,12 +104,14 @@ def _some(rows: TokenizedExamples, count: int) -> TokenizedExamples:
     return TokenizedExamples(rows.ids[chosen], rows.positions[chosen], rows.labels[chosen])
 
 
-def _eager(trainer: Trainer, clients: int, state: NDArray[np.int64]) -> str:
+def _eager(
+    runtime: ModelRuntime, source: ClientDataSource, clients: int, state: NDArray[np.int64]
+) -> str:
     """Of all test examples, in float32."""
-    shares = [trainer.share(client, clients, Split.TEST) for client in range(clients)]
-    scores = np.concatenate([trainer.scores(state, share) for share in shares])
+    shares = [source.share_of(client, clients).tokenized(Split.TEST) for client in range(clients)]
+    scores = np.concatenate([runtime.scores(state, share.prompts) for share in shares])
     labels = np.concatenate([share.labels for share in shares])
-    return _said(figures("", scores, labels))
+    return _said(evaluation_column("", scores, labels))
 
 
 def _said(found: EvaluationColumn) -> str:
@@ -130,9 +135,9 @@ def main() -> None:
     flat = {"model.max-length": given.seq, "threads": 1}
     config = RunConfig.of(flat | dict(map(parse_assignment, given.settings)), "bench")
     shapes = ProgramShapes(given.queries, given.batch, given.seq)
-    trainer = Trainer(config)
+    runtime, source = load_run(config)
     with tempfile.TemporaryDirectory() as folder:
-        phones = programs(config, shapes, trainer, Path(folder))
+        phones = programs(config, shapes, source, Path(folder))
         if given.what == "gradients":
             first = gradients(phones["none"], shapes, given.epsilon[0])
             for epsilon in given.epsilon:
@@ -148,8 +153,8 @@ def main() -> None:
                         flush=True,
                     )
             return
-        zero, clients = zero_state(trainer.layout.size), config.data.clients
-        print(f"before, in eager float32: {_eager(trainer, clients, zero)}")
+        zero, clients = zero_state(runtime.layout.size), config.data.clients
+        print(f"before, in eager float32: {_eager(runtime, source, clients, zero)}")
         for kind in given.kind:
             before = phones[kind].figures("", zero, Split.TEST)
             print(f"{kind}, before: {_said(before)}", flush=True)
@@ -159,7 +164,7 @@ def main() -> None:
                     after = phones[kind].figures("", state, Split.TEST)
                     print(
                         f"  ε = {epsilon:g}, seed {seed}, {given.steps} steps: {_said(after)}; "
-                        f"in eager float32: {_eager(trainer, clients, state)}",
+                        f"in eager float32: {_eager(runtime, source, clients, state)}",
                         flush=True,
                     )
 

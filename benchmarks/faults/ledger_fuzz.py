@@ -195,7 +195,7 @@ def made_by_opening(folder: Path, every: int, rounds: int, truth: Truth) -> str:
                 begun = truth.states[since]
                 session = Session(truth.positions[since], begun, digest(LAYOUT.hash, begun))
                 goal = end, digest(LAYOUT.hash, truth.states[end])
-                session = session.caught_up(ledger.catch_up(since), HEADER, LAYOUT, *goal)
+                session = session.catch_up(ledger.catch_up(since), HEADER, LAYOUT, *goal)
                 truth.check(end, session.state, f"caught up from round {since}")
             ledger.append(truth.deltas[end])
     except LedgerError as error:

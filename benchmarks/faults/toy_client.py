@@ -83,10 +83,10 @@ def _answered(
             goal = asked.round - 1, asked.start_digest
         else:
             goal = asked.round, asked.digest
-        session = session.caught_up(CatchUp(snapshot, tail), header, LAYOUT, *goal)
+        session = session.catch_up(CatchUp(snapshot, tail), header, LAYOUT, *goal)
         if isinstance(asked, TrainInstruction):
             answer = report_of(asked, session, device).encode()
-            session = session.answered(token_of(frame), answer)
+            session = session.with_report(token_of(frame), answer)
         else:
             counts = np.array([[10, device % 3], [1, 9]], np.int64)
             column = EvaluationColumn("global", 0.5, counts)

@@ -29,7 +29,7 @@ import typer
 from benchmarks.faults.live_run import ROOT, LiveRun
 from benchmarks.speed.live import round_seconds
 from client.protocol.session_store import decode_session
-from client.training.trainer import Trainer
+from client.training.model_runtime import load_run
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.runtime import PhoneProgram
@@ -233,10 +233,10 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
     own: dict[str, Scalar] = {"model.path": MODEL, "task": TASK, "data.path": str(data)}
     for name, quantization in BOARDS.items():
         settings = own | {"model.quantization": quantization, "data.clients": 1, "threads": 1}
-        trainer = Trainer(RunConfig.of(live.settings | settings, "mixed run"))
-        test = trainer.share(0, 0, Split.TEST)
+        runtime, source = load_run(RunConfig.of(live.settings | settings, "mixed run"))
+        test = source.undivided(0).tokenized(Split.TEST)
         found[name] = [
-            float((trainer.scores(state, test).argmax(1) == test.labels).mean())
+            float((runtime.scores(state, test.prompts).argmax(1) == test.labels).mean())
             for state in (np.zeros_like(final), final)
         ]
     return {name: [round(100 * accuracy, 1) for accuracy in both] for name, both in found.items()}

@@ -26,7 +26,7 @@ from client.forward.grouping import Schedule, distinct_groupings
 from client.forward.peak_memory import keep_freed_memory, measure_peak_memory
 from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
-from client.training.execution import Rehearsal, decided
+from client.training.execution import StepBenchmark, choose_schedule
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ConfigError
@@ -146,7 +146,9 @@ class Bench:
             },
             "bench",
         )
-        return decided(config, Rehearsal(self.forward, self.layout, config, prompts, prompts))
+        return choose_schedule(
+            config, StepBenchmark(self.forward, self.layout, config, prompts, prompts)
+        )
 
     def _directions(self) -> np.ndarray[Any, np.dtype[np.int16]]:
         self._seed += self.settings.queries

@@ -1,4 +1,4 @@
-"""How the global model and a client's private scalars make the client's own model, by method.
+"""The methods: how the global model and a client's private rounds make the client's own model.
 
 Every method spends the same number of rounds on a client (`RunConfig.federated_rounds` and
 `private_rounds`) and moves two integer states, w of the federation and p of the client:
@@ -7,10 +7,10 @@ Every method spends the same number of rounds on a client (`RunConfig.federated_
 - ditto: w + p, and p is pulled back after every private round, p ← p − p/2ᵏ: SGD on the client's
   loss plus λ/2·|p|² with 2⁻ᵏ = η·λ·K (Li et al., Ditto, 2021, equation 2, with the global model
   found first, as their section 3.1 allows).
-- mixture: α·w + (1 − α)·(w + p), α found on the client's validation examples (Deng et al., APFL,
+- mixture: α·w + (1 − α)·(w + p), α chosen on the client's validation examples (Deng et al., APFL,
   2020, equation 2; interpolation of weights as Wortsman et al., WiSE-FT, 2022).
 - partial: some tensors are w's, the others p's (Pillutla et al., 2022; Arivazhagan et al., FedPer,
-  2019); neither is tried or used where the other is.
+  2019); neither is perturbed or used where the other is.
 - local: p alone. global and cluster: w alone, cluster's w being that of the client's group.
 """
 
@@ -30,10 +30,10 @@ from shared.replay import MAX_SHRINK, Shrink
 State = NDArray[np.int64]
 
 _HALVINGS = (Shrink(1),)
-NOTHING = _HALVINGS * MAX_SHRINK
-"""Shrinks that leave nothing of a state but its last bit."""
+ERASURE = _HALVINGS * MAX_SHRINK
+"""Shrinks that erase a state but for its last bit."""
 KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
-    0.0: NOTHING,
+    0.0: ERASURE,
     0.125: _HALVINGS * 3,
     0.25: _HALVINGS * 2,
     0.5: _HALVINGS,
@@ -41,28 +41,29 @@ KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
     0.875: (Shrink(3),),
     1.0: (),
 }
-"""1 − α of a mixture, ascending, each with the exact records that keep this share of p."""
-UNKNOWN_SHARE = 0.5
-"""What is kept where a client has no validation examples."""
+"""Values of 1 − α of a mixture, ascending, each with the shrinks that keep this share of p."""
+DEFAULT_SHARE = 0.5
+"""The share that is kept if a client has no validation examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """Which of the trained numbers are the federation's, and which are private.
+    """The division of the trained numbers between the federation and a client's private rounds.
 
     Attributes:
-        private: bool [d], what only the client's own scalars decide; None where both are added.
+        private: bool [d], true for numbers that private rounds alone move; None if the states of
+            the federation and of the client are added.
     """
 
     private: NDArray[np.bool_] | None = None
 
     @property
     def shared(self) -> NDArray[np.bool_] | None:
-        """bool [d], what only the federation's scalars decide; None if that is everything."""
+        """The numbers that the federation moves, bool [d]; None if it moves all of them."""
         return None if self.private is None else ~self.private
 
     def model(self, w: State, p: State | None = None) -> State:
-        """The model that a client uses, int64 [d].
+        """Return the state of the model that a client uses, int64 [d].
 
         Args:
             w: state of the federation, int64 [d].
@@ -74,25 +75,27 @@ class Composition:
 
 
 def composition(config: RunConfig, layout: Layout) -> Composition:
-    """The composition that a run's method asks for.
+    """Return the composition of a run's method.
 
     Raises:
-        ConfigError: if the private part of ``partial`` is nothing of the layout, or all of it.
+        ConfigError: if the private part of ``partial`` names no tensor of the layout, or all.
     """
     if config.method != "partial":
         return Composition()
     names = [name.strip() for name in config.personal.part.split(",")]
     private = np.zeros(layout.size, np.bool_)
     for name in names:
-        found = [
+        matches = [
             tensor.name
             for tensor in layout.tensors
             if tensor.group == name or fnmatchcase(tensor.name, name)
         ]
-        if not found:
-            there = ", ".join([t.name for t in layout.tensors] + [t.group for t in layout.tensors])
-            raise ConfigError(f"personal.part: {name!r} is none of {there}")
-        for tensor_name in found:
+        if not matches:
+            choices = ", ".join(
+                [t.name for t in layout.tensors] + [t.group for t in layout.tensors]
+            )
+            raise ConfigError(f"personal.part: {name!r} is none of {choices}")
+        for tensor_name in matches:
             private[layout.place(tensor_name)[0]] = True
     if private.all():
         raise ConfigError(
@@ -102,20 +105,20 @@ def composition(config: RunConfig, layout: Layout) -> Composition:
     return Composition(private)
 
 
-def pull(config: RunConfig) -> tuple[Shrink, ...]:
-    """What follows the scalars of a private round: ditto's pull, as the nearest power of 2."""
+def pull_shrinks(config: RunConfig) -> tuple[Shrink, ...]:
+    """Return the shrinks that end a private round: ditto's pull, rounded to a power of 2."""
     if config.method != "ditto":
         return ()
     return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(config.personal.pull))))),)
 
 
-def kept_share(loss_of: Callable[[float], float]) -> float:
-    """1 − α with the least loss on a client's validation examples; of equals the least.
+def choose_kept_share(loss_of: Callable[[float], float]) -> float:
+    """Return the share 1 − α with the least validation loss; of equal ones the smallest.
 
     Args:
-        loss_of: mean loss when this share of p is kept; NaN without examples.
+        loss_of: function that gives the mean loss if a share of p is kept; NaN without examples.
     """
     losses = {share: loss_of(share) for share in KEPT_SHARES}
     if any(math.isnan(loss) for loss in losses.values()):
-        return UNKNOWN_SHARE
+        return DEFAULT_SHARE
     return min(losses, key=lambda share: losses[share])

@@ -1,1 +1,1 @@
-"""What a client answers: sessions, frames, and the trainer service."""
+"""The client's side of the protocol: sessions, replies to frames, and the trainer service."""

@@ -1,4 +1,8 @@
-"""What every client does with a frame, whoever computes its losses: stand, answer, or refuse."""
+"""The client handler: sessions, stored reports and refusals, for every kind of client.
+
+How losses are computed is left to subclasses: a `ProtocolClient` has a model runtime, a phone its
+program.
+"""
 
 import logging
 from collections.abc import Callable
@@ -20,54 +24,54 @@ log = logging.getLogger("samara.client")
 Instruction = TrainInstruction | EvaluateInstruction
 
 
-class Memory(Protocol):
-    """Where a client keeps its sessions between messages."""
+class SessionStore(Protocol):
+    """A store of a client's sessions between messages."""
 
-    def session(self, run_id: bytes) -> Session | None:
-        """The session of a run; None if it has seen none of its rounds."""
+    def read_session(self, run_id: bytes) -> Session | None:
+        """Return the session of a run; None if the client has replayed none of its rounds."""
 
-    def remember(self, run_id: bytes, session: Session) -> None:
+    def write_session(self, run_id: bytes, session: Session) -> None:
         """Keep the session of a run."""
 
 
-class Replaying(Protocol):
-    """A trainer, as far as replay goes."""
+class Replayer(Protocol):
+    """A model runtime or a phone's trainer, as far as replay needs it."""
 
     @property
     def layout(self) -> Layout:
-        """Of the adapter."""
+        """The layout of the adapter."""
 
     @property
     def backend(self) -> Backend:
-        """What replays."""
+        """The replay backend."""
 
     def check_layout(self, layout_hash: bytes) -> None:
-        """Refuse an instruction for another adapter."""
+        """Raise an error if an instruction's layout is not the adapter's."""
 
 
-def standing(
-    memory: Memory, trainer: Replaying, instruction: Instruction, catch_up: CatchUp
+def catch_up_session(
+    sessions: SessionStore, replayer: Replayer, instruction: Instruction, catch_up: CatchUp
 ) -> Session:
-    """The session at an instruction's start.
+    """Return the session at the state that an instruction starts from.
 
     Args:
-        memory: of the client; nothing is kept in it.
-        trainer: its layout, and what replays.
-        instruction: says where the server stands.
-        catch_up: from the server; an empty one if the session must be there already.
+        sessions: the client's sessions, which are read and not written.
+        replayer: layout and replay backend.
+        instruction: instruction with the server's round and digest.
+        catch_up: missed rounds from the server; empty if the session must have all of them.
 
     Raises:
-        CatchUpError: if it cannot be reached.
+        CatchUpError: if the session does not reach the server's round and digest.
     """
-    trainer.check_layout(instruction.layout_hash)
-    layout, run_id = trainer.layout, instruction.run_id
+    replayer.check_layout(instruction.layout_hash)
+    layout, run_id = replayer.layout, instruction.run_id
     header = LedgerHeader(instruction.track, run_id, instruction.layout_hash)
-    session = memory.session(run_id) or Session.begin(header, layout)
+    session = sessions.read_session(run_id) or Session.begin(header, layout)
     if isinstance(instruction, TrainInstruction):
         goal = instruction.round - 1, instruction.start_digest
     else:
         goal = instruction.round, instruction.digest
-    return session.caught_up(catch_up, header, layout, *goal, trainer.backend)
+    return session.catch_up(catch_up, header, layout, *goal, replayer.backend)
 
 
 def make_refusal(instruction: bytes, client: int, last_round: int, error: SamaraError) -> bytes:
@@ -85,63 +89,64 @@ def make_refusal(instruction: bytes, client: int, last_round: int, error: Samara
     return Refusal.of_error(token_of(instruction), client, last_round, error).encode()
 
 
-class Answering:
-    """A client whose every answer is a frame; a refusal frame where something is wrong.
+class ClientHandler:
+    """A client that replies to every frame with a frame; to one that it cannot obey, a refusal.
 
     Args:
-        client: index of this client.
-        memory: where its sessions are.
+        client: client index.
+        sessions: store of the client's sessions.
     """
 
-    def __init__(self, client: int, memory: Memory) -> None:
-        self._device, self._memory = client, memory
+    def __init__(self, client: int, sessions: SessionStore) -> None:
+        self._client, self._sessions = client, sessions
 
     def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
-        """Log an error, and return a refusal with its code and this client's last round."""
-        return make_refusal(instruction, self._device, self._position(instruction), error)
+        """Log an error, and return a refusal with its code and the last round in the session."""
+        last_round = self._session_round(instruction)
+        return make_refusal(instruction, self._client, last_round, error)
 
-    def _sound(self, instruction: bytes, answer: Callable[[], bytes]) -> bytes:
+    def _reply_or_refuse(self, instruction: bytes, reply: Callable[[], bytes]) -> bytes:
+        """Return the reply, or the refusal that tells the server of the error in making it."""
         try:
-            return answer()
+            return reply()
         except SamaraError as error:
             return self.refuse(instruction, error)
 
-    def _reported(
+    def _report_once(
         self,
         frame: bytes,
-        trained: Callable[[TrainInstruction, Session], Report],
-        stand: Callable[[TrainInstruction], Session],
+        start_session: Callable[[TrainInstruction], Session],
+        train: Callable[[TrainInstruction, Session], Report],
     ) -> bytes:
-        """The report on a train instruction, kept before it is given; a repeated one gets it again.
+        """Return the report on a train instruction; a repeated instruction gets the stored report.
 
         Args:
-            frame: the instruction.
-            trained: the local steps from a session.
-            stand: the session at the instruction's start.
+            frame: train instruction.
+            start_session: function that gives the session at the instruction's start.
+            train: function that takes the local steps from a session.
         """
         instruction, token = TrainInstruction.decode(frame), token_of(frame)
-        known = self._memory.session(instruction.run_id)
-        if known and known.token == token:
-            return known.report
-        session = stand(instruction)
-        answered = session.answered(token, trained(instruction, session).encode())
-        self._memory.remember(instruction.run_id, answered)
-        return answered.report
+        session = self._sessions.read_session(instruction.run_id)
+        if session is None or session.token != token:
+            session = start_session(instruction)
+            session = session.with_report(token, train(instruction, session).encode())
+            self._sessions.write_session(instruction.run_id, session)
+        return session.report
 
-    def _position(self, frame: bytes) -> int:
-        """The last round in this client's state, so that the server can send what is missing."""
+    def _session_round(self, frame: bytes) -> int:
+        """Return the last round in this client's state; the server sends the rounds after it."""
         try:
-            session = self._memory.session(decoded(frame).run_id)
+            session = self._sessions.read_session(decode_instruction(frame).run_id)
         except SamaraError:
             return 0
         return session.position.round if session else 0
 
 
-def decoded(frame: bytes) -> Instruction:
-    """A frame that asks for training, or for an evaluation.
+def decode_instruction(frame: bytes) -> Instruction:
+    """Read a train or an evaluate instruction.
 
     Raises:
-        FrameError: if it is neither.
+        FrameError: if the frame is neither.
     """
     if kind_of(frame) is Kind.TRAIN:
         return TrainInstruction.decode(frame)

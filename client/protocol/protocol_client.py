@@ -1,105 +1,155 @@
-"""A client of a run: what it answers, by a trainer and a memory of where it stands."""
+"""The protocol client: replies to instructions with a model runtime and a client's data."""
 
+import json
+import platform
+from importlib.metadata import version
+
+import torch
+
+from client.personal.columns import evaluate_personal_model
 from client.personal.methods import composition
-from client.personal.private_rounds import compared
-from client.protocol.client_handler import Answering, Instruction, Memory, decoded, standing
+from client.protocol.client_handler import (
+    ClientHandler,
+    Instruction,
+    SessionStore,
+    catch_up_session,
+    decode_instruction,
+)
 from client.protocol.session import Session
-from client.training.trainer import Trainer, figures
+from client.training.client_data import ClientData
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.config import RunConfig
 from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_id_of
+from shared.tasks.rows import data_fingerprint
 
 
-class ProtocolClient(Answering):
-    """A client of a run. Every answer is a frame; a refusal frame where something is wrong.
+class ProtocolClient(ClientHandler):
+    """A client of a run that computes with a model runtime.
 
     Args:
-        trainer: the model and the examples.
-        config: of the run, with this client's own settings in it.
-        asked: of the run, as the server has it.
-        client: index of this client.
-        clients: how many clients share the examples; 0 if all are this client's own.
-        memory: where its sessions are.
+        runtime: model runtime.
+        data: examples of the client, with its index.
+        config: settings of the run on this client, with the device's own settings.
+        server_config: settings of the run on the server, which the run id is made of.
+        sessions: store of the client's sessions.
     """
 
     def __init__(
         self,
-        trainer: Trainer,
+        runtime: ModelRuntime,
+        data: ClientData,
         config: RunConfig,
-        asked: RunConfig,
-        client: int,
-        clients: int,
-        memory: Memory,
+        server_config: RunConfig,
+        sessions: SessionStore,
     ) -> None:
-        super().__init__(client, memory)
-        self._trainer, self._config, self._asked = trainer, config, asked
-        self._clients = clients
+        super().__init__(data.client, sessions)
+        self._runtime, self._data = runtime, data
+        self._config, self._server_config = config, server_config
 
     def hello(self) -> bytes:
-        """How this client introduces itself."""
+        """Return the hello with which this client introduces itself."""
 
-        def introduction() -> bytes:
-            run_id = run_id_of(self._asked, self._trainer.layout, self._trainer.model_id)
-            session = self._memory.session(run_id)
-            position = session.position.round if session else 0
-            return self._trainer.hello(self._device, self._clients, position).encode()
+        def introduce() -> bytes:
+            runtime = self._runtime
+            run_id = run_id_of(self._server_config, runtime.layout, runtime.model_id)
+            session = self._sessions.read_session(run_id)
+            last_round = session.position.round if session else 0
+            return introduction(runtime, self._data, last_round).encode()
 
-        return self._sound(b"", introduction)
+        return self._reply_or_refuse(b"", introduce)
 
     def catch_up(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Stand where an instruction begins; the answer is empty unless it is a refusal.
+        """Bring the session to an instruction's start; return nothing unless it is a refusal.
 
-        The session is remembered even if what follows fails.
+        The session is kept even if carrying out the instruction fails.
         """
-        return self._sound(instruction, lambda: self._caught_up(instruction, catch_up))
+        return self._reply_or_refuse(instruction, lambda: self._catch_up(instruction, catch_up))
 
     def train(self, instruction: bytes) -> bytes:
-        """Train, and report; a repeated instruction gets the stored report."""
-        return self._sound(instruction, lambda: self._trained(instruction))
+        """Take the local steps, and return the report; a repeated instruction gets the stored one.
+
+        The session must have caught up.
+        """
+        return self._reply_or_refuse(instruction, lambda: self._train(instruction))
 
     def evaluate(self, instruction: bytes, personal: bool) -> bytes:
-        """Evaluate the global model on the split that is asked for.
+        """Evaluate on the instruction's split; the session must have caught up.
 
         Args:
-            instruction: a frame.
-            personal: take the private rounds too, and compare every way to serve this client on
-                its own examples.
+            instruction: evaluate instruction, a frame.
+            personal: whether to take the private rounds and to evaluate the personal model and
+                its baselines, and not the global model alone.
         """
-        return self._sound(instruction, lambda: self._evaluated(instruction, personal))
+        return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, personal))
 
-    def _caught_up(self, frame: bytes, catch_up: CatchUp) -> bytes:
-        instruction = decoded(frame)
-        known = self._memory.session(instruction.run_id)
-        if known and known.token == token_of(frame):
-            return b""
-        self._memory.remember(instruction.run_id, self._standing(instruction, catch_up))
+    def _catch_up(self, frame: bytes, catch_up: CatchUp) -> bytes:
+        instruction = decode_instruction(frame)
+        session = self._sessions.read_session(instruction.run_id)
+        if session is None or session.token != token_of(frame):
+            session = self._session_at(instruction, catch_up)
+            self._sessions.write_session(instruction.run_id, session)
         return b""
 
-    def _trained(self, frame: bytes) -> bytes:
-        parts = composition(self._config, self._trainer.layout)
+    def _train(self, frame: bytes) -> bytes:
+        parts = composition(self._config, self._runtime.layout)
 
-        def trained(instruction: TrainInstruction, session: Session) -> Report:
-            model, place = parts.model(session.state), (self._device, self._clients)
-            return self._trainer.train(instruction, model, *place, parts.shared)
+        def train(instruction: TrainInstruction, session: Session) -> Report:
+            model = parts.model(session.state)
+            return take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
 
-        return self._reported(frame, trained, lambda asked: self._standing(asked, CatchUp()))
+        return self._report_once(frame, self._session_at, train)
 
-    def _evaluated(self, frame: bytes, personal: bool) -> bytes:
-        instruction, trainer = EvaluateInstruction.decode(frame), self._trainer
-        state = self._standing(instruction, CatchUp()).state
-        place = self._device, self._clients
+    def _evaluate(self, frame: bytes, personal: bool) -> bytes:
+        instruction, runtime = EvaluateInstruction.decode(frame), self._runtime
+        state, split = self._session_at(instruction).state, instruction.split
         if personal:
-            run, split = instruction.run_id, instruction.split
-            columns = compared(trainer, self._config, run, state, *place, split)
+            run_id = instruction.run_id
+            columns = evaluate_personal_model(
+                runtime, self._data, self._config, run_id, state, split
+            )
         else:
-            data = trainer.share(*place, instruction.split)
-            model = composition(self._config, trainer.layout).model(state)
-            columns = (figures("global", trainer.scores(model, data), data.labels),)
-        return Evaluation(token_of(frame), self._device, columns).encode()
+            examples = self._data.tokenized(split)
+            model = composition(self._config, runtime.layout).model(state)
+            scores = runtime.scores(model, examples.prompts)
+            columns = (evaluation_column("global", scores, examples.labels),)
+        return Evaluation(token_of(frame), self._client, columns).encode()
 
-    def _standing(self, instruction: Instruction, catch_up: CatchUp) -> Session:
-        """The session at the instruction's start; without a catch-up it must be there already."""
-        return standing(self._memory, self._trainer, instruction, catch_up)
+    def _session_at(self, instruction: Instruction, catch_up: CatchUp | None = None) -> Session:
+        """Return the session at an instruction's start, without a catch-up the stored one."""
+        missed = catch_up or CatchUp()
+        return catch_up_session(self._sessions, self._runtime, instruction, missed)
+
+
+def introduction(runtime: ModelRuntime, data: ClientData, last_round: int) -> Hello:
+    """Return the hello of a client.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        last_round: last round in the client's state.
+    """
+    facts = runtime.facts() | {
+        "clients": data.client_count or 0,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
+    if data.client_count:  # a hash of a person's own few examples could be recognised
+        facts["fingerprints"] = {
+            split.name.lower(): data_fingerprint(data.in_split(split)) for split in Split
+        }
+    return Hello(
+        data.client,
+        len(data.in_split(Split.TRAIN)),
+        last_round,
+        runtime.model_id,
+        runtime.layout.to_json(),
+        json.dumps(facts, sort_keys=True),
+    )

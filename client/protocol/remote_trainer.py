@@ -1,4 +1,4 @@
-"""A resident trainer behind its Unix socket, as the ClientApp sees it."""
+"""The remote trainer: forwards a ClientApp's messages to the resident trainer's Unix socket."""
 
 import json
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ from shared.proto.trainer_pb2_grpc import TrainerStub
 from shared.wire import MAX_FRAME_BYTES
 
 PATIENCE_SECONDS = 60.0
-"""How long a trainer that is being started again is waited for."""
+"""Default time to wait for a trainer that is being restarted."""
 MAX_SOCKET_BYTES = 107
-"""Of a path that a Unix socket may have."""
+"""Longest path of a Unix socket, in bytes."""
 CHANNEL_OPTIONS = (
     # a snapshot and a tail in one message, each within the limit of a frame
     ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
-    # a trainer that is started again is found at once; the usual pause grows to two minutes
+    # reconnect soon to a trainer that was restarted; the usual pause grows to two minutes
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 
 
 def address_of(socket: Path) -> str:
-    """What gRPC calls a Unix socket.
+    """Return the gRPC address of a Unix socket.
 
     Raises:
-        TrainerError: if the path is too long for one.
+        TrainerError: if the path is too long for a socket.
     """
     path = str(socket.absolute())
     if len(path.encode()) > MAX_SOCKET_BYTES:
@@ -49,15 +49,14 @@ def address_of(socket: Path) -> str:
 
 
 class RemoteTrainer:
-    """Forwards to the trainer process; frames pass unread.
+    """A client in the process of its resident trainer; frames are forwarded unread.
+
+    Every method raises `TrainerError` if the trainer fails or ends.
 
     Args:
-        socket: of the trainer.
-        settings: the run config, dotted keys.
-        patience: seconds to wait for a trainer that does not answer the door.
-
-    Raises:
-        TrainerError: from every method, if the trainer is not there or fails.
+        socket: path of the trainer's socket.
+        settings: run config, with dotted keys.
+        patience: seconds to wait for a trainer that does not accept the connection.
     """
 
     def __init__(
@@ -69,7 +68,11 @@ class RemoteTrainer:
         self._stub = TrainerStub(self._channel)
 
     def __enter__(self) -> Self:
-        """The trainer, once it is there."""
+        """Connect to the trainer.
+
+        Raises:
+            TrainerError: if no trainer accepts the connection in time.
+        """
         try:
             grpc.channel_ready_future(self._channel).result(self._patience)
         except grpc.FutureTimeoutError:
@@ -89,15 +92,15 @@ class RemoteTrainer:
         self._channel.close()
 
     def hello(self) -> bytes:
-        """How the client introduces itself."""
+        """Return the hello with which the client introduces itself."""
         return self.status(self._settings).hello
 
     def status(self, settings: str = "") -> StatusReply:
-        """How the trainer is, with the introduction under these settings."""
+        """Return the trainer's status, with the hello under these settings if there are any."""
         return self._call(self._stub.Status, StatusRequest(settings=settings))  # type: ignore[no-any-return]
 
     def catch_up(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Stand where an instruction begins."""
+        """Bring the session to an instruction's start; return nothing unless it is a refusal."""
         request = CatchUpRequest(
             instruction=instruction,
             settings=self._settings,
@@ -107,12 +110,12 @@ class RemoteTrainer:
         return self._frame(self._stub.CatchUp, request)
 
     def train(self, instruction: bytes) -> bytes:
-        """Train, and report."""
+        """Take the local steps, and return the report."""
         request = TrainRequest(instruction=instruction, settings=self._settings)
         return self._frame(self._stub.Train, request)
 
     def evaluate(self, instruction: bytes, personal: bool) -> bytes:
-        """Evaluate the global model, or compare every way to serve this client."""
+        """Evaluate the global model, or the personal model and its baselines."""
         request = EvaluateRequest(
             instruction=instruction, settings=self._settings, personal=personal
         )
@@ -127,7 +130,7 @@ class RemoteTrainer:
             return method(request)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                reason = "it ended while it worked; it is started again"
+                reason = "it ended during the call and will be restarted"
             else:
                 reason = f"{error.code().name.lower()}: {error.details()}"
             raise TrainerError(f"the trainer at {self._socket} failed: {reason}") from error

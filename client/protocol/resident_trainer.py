@@ -1,8 +1,8 @@
-"""The resident trainer: one client's model, loaded once, and what it remembers on disk.
+"""The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
-Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session
-and the personal ledger, and how the run is executed. Each is written so that a crash at any point
-leaves the old content or the new, and the server is told where the session truly stands.
+Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
+the personal ledger, and the record of how the run is executed. Each file is written so that a crash
+leaves the old content or the new.
 """
 
 import json
@@ -12,7 +12,8 @@ from typing import Any
 from client.protocol.device_settings import with_device_settings
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session_store import SessionFolder
-from client.training.trainer import Trainer
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime, load_run
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
@@ -20,61 +21,81 @@ from shared.runs import run_id_of
 
 
 class ResidentTrainer:
-    """A client's trainer for one run after the other; one thread uses it.
+    """A client with its model and data, for one run after the other; one thread uses it.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        config: the device's settings; those that a device owns override the server's.
+        folder: folder of the client's sessions and personal ledgers; made if it does not exist.
 
     Attributes:
-        client: index of the client.
-        trainer: under the settings of the latest run.
-        model_loads: how often a base model was loaded.
+        client: client index.
+        data: examples of the client.
+        runtime: model runtime under the settings of the latest run.
+        model_loads: number of times that a base model was loaded.
     """
 
-    def __init__(self, own: RunConfig, client: int, folder: Path) -> None:
-        """Load model, task and data.
+    def __init__(
+        self, runtime: ModelRuntime, data: ClientData, config: RunConfig, folder: Path
+    ) -> None:
+        self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
+        self._config, self._folder = config, folder
+        self._sessions = SessionFolder(folder)
+        self._settings, self._client = "", self.client_under(config)
+
+    @classmethod
+    def load(cls, config: RunConfig, client: int, folder: Path) -> "ResidentTrainer":
+        """Load the model and the data of a client.
 
         Args:
-            own: the device's settings; those that a device owns count.
-            client: index.
-            folder: where it remembers; made if it is not there.
+            config: the device's settings.
+            client: client index.
+            folder: folder of the client.
 
         Raises:
-            SamaraError: if model, task, data or folder cannot be used.
+            SamaraError: if the model, the task, the data or the folder cannot be used.
         """
-        self.client, self._own, self._folder = client, own, folder
-        self._memory = SessionFolder(folder)
-        self.trainer, self.model_loads = Trainer(own), 1
-        if not len(self.trainer.share(client, 0, Split.TRAIN).labels):
-            raise DataError(f"{own.data.path}: no training example; this client has nothing to add")
-        self._settings, self._participant = "", self.participant(own)
+        runtime, source = load_run(config)
+        data = source.undivided(client)
+        if not data.in_split(Split.TRAIN):
+            raise DataError(
+                f"{config.data.path} has no training example; this client has nothing to contribute"
+            )
+        return cls(runtime, data, config, folder)
 
-    def under(self, settings: str) -> ProtocolClient:
-        """The client under the settings of a run; weights and examples stay as they are.
+    def client_for(self, settings: str) -> ProtocolClient:
+        """Return the client under the settings of a run; model and data are not loaded again.
 
         Args:
-            settings: the run config as it came, a JSON object of dotted keys.
+            settings: run config from the server, a JSON object with dotted keys.
 
         Raises:
-            ConfigError: if they are not sound.
+            ConfigError: if the settings are not valid.
         """
         if settings != self._settings:
-            asked = RunConfig.of(_object(settings), "run config")
-            self._participant = self.participant(asked)
+            server_config = RunConfig.of(_read_object(settings), "run config")
+            self._client = self.client_under(server_config)
             self._settings = settings
-        return self._participant
+        return self._client
 
-    def participant(self, asked: RunConfig) -> ProtocolClient:
-        """The client under settings of which those of the client are replaced by its own."""
-        config = with_device_settings(asked, self._own).model_copy(
+    def client_under(self, server_config: RunConfig) -> ProtocolClient:
+        """Return the client under a server's settings, with the device's own in their place."""
+        config = with_device_settings(server_config, self._config).model_copy(
             update={"out": str(self._folder)}
         )
-        self.trainer = trainer = self.trainer.under(config)
-        run_id = run_id_of(asked, trainer.layout, trainer.model_id)
-        own_folder = {"out": str(self._memory.folder_of(run_id))}
-        return ProtocolClient(
-            trainer, config.model_copy(update=own_folder), asked, self.client, 0, self._memory
-        )
+        self.runtime = runtime = self.runtime.under(config)
+        run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
+        run_config = config.model_copy(update={"out": str(self._sessions.folder_of(run_id))})
+        return ProtocolClient(runtime, self.data, run_config, server_config, self._sessions)
 
 
-def _object(settings: str) -> dict[str, Any]:
+def _read_object(settings: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: if the text is something else.
+    """
     try:
         value = json.loads(settings)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
-"""A client's place in a run: catch up by replay, prove the digest, or refuse.
+"""The session of a client in a run: its round, state and digest, and its last report.
 
-A session is a value. It survives between messages as bytes and is never half changed.
+A session is immutable: catching up returns another one, or raises and changes nothing. Between
+messages it is kept as bytes.
 """
 
 import io
@@ -20,14 +21,14 @@ from shared.replay import Backend, digest, zero_state
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """Where a client stands in a track.
+    """A client's round, state and digest in a run, and its last report.
 
     Attributes:
-        position: the last round in the state, and the hash that the ledger continues from.
+        position: last round in the state, and the hash that the ledger continues from.
         state: int64 [d].
-        digest: of the state, 32 bytes.
-        token: of the last train instruction that was answered; empty if none was.
-        report: the answer, a frame; a repeated instruction gets it again.
+        digest: digest of the state, 32 bytes.
+        token: token of the last train instruction that was carried out; empty before the first.
+        report: report on that instruction, a frame; the reply if it is repeated.
     """
 
     position: Position
@@ -40,11 +41,11 @@ class Session:
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
-        """The session of a client that has seen no round of this run."""
+        """Return the session of a client that has replayed no round of a run."""
         state = zero_state(layout.size)
         return cls(header.start, state, digest(layout.hash, state))
 
-    def caught_up(
+    def catch_up(
         self,
         catch_up: CatchUp,
         header: LedgerHeader,
@@ -53,32 +54,32 @@ class Session:
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Self:
-        """The session where the server stands.
+        """Return the session at the server's round, after replaying the rounds that it lacks.
 
         Args:
-            catch_up: from the server; a tail alone begins at the latest right after this
-                session's round. What this session has already is passed over.
-            header: what the instruction says that the ledger belongs to.
-            layout: of the adapter.
-            goal_round: the last round of the server.
-            goal_digest: of the state after it.
-            backend: what replays.
+            catch_up: missed rounds from the server; a tail without a snapshot begins at the latest
+                right after this session's round. Rounds in this session already are skipped.
+            header: track, run and layout of the ledger.
+            layout: layout of the adapter.
+            goal_round: last round of the server.
+            goal_digest: digest of the state after that round, 32 bytes.
+            backend: replay backend.
 
         Raises:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
-                or lead elsewhere; this session is unchanged.
+                or do not end at the server's round and digest.
         """
-        begun, state, reached = self.position, self.state, self.digest
+        start, state, end_digest = self.position, self.state, self.digest
         try:
             if catch_up.snapshot:
                 snapshot = Snapshot.decode(catch_up.snapshot, header, layout)
                 if snapshot.position.round > self.position.round:
-                    begun, state = snapshot.position, snapshot.state
-                    reached = snapshot.link.end_digest
-            tail = records_after(catch_up.tail, begun.round)
+                    start, state = snapshot.position, snapshot.state
+                    end_digest = snapshot.link.end_digest
+            tail = records_after(catch_up.tail, start.round)
             state, last = advance(
                 lambda: state,
-                lambda: read_records(io.BytesIO(tail), begun),
+                lambda: read_records(io.BytesIO(tail), start),
                 layout,
                 backend,
             )
@@ -87,23 +88,23 @@ class Session:
                 f"cannot catch up from round {self.position.round}: {error}",
                 (goal_round, self.position.round),
             ) from error
-        position = last.position if last else begun
-        reached = last.end_digest if last else reached
-        if (position.round, reached) != (goal_round, goal_digest):
+        position = last.position if last else start
+        end_digest = last.end_digest if last else end_digest
+        if (position.round, end_digest) != (goal_round, goal_digest):
             raise CatchUpError(
-                f"stands at round {position.round} with digest {reached.hex()[:12]}, and the "
-                f"server asks for round {goal_round} with {goal_digest.hex()[:12]}; send the "
-                f"rounds after {self.position.round}",
+                f"the session is at round {position.round} with digest {end_digest.hex()[:12]}, "
+                f"and the server asks for round {goal_round} with {goal_digest.hex()[:12]}; send "
+                f"the rounds after {self.position.round}",
                 (goal_round, position.round),
             )
-        return replace(self, position=position, state=state, digest=reached)
+        return replace(self, position=position, state=state, digest=end_digest)
 
-    def answered(self, token: bytes, report: bytes) -> Self:
-        """The session after answering a train instruction."""
+    def with_report(self, token: bytes, report: bytes) -> Self:
+        """Return the session after a train instruction was carried out."""
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
-        """The session as named byte strings, in the order of `PARTS`."""
+        """Return the session as named byte strings, in the order of `PARTS`."""
         return {
             "round": self.position.round.to_bytes(4, "little"),
             "head": self.position.head,
@@ -115,10 +116,10 @@ class Session:
 
     @classmethod
     def from_bytes(cls, saved: dict[str, bytes]) -> Self:
-        """Read what `to_bytes` gave.
+        """Read the byte strings of `to_bytes`.
 
         Raises:
-            CatchUpError: if it is something else.
+            CatchUpError: if one is missing or has another length.
         """
         try:
             return cls(

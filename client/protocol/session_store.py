@@ -1,4 +1,4 @@
-"""Where a client keeps its sessions: files that a crash leaves whole, one per run."""
+"""A client's sessions on disk: one file per run, which a crash leaves whole."""
 
 import hashlib
 import logging
@@ -13,26 +13,27 @@ from shared.wire import Reader
 log = logging.getLogger("samara.client")
 
 SESSIONS_KEPT = 8
-"""Of the latest runs. Whoever comes back to an older one rebuilds its state from the ledger."""
+"""Number of runs, the latest ones, whose sessions are kept. In an older run the state is rebuilt
+from the server's ledger."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
 
 class SessionFolder:
-    """Sessions in files, one per run.
+    """A client's sessions in files, one per run.
 
     Args:
-        folder: of the client.
+        folder: folder of the client.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def session(self, run_id: bytes) -> Session | None:
-        """The session of a run; none if there is no file, or only a damaged one.
+    def read_session(self, run_id: bytes) -> Session | None:
+        """Return the session of a run; None if it has no file, or only a damaged one.
 
-        A damaged file costs a rebuild from the server's ledger, and is said.
+        A damaged file is logged, and the state is rebuilt from the server's ledger.
         """
         file = self._file(run_id)
         try:
@@ -43,28 +44,28 @@ class SessionFolder:
             log.warning("%s: %s; the session begins anew", file, error)
             return None
 
-    def remember(self, run_id: bytes, session: Session) -> None:
+    def write_session(self, run_id: bytes, session: Session) -> None:
         """Keep the session of a run; it is on the disk when this returns.
 
         Raises:
-            TrainerError: if the disk refuses.
+            TrainerError: if the file cannot be written.
         """
         file = self._file(run_id)
         try:
-            begins = not file.exists()
+            is_new = not file.exists()
             make_folder(file.parent)
             write_durably(file, encode_session(session))
-            if begins:
-                self._forget_old()
+            if is_new:
+                self._delete_old()
         except OSError as error:
             raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
 
     def folder_of(self, run_id: bytes) -> Path:
-        """Of what belongs to a run."""
+        """Return the folder of a run's files."""
         return self._folder / "runs" / run_id.hex()
 
-    def _forget_old(self) -> None:
-        """Delete the sessions of runs long past; what is private of them stays."""
+    def _delete_old(self) -> None:
+        """Delete the sessions of old runs, but not their personal ledgers."""
         files = sorted(self._folder.glob("runs/*/session"), key=lambda file: file.stat().st_mtime)
         for file in files[:-SESSIONS_KEPT]:
             file.unlink(missing_ok=True)
@@ -74,17 +75,17 @@ class SessionFolder:
 
 
 def encode_session(session: Session) -> bytes:
-    """A session as a file: mark, SHA-256 of what follows, each part with its length."""
+    """Return a session as a file: magic bytes, SHA-256 of the rest, each part with its length."""
     parts = session.to_bytes().values()
     body = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
 def decode_session(data: bytes) -> Session:
-    """Read what `encode_session` gave.
+    """Read a file of `encode_session`.
 
     Raises:
-        CatchUpError: if it is something else.
+        CatchUpError: if the file is damaged.
     """
     start = len(_MAGIC) + _DIGEST_BYTES
     body = data[start:]

@@ -1,75 +1,136 @@
-"""A client in the process of the simulation, with its memory in Flower's context.
+"""Clients in the process of a simulation, with their sessions in Flower's context.
 
-Its data are a share of the run's; or its own, if the node config has the index of a live client and
-that client's own settings.
+The data of such a client are a share of the run's data set. If it repeats the part of a live client
+in a recorded run, its node config has that client's index and settings, and the data are its own.
 """
 
 import json
+import threading
 from functools import lru_cache
 
+import torch
 from flwr.app import ConfigRecord, Context
 
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, with_device_settings
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session import Session
-from client.training.trainer import Trainer, trainer_for
+from client.training.model_runtime import LoadedRun, load_run
 from shared.config import RunConfig
 from shared.errors import ConfigError
+from shared.machine import cores
 
 _SESSION = "session"
 
 
+class RunCache:
+    """The loaded models and data of the simulated clients of a process; threads share it.
+
+    Weights and examples are loaded once for configurations that agree in model, task and data, and
+    every thread gets a runtime of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._of_thread = threading.Lock(), threading.local()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all models and data."""
+        self._latest: LoadedRun | None = None
+        self._run = lru_cache(maxsize=2)(self._load)
+        self._live_run = lru_cache(maxsize=64)(load_run)
+
+    def run_for(self, config: RunConfig) -> LoadedRun:
+        """Return the calling thread's model and data for a configuration.
+
+        Raises:
+            SamaraError: if the model, the task or the data cannot be used.
+        """
+        with self._lock:
+            first = self._run(config)
+        if getattr(self._of_thread, "first", None) is not first:
+            self._of_thread.first, self._of_thread.run = first, first.copy_sharing_weights()
+        run: LoadedRun = self._of_thread.run
+        return run
+
+    def live_run_for(self, config: RunConfig) -> LoadedRun:
+        """Return the model and data of a live client that is repeated; one thread runs them all.
+
+        Raises:
+            SamaraError: if the model, the task or the data cannot be used.
+        """
+        return self._live_run(config)
+
+    def _load(self, config: RunConfig) -> LoadedRun:
+        latest = self._latest
+        if latest and _weights_and_data(latest.runtime.config) == _weights_and_data(config):
+            torch.set_num_threads(config.threads or cores())
+            self._latest = latest.under(config)
+        else:
+            self._latest = load_run(config)
+        return self._latest
+
+
+RUNS = RunCache()
+"""The models and data of this process: Flower calls the ClientApp's functions without an object
+that could keep them between messages."""
+
+
 class _ContextSessions:
-    """Sessions of one context; the clusters of a run have an id each."""
+    """The sessions in one client's context; every cluster of a run has a run id of its own."""
 
     def __init__(self, context: Context) -> None:
         self._records = context.state.config_records
 
-    def session(self, run_id: bytes) -> Session | None:
+    def read_session(self, run_id: bytes) -> Session | None:
         record = self._records.get(f"{_SESSION} {run_id.hex()}")
         if record is None:
             return None
         return Session.from_bytes({key: bytes(value) for key, value in record.items()})  # type: ignore[arg-type]
 
-    def remember(self, run_id: bytes, session: Session) -> None:
+    def write_session(self, run_id: bytes, session: Session) -> None:
         self._records[f"{_SESSION} {run_id.hex()}"] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
 
 
-def participant(context: Context) -> ProtocolClient:
-    """The client that a context is of; clients of one thread share a trainer.
+def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
+    """Return the client that a context belongs to.
+
+    Args:
+        context: Flower's context, with the run config, the node config and the sessions.
+        runs: loaded models and data.
 
     Raises:
-        SamaraError: if the settings, or what they name, cannot be used.
+        SamaraError: if the settings, or the files that they name, cannot be used.
     """
-    config = RunConfig.of(context.run_config, "run config")
+    server_config = RunConfig.of(context.run_config, "run config")
+    client, sessions = client_index_of(context), _ContextSessions(context)
     if DEVICE_SETTINGS_KEY in context.node_config:
-        own = RunConfig.of(
-            json.loads(str(context.node_config[DEVICE_SETTINGS_KEY])), "own settings"
+        settings = json.loads(str(context.node_config[DEVICE_SETTINGS_KEY]))
+        device_config = RunConfig.of(settings, "own settings")
+        config = with_device_settings(server_config, device_config)
+        run = runs.live_run_for(config)
+        return ProtocolClient(
+            run.runtime, run.data.undivided(client), config, server_config, sessions
         )
-        mine = with_device_settings(config, own)
-        memory = _ContextSessions(context)
-        return ProtocolClient(_trainer_of(mine), mine, config, client_index_of(context), 0, memory)
     missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
     if missing:
         raise ConfigError(
             f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
             '--node-config "partition-id=0 num-partitions=8"'
         )
-    clients = int(context.node_config["num-partitions"])
-    config = config.among(clients)
-    memory = _ContextSessions(context)
+    client_count = int(context.node_config["num-partitions"])
+    config = server_config.among(client_count)
+    run = runs.run_for(config)
     return ProtocolClient(
-        trainer_for(config), config, config, client_index_of(context), clients, memory
+        run.runtime, run.data.share_of(client, client_count), config, config, sessions
     )
 
 
 def client_index_of(context: Context) -> int:
-    """The index of a simulated client: its partition, or that of the live client it stands for."""
+    """Return the index of a simulated client: its partition, or the index of a live client."""
     partition = context.node_config.get("partition-id", 0)
     return int(context.node_config.get(CLIENT_INDEX, partition))
 
 
-@lru_cache(maxsize=64)
-def _trainer_of(config: RunConfig) -> Trainer:
-    """The trainer of a client with data of its own; one thread runs all of these clients."""
-    return Trainer(config)
+def _weights_and_data(config: RunConfig) -> tuple[object, ...]:
+    """Return the settings that loaded weights and examples depend on."""
+    return config.model, config.task, config.data

@@ -1,7 +1,7 @@
-"""The trainer's gRPC service on a Unix socket that only its owner may open.
+"""The gRPC service of a resident trainer, on a Unix socket that only its owner may open.
 
-One thread loads the model and does all the work, in the order in which it is asked, so that a
-result never depends on which thread was asked. Another tells how it is in the meantime.
+One thread loads the model and does all the work in the order of the calls, so that no result
+depends on the thread that computed it. The status is answered by another one, at any time.
 """
 
 import os
@@ -32,106 +32,109 @@ from shared.proto.trainer_pb2 import (
 from shared.proto.trainer_pb2_grpc import TrainerServicer, add_TrainerServicer_to_server
 
 _RECEIVERS = 4
-"""Threads that receive calls and wait for the working one."""
-_OTHERS_MAY_NOT = 0o177
+"""Number of threads that receive calls and wait for the working thread."""
+_OWNER_ONLY_UMASK = 0o177
 
 
 class _Service(TrainerServicer):  # type: ignore[misc]
-    """Hands the calls to the working thread; see trainer.proto for what they do."""
+    """Passes the calls to the working thread; trainer.proto describes them."""
 
     def __init__(
-        self, resident: ResidentTrainer, work: ThreadPoolExecutor, paused: Callable[[], str]
+        self, resident: ResidentTrainer, worker: ThreadPoolExecutor, pause_reason: Callable[[], str]
     ) -> None:
-        self._resident, self._work, self._paused = resident, work, paused
-        self._answered, self._busy = 0, 0.0
+        self._resident, self._worker, self._pause_reason = resident, worker, pause_reason
+        self._call_count, self._busy_seconds = 0, 0.0
 
     def CatchUp(self, request: CatchUpRequest, context: Any) -> Answer:  # noqa: N802
         catch_up = CatchUp(request.snapshot, request.tail)
         return self._answer(request, lambda client: client.catch_up(request.instruction, catch_up))
 
     def Train(self, request: TrainRequest, context: Any) -> Answer:  # noqa: N802
-        return self._unless_paused(request, lambda client: client.train(request.instruction))
+        return self._answer_unless_paused(request, lambda client: client.train(request.instruction))
 
     def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: N802
-        return self._unless_paused(
+        return self._answer_unless_paused(
             request, lambda client: client.evaluate(request.instruction, request.personal)
         )
 
     def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
         hello = b""
         if request.settings:
-            hello = self._done(b"", request.settings, lambda client: client.hello())
+            hello = self._call(b"", request.settings, lambda client: client.hello())
         return StatusReply(
             hello=hello,
             model_loads=self._resident.model_loads,
-            answered=self._answered,
-            busy_seconds=self._busy,
+            answered=self._call_count,
+            busy_seconds=self._busy_seconds,
             peak_memory_bytes=peak_memory_bytes(),
-            paused=self._paused(),
+            paused=self._pause_reason(),
         )
 
-    def _unless_paused(
-        self, request: TrainRequest | EvaluateRequest, ask: Callable[[ProtocolClient], bytes]
+    def _answer_unless_paused(
+        self, request: TrainRequest | EvaluateRequest, method: Callable[[ProtocolClient], bytes]
     ) -> Answer:
-        if reason := self._paused():
+        if reason := self._pause_reason():
             return self._answer(
                 request,
                 lambda client: client.refuse(request.instruction, PausedError(f"paused: {reason}")),
             )
-        return self._answer(request, ask)
+        return self._answer(request, method)
 
     def _answer(
         self,
         request: CatchUpRequest | TrainRequest | EvaluateRequest,
-        ask: Callable[[ProtocolClient], bytes],
+        method: Callable[[ProtocolClient], bytes],
     ) -> Answer:
-        return Answer(frame=self._done(request.instruction, request.settings, ask))
+        return Answer(frame=self._call(request.instruction, request.settings, method))
 
-    def _done(
-        self, instruction: bytes, settings: str, ask: Callable[[ProtocolClient], bytes]
+    def _call(
+        self, instruction: bytes, settings: str, method: Callable[[ProtocolClient], bytes]
     ) -> bytes:
+        """Call a method of the client in the working thread, and return its frame."""
+
         def work() -> bytes:
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
-                return ask(self._resident.under(settings))
-            except SamaraError as error:  # of the settings; a client refuses by itself
+                return method(self._resident.client_for(settings))
+            except SamaraError as error:  # in the settings; a client refuses by itself
                 return make_refusal(instruction, self._resident.client, 0, error)
             finally:
-                self._answered += 1
-                self._busy += time.monotonic() - begun
+                self._call_count += 1
+                self._busy_seconds += time.monotonic() - start
 
-        return self._work.submit(work).result()
+        return self._worker.submit(work).result()
 
 
 @contextmanager
-def served(
-    load: Callable[[], ResidentTrainer], socket: Path, paused: Callable[[], str] = lambda: ""
+def serve_trainer(
+    load: Callable[[], ResidentTrainer], socket: Path, pause_reason: Callable[[], str] = lambda: ""
 ) -> Iterator[ResidentTrainer]:
-    """A trainer that answers on a socket for as long as the context lasts.
+    """Serve a resident trainer on a socket for as long as the context lasts.
 
     Args:
-        load: makes the trainer; called once, in the thread that will use it.
-        socket: of the service; a file that is there is replaced, so the caller makes sure that no
+        load: function that loads the trainer; called once, in the thread that will use it.
+        socket: path of the socket; a file there is replaced, so the caller makes sure that no
             other trainer listens.
-        paused: why no work is taken at present; empty if it is.
+        pause_reason: function that gives the reason for refusing work at present; empty if there
+            is none.
 
     Raises:
-        SamaraError: if the trainer cannot be loaded or the socket not be opened.
+        SamaraError: if the trainer cannot be loaded, or the socket cannot be opened.
     """
-    with ThreadPoolExecutor(1, "trainer") as work:
-        resident = work.submit(load).result()
+    with ThreadPoolExecutor(1, "trainer") as worker:
+        resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
-        service = _Service(resident, work, paused)
+        service = _Service(resident, worker, pause_reason)
         add_TrainerServicer_to_server(service, server)
         address = address_of(socket)
-        before = os.umask(_OTHERS_MAY_NOT)
+        previous = os.umask(_OWNER_ONLY_UMASK)
         try:
             socket.unlink(missing_ok=True)
             server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:
             raise TrainerError(f"{socket}: cannot be opened: {error}") from error
         finally:
-            os.umask(before)
+            os.umask(previous)
         server.start()
         try:
             yield resident

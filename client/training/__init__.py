@@ -1,1 +1,1 @@
-"""Local training: the loaded model, a client's data, and the steps of a round."""
+"""Local training: the model runtime, a client's data, and the local steps of a round."""

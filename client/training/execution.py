@@ -1,8 +1,8 @@
-"""How this machine executes a run: decided once, recorded, and kept when the run is continued.
+"""The execution of a run on this machine: decided once, recorded, and kept on resume.
 
-Grouping, micro-batch and thread count change the last bits of a projected gradient. A run that
-changed them half-way would not be the run that it would have been undisturbed, so whatever is left
-to this machine is decided before its first step and written to the run's folder.
+Grouping, micro-batch and thread count change the last bits of a projected gradient. A run in which
+they changed half-way would differ from an uninterrupted one, so whatever the settings leave open is
+decided before the first step and written to the run's folder.
 """
 
 import json
@@ -38,27 +38,29 @@ from shared.model.scorers import Prompt
 
 @dataclass(frozen=True)
 class Execution:
-    """What is kept.
+    """How a machine executes the steps of a run.
 
     Attributes:
-        schedule: of a step.
-        threads: of torch on the CPU.
+        schedule: grouping and micro-batch of a step.
+        threads: number of torch's threads on the CPU.
     """
 
     schedule: Schedule
     threads: int
 
 
-def kept(folder: Path, run_id: bytes, decide: Callable[[], Execution]) -> Execution:
-    """The execution that a run began with, or the one that is decided now.
+def read_or_decide_execution(
+    folder: Path, run_id: bytes, decide: Callable[[], Execution]
+) -> Execution:
+    """Return the recorded execution of a run, after deciding and recording it if there is none.
 
     Args:
-        folder: of the run.
-        run_id: 8 bytes.
-        decide: called if the run is new on this machine.
+        folder: folder of the run.
+        run_id: run id, 8 bytes.
+        decide: function that decides the execution of a run that is new on this machine.
 
     Raises:
-        ConfigError: if the file is damaged or cannot be written.
+        ConfigError: if the record is damaged or cannot be written.
     """
     file = folder / f"schedule-{run_id.hex()}.json"
     if not file.exists():
@@ -77,15 +79,15 @@ def kept(folder: Path, run_id: bytes, decide: Callable[[], Execution]) -> Execut
 
 
 def _write_once(file: Path, data: bytes) -> None:
-    """Write a file whole, unless another process of this run was first."""
-    own = file.with_name(f"{file.name}.{os.getpid()}")
-    write_durably(own, data)
+    """Write a file atomically, unless another process of this run has written it."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    write_durably(temporary, data)
     try:
-        os.link(own, file)
+        os.link(temporary, file)
     except FileExistsError:
         pass
     finally:
-        own.unlink()
+        temporary.unlink()
 
 
 def _read(file: Path) -> Execution:
@@ -100,14 +102,14 @@ def _read(file: Path) -> Execution:
     return execution
 
 
-class Rehearsal:
-    """Steps on this machine's own shapes, for their time and memory alone.
+class StepBenchmark:
+    """The time and the memory of steps on examples of this machine; their results are discarded.
 
     Args:
-        forward: the engine.
-        layout: of the adapter.
-        config: gives queries, epsilon and device.
-        usual: B examples as a step would have.
+        forward: forward engine.
+        layout: layout of the adapter.
+        config: settings that give the number of queries, epsilon and the torch device.
+        typical: B examples like those of a step.
         longest: B examples that take the most memory.
     """
 
@@ -116,37 +118,40 @@ class Rehearsal:
         forward: ResidentForward,
         layout: Layout,
         config: RunConfig,
-        usual: Sequence[Prompt],
+        typical: Sequence[Prompt],
         longest: Sequence[Prompt],
     ) -> None:
-        self._forward, self._usual, self._longest = forward, usual, longest
-        self._device = torch.device(config.model.torch_device)
+        self._forward, self._typical, self._longest = forward, typical, longest
+        self._torch_device = torch.device(config.model.torch_device)
         z = directions(np.arange(config.queries, dtype=np.uint64), layout.size, layout.distribution)
         center = np.zeros(layout.size, np.float32)
         self._perturbations = Perturbations.from_arrays(
-            layout, center, z, config.epsilon, self._device
+            layout, center, z, config.epsilon, self._torch_device
         )
 
     def seconds(self, schedule: Schedule) -> float:
-        """Of one step."""
-        begun = time.perf_counter()
-        self._forward.scores(self._perturbations, self._usual, schedule)
-        return time.perf_counter() - begun
+        """Return the time of one step."""
+        start = time.perf_counter()
+        self._forward.scores(self._perturbations, self._typical, schedule)
+        return time.perf_counter() - start
 
     def peak_bytes(self, schedule: Schedule) -> int:
-        """Of one pass over the longest examples, beside the weights."""
-        with measure_peak_memory(self._device) as peak:
-            self._forward.scores(
-                self._perturbations, self._longest[: schedule.micro_batch], schedule
-            )
+        """Return the peak memory of one pass over the longest examples, without the weights."""
+        with measure_peak_memory(self._torch_device) as peak:
+            longest = self._longest[: schedule.micro_batch]
+            self._forward.scores(self._perturbations, longest, schedule)
         return peak.bytes
 
 
-def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
-    """The schedule that the settings ask for, measured where they leave it to this machine.
+def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
+    """Return the schedule of the settings; what they leave open is chosen by measurement.
+
+    Args:
+        config: settings of the run.
+        benchmark: measurement of a step under a schedule.
 
     Raises:
-        ConfigError: if not even a single example fits the memory budget.
+        ConfigError: if a forward pass of one example exceeds the memory budget.
     """
     budget = config.memory_budget
     groupings: tuple[Grouping, ...]
@@ -156,17 +161,17 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
         groupings = (config.grouping,)
     else:
         return Schedule(config.grouping, config.micro_batch)
-    most = min(config.micro_batch or config.batch, config.batch)
-    largest = dict.fromkeys(groupings, most)
+    limit = min(config.micro_batch or config.batch, config.batch)
+    largest = dict.fromkeys(groupings, limit)
     peaks = []
     if budget:
         for grouping in groupings:
 
             def peak(micro_batch: int, grouping: Grouping = grouping) -> int:
-                peaks.append(rehearsal.peak_bytes(Schedule(grouping, micro_batch)))
+                peaks.append(benchmark.peak_bytes(Schedule(grouping, micro_batch)))
                 return peaks[-1]
 
-            largest[grouping] = find_largest_micro_batch(peak, budget, most)
+            largest[grouping] = find_largest_micro_batch(peak, budget, limit)
     candidates = [
         Schedule(grouping, size)
         for grouping, size in largest.items()
@@ -180,11 +185,17 @@ def decided(config: RunConfig, rehearsal: Rehearsal) -> Schedule:
         )
     if len(candidates) == 1:
         return candidates[0]
-    rehearsal.seconds(candidates[0])
-    return choose_fastest(candidates, rehearsal.seconds)[0]
+    benchmark.seconds(candidates[0])
+    return choose_fastest(candidates, benchmark.seconds)[0]
 
 
-def evaluation_batch(schedule: Schedule, config: RunConfig, most: int) -> int:
-    """Examples of a pass with one adapter that take no more memory than a pass of a step."""
-    rows = perturbations_per_pass(schedule.grouping, config.queries)
-    return min(most, rows * (schedule.micro_batch or config.batch))
+def evaluation_batch_size(schedule: Schedule, config: RunConfig, limit: int) -> int:
+    """Return how many examples an evaluation's forward pass has, within the memory of a step's.
+
+    Args:
+        schedule: schedule of a step.
+        config: settings of the run.
+        limit: largest size.
+    """
+    perturbations = perturbations_per_pass(schedule.grouping, config.queries)
+    return min(limit, perturbations * (schedule.micro_batch or config.batch))

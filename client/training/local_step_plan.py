@@ -1,4 +1,7 @@
-"""One client's way through the steps of a round, whoever computes the losses: no model here."""
+"""The plan of a client's local steps in a round: batches, directions and report, without a model.
+
+The losses are computed by whoever follows the plan: the model runtime, or a phone's program.
+"""
 
 from dataclasses import replace
 
@@ -15,13 +18,13 @@ from shared.step_size import REACH
 
 
 class LocalStepPlan:
-    """What a client tries, step by step, and what it reports in the end.
+    """A client's local steps in a round: the estimator of each, its update, and the report.
 
     Args:
-        instruction: of the round.
-        client: index.
-        labels: int64 [n], of the client's training examples.
-        classes: how many labels the task has; 0 if labels mean nothing from row to row.
+        instruction: instruction of the round.
+        client: client index.
+        labels: int64 [n], labels of the client's training examples.
+        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
     """
 
     def __init__(
@@ -29,83 +32,91 @@ class LocalStepPlan:
         instruction: TrainInstruction,
         client: int,
         labels: NDArray[np.int64],
-        classes: int,
+        label_count: int,
     ) -> None:
-        self._asked, self._device = instruction, client
-        self._labels, self._classes = labels, classes
+        self._instruction, self._client = instruction, client
+        self._labels, self._label_count = labels, label_count
         self._seeds = instruction.seeds(client)
         self._estimates: list[GradientEstimate] = []
         self._losses: list[float] = []
         self._energy = 0.0
 
-    def estimator(self) -> Estimator:
-        """Of the next step."""
-        asked, step = self._asked, len(self._estimates)
-        order = batch_order(asked.root, self._device, step, len(self._labels))
-        if self._of_one_label:
-            order = order[self._labels[order] == step % self._classes]
+    def next_estimator(self) -> Estimator:
+        """Return the estimator of the next step, which knows its directions and its batch."""
+        instruction, step = self._instruction, len(self._estimates)
+        order = batch_order(instruction.root, self._client, step, len(self._labels))
+        if self._has_batches_of_one_label:
+            order = order[self._labels[order] == step % self._label_count]
         return prge_estimator(
             self._seeds[step],
-            order[: asked.batch] if len(order) else np.zeros(1, np.int64),
-            asked.epsilon,
-            asked.measures_curvature(step),
-            asked.differences,
+            order[: instruction.batch] if len(order) else np.zeros(1, np.int64),
+            instruction.epsilon,
+            instruction.measures_curvature(step),
+            instruction.differences,
         )
 
-    def taken(self, found: GradientEstimate) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
-        """What the next step adds to the state, −η·Σ clip(g)·z / q, in the ledger's arithmetic.
+    def finish_step(
+        self, estimate: GradientEstimate
+    ) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
+        """Record the estimate of the next step, and return the update that it makes.
 
-        The loss counts in the report as long as the client is near where the round began
-        (`REACH`): farther out it tells nothing of the global model.
+        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The step's loss counts in the
+        report while the client is near the state that the round began with (`REACH`): farther out
+        it says nothing about the global model.
 
         Args:
-            found: its estimator's end.
+            estimate: result of the step's estimator.
+
+        Returns:
+            Seeds and coefficient blocks, for `shared.replay.replay`.
 
         Raises:
             TrainingError: if a loss is not finite.
         """
-        asked, step = self._asked, len(self._estimates)
-        if not (np.isfinite(found.mean_loss) and np.all(np.isfinite(found.gradients))):
+        instruction, step = self._instruction, len(self._estimates)
+        if not (np.isfinite(estimate.mean_loss) and np.all(np.isfinite(estimate.gradients))):
             raise TrainingError(
-                f"the loss is not finite at step {step + 1} of round {asked.round}; "
+                f"the loss is not finite at step {step + 1} of round {instruction.round}; "
                 "lower learning-rate or epsilon, or check the model's weights",
                 (step + 1, 0),
             )
-        if self._of_one_label:
-            held = int(np.sum(self._labels == step % self._classes))
-            share = np.float32(min(1.0, held / asked.batch))
-            found = replace(found, gradients=share * found.gradients)
-        self._estimates.append(found)
-        if self._energy <= (REACH * asked.epsilon) ** 2:
-            self._losses.append(found.mean_loss)
-        coefficients = asked.coefficients(asked.clipped(found.gradients))
+        if self._has_batches_of_one_label:
+            available = int(np.sum(self._labels == step % self._label_count))
+            share = np.float32(min(1.0, available / instruction.batch))
+            estimate = replace(estimate, gradients=share * estimate.gradients)
+        self._estimates.append(estimate)
+        if self._energy <= (REACH * instruction.epsilon) ** 2:
+            self._losses.append(estimate.mean_loss)
+        coefficients = instruction.coefficients(instruction.clipped(estimate.gradients))
         self._energy += float(coefficients @ coefficients)
-        return [(self._seeds[step], one_pass) for one_pass in quantize(coefficients)]
+        return [(self._seeds[step], block) for block in quantize(coefficients)]
 
     @property
-    def _of_one_label(self) -> bool:
-        """Whether the labels take turns from step to step, as where clusters are sought.
+    def _has_batches_of_one_label(self) -> bool:
+        """Return whether every step has a batch of one label, by turns, as in clustering rounds.
 
-        Otherwise a client's base rate would be the loudest thing that it says. Of a label with
-        fewer examples than a batch the projected gradients count less, and without one nothing.
+        Otherwise the base rate of a client would dominate its projected gradients. If a label has
+        fewer examples than a batch its projected gradients are scaled down, without any to zero.
         """
-        return self._asked.track == CLUSTERING_TRACK and self._classes > 1
+        return self._instruction.track == CLUSTERING_TRACK and self._label_count > 1
 
     def report(self, token: bytes) -> Report:
-        """Of all steps.
+        """Return the report on all steps.
 
         Args:
-            token: of the instruction.
+            token: token of the instruction, 8 bytes.
         """
-        gradients = np.stack([found.gradients for found in self._estimates])
-        bends = [found.curvature for found in self._estimates if found.curvature is not None]
-        pooled = self._asked.seed_policy is SeedPolicy.POOL
+        gradients = np.stack([estimate.gradients for estimate in self._estimates])
+        curvatures = [
+            estimate.curvature for estimate in self._estimates if estimate.curvature is not None
+        ]
+        pooled = self._instruction.seed_policy is SeedPolicy.POOL
         return Report(
             token,
-            self._device,
+            self._client,
             len(self._labels),
             float(np.mean(self._losses)),
-            self._asked.sums(gradients) if pooled else gradients,
-            summed_steps=self._asked.steps if pooled else 0,
-            curvature=float(np.mean(bends)) if bends else None,
+            self._instruction.sums(gradients) if pooled else gradients,
+            summed_steps=self._instruction.steps if pooled else 0,
+            curvature=float(np.mean(curvatures)) if curvatures else None,
         )

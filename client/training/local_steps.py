@@ -1,13 +1,12 @@
-"""The local steps of a round, of one client or of many that share passes over the weights.
+"""The local steps of a round, of one client or of many that share forward passes.
 
-Every client keeps what is its own: examples, order of batches, directions, and the state that its
-steps move. Only the passes are shared. So the reports of clients that step together are those of
-clients that step alone, but for the rounding of larger matrix products (docs/fleet.md).
+Every client has its own examples, order of batches, directions, and state that its steps move. Only
+the forward passes are shared. So the reports of clients that step together are those of clients
+that step alone, but for the rounding of larger matrix products (docs/fleet.md).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,9 @@ from numpy.typing import NDArray
 from client.estimators.prge import LossRequest, run_estimators
 from client.forward.grouping import Schedule, perturbations_per_pass
 from client.forward.resident import have_equal_row_counts
+from client.training.client_data import ClientData, LabelledPrompts
 from client.training.local_step_plan import LocalStepPlan
+from client.training.model_runtime import ModelRuntime
 from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
@@ -23,140 +24,190 @@ from shared.model.lora_fa import Perturbations
 from shared.replay import replay, to_float32
 from shared.tasks.objectives import cross_entropy
 
-if TYPE_CHECKING:
-    from client.training.trainer import Examples, Trainer
-
 
 @dataclass(frozen=True, eq=False)
-class _Tried:
-    """Which numbers are tried: bool [d], None for all; the others are those of a state."""
+class _TrainedPart:
+    """The trained numbers that are perturbed; the others keep their values at the start.
+
+    Attributes:
+        start: state at the start of the round, int64 [d].
+        mask: bool [d], true where numbers are perturbed; None perturbs all.
+    """
 
     start: NDArray[np.int64]
-    moving: NDArray[np.bool_] | None
+    mask: NDArray[np.bool_] | None
 
     def center(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [d], around which a client in a state tries directions."""
-        return state if self.moving is None else np.where(self.moving, state, self.start)
+        """Return the center of the perturbations of a client with this state, int64 [d]."""
+        return state if self.mask is None else np.where(self.mask, state, self.start)
 
-    def along(self, z: NDArray[np.int16]) -> NDArray[np.int16]:
-        """Directions [n, d] without the numbers that stay."""
-        return z if self.moving is None else z * self.moving
+    def project(self, z: NDArray[np.int16]) -> NDArray[np.int16]:
+        """Return directions [n, d] with zeros where numbers are not perturbed."""
+        return z if self.mask is None else z * self.mask
 
 
 @dataclass(eq=False)
-class _Client:
-    """A client on its way through the steps of a round."""
+class _Participant:
+    """A client during the steps of a round.
 
-    data: "Examples"
-    steps: LocalStepPlan
+    Attributes:
+        examples: training examples.
+        plan: batches and directions of its steps, and its results so far.
+        state: state after its steps so far, int64 [d].
+        error: error that ended its steps.
+    """
+
+    examples: LabelledPrompts
+    plan: LocalStepPlan
     state: NDArray[np.int64]
     error: SamaraError | None = None
 
 
-def local_steps(
-    trainer: "Trainer",
+def take_local_steps(
+    runtime: ModelRuntime,
+    data: ClientData,
     instruction: TrainInstruction,
     state: NDArray[np.int64],
-    indices: Sequence[int],
-    clients: int,
-    moving: NDArray[np.bool_] | None = None,
-) -> list[Report | SamaraError]:
-    """K local steps of every client from a common state, all of them side by side.
+    mask: NDArray[np.bool_] | None = None,
+) -> Report:
+    """Take a client's K local steps from a state, and return the report.
 
     Args:
-        trainer: of the model.
-        instruction: of the round, for the trainer's layout.
-        state: int64 [d], which is left as it is.
-        indices: of the clients that take the steps.
-        clients: among how many the examples are dealt; 0 if one client holds all of them.
-        moving: bool [d], the numbers that are tried; the others stay. None is all.
+        runtime: model runtime.
+        data: examples of the client.
+        instruction: instruction of the round.
+        state: int64 [d], the model that the steps start from; it is not changed.
+        mask: bool [d], true where numbers are perturbed; None perturbs all.
+
+    Raises:
+        LayoutError: if the instruction is for another layout.
+        TrainingError: if a loss is not finite.
+        ReplayError: if a local step leaves the exact range of the state.
+    """
+    (report,) = take_local_steps_together(runtime, [data], instruction, state, mask)
+    if isinstance(report, SamaraError):
+        raise report
+    return report
+
+
+def take_local_steps_together(
+    runtime: ModelRuntime,
+    clients: Sequence[ClientData],
+    instruction: TrainInstruction,
+    state: NDArray[np.int64],
+    mask: NDArray[np.bool_] | None = None,
+) -> list[Report | SamaraError]:
+    """Take the K local steps of clients that start from one state and share forward passes.
+
+    Args:
+        runtime: model runtime.
+        clients: examples of each client.
+        instruction: instruction of the round.
+        state: int64 [d], the model that the steps start from; it is not changed.
+        mask: bool [d], true where numbers are perturbed; None perturbs all.
 
     Returns:
-        A report for each client, or why it has none.
+        The report of each client, or the error that ended its steps.
+
+    Raises:
+        LayoutError: if the instruction is for another layout.
     """
-    everybody = []
-    for client in indices:
-        data = trainer.share(client, clients, Split.TRAIN)
-        steps = LocalStepPlan(instruction, client, data.labels, trainer.labels)
-        everybody.append(_Client(data, steps, state))
+    runtime.check_layout(instruction.layout_hash)
+    participants = []
+    for data in clients:
+        examples = data.tokenized(Split.TRAIN)
+        plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
+        participants.append(_Participant(examples, plan, state))
+    part = _TrainedPart(state, mask)
     for _ in range(instruction.steps):
-        going = [client for client in everybody if client.error is None]
-        _step(trainer, going, _Tried(state, moving))
+        _take_step(runtime, [one for one in participants if one.error is None], part)
     token = token_of(instruction.encode())
-    return [client.error or client.steps.report(token) for client in everybody]
+    return [one.error or one.plan.report(token) for one in participants]
 
 
-def clients_within(rows: int, instruction: TrainInstruction, schedule: Schedule) -> int:
-    """How many clients share a pass under a budget; at least one.
+def clients_per_pass(row_budget: int, instruction: TrainInstruction, schedule: Schedule) -> int:
+    """Return how many clients share a forward pass under a budget of rows; at least one.
 
     Args:
-        rows: most rows in a pass, of all its clients together; 0 is one client at a time.
-        instruction: of the round.
-        schedule: of a client's own step.
+        row_budget: largest number of rows in a pass, of all its clients together; 0 is one client
+            at a time.
+        instruction: instruction of the round.
+        schedule: schedule of a client's step.
     """
     examples = min(schedule.micro_batch or instruction.batch, instruction.batch)
-    own = perturbations_per_pass(schedule.grouping, instruction.queries) * examples
-    return max(1, rows // own)
+    rows = perturbations_per_pass(schedule.grouping, instruction.queries) * examples
+    return max(1, row_budget // rows)
 
 
-def _step(trainer: "Trainer", clients: Sequence[_Client], tried: _Tried) -> None:
-    """One step of every client."""
-    found = run_estimators(
-        [client.steps.estimator() for client in clients],
-        lambda requests: _losses(trainer, clients, requests, tried),
+def _take_step(
+    runtime: ModelRuntime, participants: Sequence[_Participant], part: _TrainedPart
+) -> None:
+    """Take one step of every participant."""
+    estimates = run_estimators(
+        [one.plan.next_estimator() for one in participants],
+        lambda requests: _losses(runtime, participants, requests, part),
     )
-    distribution, backend = trainer.layout.distribution, trainer.backend
-    for client, result in zip(clients, found, strict=True):
+    distribution, backend = runtime.layout.distribution, runtime.backend
+    for one, estimate in zip(participants, estimates, strict=True):
         try:
-            passes = client.steps.taken(result)
-            client.state = replay(client.state, passes, distribution, backend)
+            update = one.plan.finish_step(estimate)
+            one.state = replay(one.state, update, distribution, backend)
         except SamaraError as error:
-            client.error = error
+            one.error = error
 
 
 def _losses(
-    trainer: "Trainer", clients: Sequence[_Client], requests: Sequence[LossRequest], tried: _Tried
+    runtime: ModelRuntime,
+    participants: Sequence[_Participant],
+    requests: Sequence[LossRequest],
+    part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """The losses that each client's request asks for; clients with as many rows share passes."""
+    """Return the losses of each participant's request; equal row counts share forward passes."""
     losses: dict[int, NDArray[np.float64]] = {}
     by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
         by_size.setdefault(len(request.batch), []).append(index)
-    for alike in by_size.values():
-        prompts = [clients[i].data.prompts[row] for i in alike for row in requests[i].batch]
+    for same_size in by_size.values():
+        prompts = [
+            participants[i].examples.prompts[row] for i in same_size for row in requests[i].batch
+        ]
         together = (
-            [alike] if have_equal_row_counts(prompts, len(alike)) else [[index] for index in alike]
+            [same_size]
+            if have_equal_row_counts(prompts, len(same_size))
+            else [[index] for index in same_size]
         )
-        for some in together:
-            own = [clients[index] for index in some]
-            losses |= zip(
-                some, _scored(trainer, own, [requests[i] for i in some], tried), strict=True
-            )
+        for group in together:
+            members, their_requests = [participants[i] for i in group], [requests[i] for i in group]
+            results = _losses_in_one_pass(runtime, members, their_requests, part)
+            losses |= zip(group, results, strict=True)
     return [losses[index] for index in range(len(requests))]
 
 
-def _scored(
-    trainer: "Trainer", clients: Sequence[_Client], requests: Sequence[LossRequest], tried: _Tried
+def _losses_in_one_pass(
+    runtime: ModelRuntime,
+    participants: Sequence[_Participant],
+    requests: Sequence[LossRequest],
+    part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """The losses of clients in shared passes, float64 [P] each."""
-    layout, first = trainer.layout, requests[0]
-    center = np.stack([to_float32(tried.center(client.state)) for client in clients])
+    """Return the losses of participants that share forward passes, float64 [P] each."""
+    layout, first = runtime.layout, requests[0]
+    center = np.stack([to_float32(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([request.seeds for request in requests])
-        z = trainer.backend.directions(seeds, layout.size, layout.distribution)
-        z = tried.along(z).reshape(len(clients), len(first.seeds), layout.size)
+        z = runtime.backend.directions(seeds, layout.size, layout.distribution)
+        z = part.project(z).reshape(len(participants), len(first.seeds), layout.size)
     perturbations = Perturbations.from_arrays(
-        layout, center, z, first.epsilon, trainer.torch_device, first.signs
+        layout, center, z, first.epsilon, runtime.torch_device, first.signs
     )
     prompts = [
-        client.data.prompts[row]
-        for client, request in zip(clients, requests, strict=True)
+        one.examples.prompts[row]
+        for one, request in zip(participants, requests, strict=True)
         for row in request.batch
     ]
-    scores = trainer.forward.scores(perturbations, prompts, trainer.schedule_of(len(first.batch)))
-    by_client = scores.reshape(len(scores), len(clients), -1, scores.shape[2])
+    scores = runtime.forward.scores(perturbations, prompts, runtime.schedule_for(len(first.batch)))
+    by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
     return [
-        cross_entropy(by_client[:, index], client.data.labels[request.batch])
-        for index, (client, request) in enumerate(zip(clients, requests, strict=True))
+        cross_entropy(by_client[:, index], one.examples.labels[request.batch])
+        for index, (one, request) in enumerate(zip(participants, requests, strict=True))
     ]

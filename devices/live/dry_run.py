@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from client.protocol.resident_trainer import ResidentTrainer
+from client.training.local_steps import take_local_steps
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
 from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, TrainInstruction
@@ -27,9 +28,9 @@ def dry_run(settings: ClientSettings) -> str:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = settings.config
-        resident = ResidentTrainer(config, settings.device, Path(folder))
-        loaded, trainer = time.monotonic(), resident.trainer
-        state = zero_state(trainer.layout.size)
+        resident = ResidentTrainer.load(config, settings.device, Path(folder))
+        loaded, runtime = time.monotonic(), resident.runtime
+        state = zero_state(runtime.layout.size)
         instruction = TrainInstruction(
             run_id=bytes(8),
             round=1,
@@ -43,10 +44,10 @@ def dry_run(settings: ClientSettings) -> str:
             learning_rate=0.0,
             clip=0.0,
             deadline=0.0,
-            layout_hash=trainer.layout.hash,
-            start_digest=digest(trainer.layout.hash, state),
+            layout_hash=runtime.layout.hash,
+            start_digest=digest(runtime.layout.hash, state),
         )
-        report = trainer.train(instruction, state, settings.device, 0)
+        report = take_local_steps(runtime, resident.data, instruction, state)
         ended = time.monotonic()
     return (
         f"loaded in {loaded - begun:.1f} s; one step of {config.queries} queries on "

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from client.protocol.resident_trainer import ResidentTrainer
-from client.protocol.trainer_service import served
+from client.protocol.trainer_service import serve_trainer
 from devices.jetson.telemetry import pause_reason, read
 from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
 from devices.live.settings import ClientSettings
@@ -42,7 +42,7 @@ def serve(settings: ClientSettings) -> NoReturn:
     lock, begun = settings.folder / "trainer.lock", time.monotonic()
     with (
         exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
-        served(lambda: _loaded(settings), settings.socket, paused),
+        serve_trainer(lambda: _loaded(settings), settings.socket, paused),
     ):
         log.info("ready after %.1f s", time.monotonic() - begun)
         while True:
@@ -50,7 +50,7 @@ def serve(settings: ClientSettings) -> NoReturn:
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:
-    return ResidentTrainer(settings.config, settings.device, settings.folder)
+    return ResidentTrainer.load(settings.config, settings.device, settings.folder)
 
 
 def main() -> None:

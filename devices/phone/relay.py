@@ -11,7 +11,7 @@ from math import inf
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import unpacked
+from client.app import unpack_message
 from devices.phone.gateway import Gateway, SignedAnswer
 from shared.errors import ConfigError
 from shared.frames.instructions import TrainInstruction
@@ -36,7 +36,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         config = context.run_config
         if config.get("method") == "partial":
             raise ConfigError("method = partial: a phone's program moves all numbers or none")
-        frame, catch_up = unpacked(message)
+        frame, catch_up = unpack_message(message)
         devices = message.content.config_records[RECORD].get(CLIENTS)
         chosen = [int(device) for device in devices] if isinstance(devices, list) else None
         question = gateway.ask(work, frame, seconds, chosen, catch_up.snapshot, catch_up.tail)
@@ -51,7 +51,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """The phones that are named catch up, train and report."""
-        frame, _ = unpacked(message)
+        frame, _ = unpack_message(message)
         deadline = TrainInstruction.decode(frame).deadline or inf
         # a message may live longer than its round, for late reports
         seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))

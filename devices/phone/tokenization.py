@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from client.training.trainer import Trainer
+from client.training.client_data import ClientData
+from client.training.model_runtime import load_run
 from devices.phone.manifest import Manifest
 from shared.config import RunConfig
 from shared.errors import DataError, DeviceError
@@ -29,10 +30,12 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     manifest = Manifest.read(program)
     length = min(manifest.sequence, config.model.max_length)
     model = config.model.model_copy(update={"max_length": length})
-    trainer = Trainer(config.model_copy(update={"model": model}))
-    if trainer.model_id.hex() != manifest.model_id:
+    runtime, source = load_run(config.model_copy(update={"model": model}))
+    if runtime.model_id.hex() != manifest.model_id:
         raise DataError(f"{program}: made of another model than {config.model.path}")
-    text = examples_as_jsonl(trainer, client or 0, 0 if client is None else config.data.clients)
+    text = examples_as_jsonl(
+        source.undivided(0) if client is None else source.share_of(client, config.data.clients)
+    )
     try:
         write_durably(out, text.encode())
     except OSError as error:
@@ -40,12 +43,12 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     return text.count("\n")
 
 
-def examples_as_jsonl(trainer: Trainer, client: int, clients: int) -> str:
-    """One JSON object a line: ids, label and split; of one of so many clients, 0 is of all."""
+def examples_as_jsonl(data: ClientData) -> str:
+    """Return a client's examples as lines of JSON objects with ids, label and split."""
     lines = []
     for split in Split:
-        share = trainer.share(client, clients, split)
-        for prompt, label in zip(share.prompts, share.labels.tolist(), strict=True):
+        examples = data.tokenized(split)
+        for prompt, label in zip(examples.prompts, examples.labels.tolist(), strict=True):
             row = {"ids": list(prompt.sequences[0]), "label": label, "split": split.name.lower()}
             lines.append(json.dumps(row) + "\n")
     return "".join(lines)

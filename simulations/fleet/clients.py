@@ -1,8 +1,8 @@
-"""The clients of a fleet: they share weights, a state, and passes over the weights.
+"""The clients of a fleet, which share weights, one session, and forward passes.
 
 All clients of a round start from one global state, so there is one session for the whole fleet; it
-follows the ledger by the tails that the server sends. What else a client is, its examples, seeds
-and device index, is looked up when it is needed. Only clients whose report is due have adapters.
+follows the ledger by the tails that the server sends. A client's examples, seeds and index are
+looked up when they are needed. Only clients whose report is due have adapters in memory.
 """
 
 import threading
@@ -12,170 +12,185 @@ from itertools import groupby
 
 from flwr.app import Message
 
-from client.app import unpacked
+from client.app import unpack_message
 from client.personal.methods import composition
-from client.protocol.client_handler import make_refusal, standing
+from client.protocol.client_handler import catch_up_session, make_refusal
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session import Session
-from client.training.local_steps import clients_within
-from client.training.trainer import Examples, Trainer, figures
+from client.training.client_data import ClientData, ClientDataSource
+from client.training.local_steps import clients_per_pass, take_local_steps_together
+from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from simulations.fleet.device import Device
 
 _EVALUATED_TOGETHER = 16
-"""Clients whose examples are sorted by length together when they evaluate."""
+"""Number of clients whose examples are sorted by length together in an evaluation."""
 
 
 class Clients:
-    """Answers for every client of a fleet.
+    """All clients of a fleet; threads of the pool carry out their instructions.
 
     Args:
-        devices: of the fleet.
-        trainers: by the quantization of a device.
-        config: of the run.
-        pool: of threads, each of which gets a twin of each trainer.
+        devices: devices of the fleet, one per client.
+        runtimes: model runtimes by the quantization of a device.
+        data: source of the clients' data.
+        config: settings of the run.
+        pool: pool of threads, each of which gets a copy of each runtime with the same weights.
     """
 
     def __init__(
         self,
         devices: Sequence[Device],
-        trainers: Mapping[str, Trainer],
+        runtimes: Mapping[str, ModelRuntime],
+        data: ClientDataSource,
         config: RunConfig,
         pool: Executor,
     ) -> None:
-        self._devices, self._first, self._config = devices, trainers, config
+        self._devices, self._runtimes, self._data, self._config = devices, runtimes, data, config
         self._pool, self._of_thread = pool, threading.local()
         self._session: Session | None = None
-        self._caught_up = b""
+        self._latest_frame = b""
 
-    def session(self, run_id: bytes) -> Session | None:
-        """The session that all clients share; a `client.protocol.protocol_client.Memory`."""
+    def read_session(self, run_id: bytes) -> Session | None:
+        """Return the session that all clients share (see `SessionStore`)."""
         return self._session
 
-    def remember(self, run_id: bytes, session: Session) -> None:
-        """Keep the session that all clients share."""
+    def write_session(self, run_id: bytes, session: Session) -> None:
+        """Keep the session that all clients share (see `SessionStore`)."""
         self._session = session
 
     def hello(self, number: int) -> bytes:
-        """How a client introduces itself."""
-        return self._participant(number).hello()
+        """Return the hello of a client."""
+        return self._client(number).hello()
 
     def catch_up(self, number: int, message: Message) -> tuple[bytes, int, bytes]:
-        """Take a message in for a client; the first of an instruction brings all where it begins.
+        """Unpack a message to a client; the first one of an instruction brings the session along.
 
         Returns:
-            The frame in it, the bytes that came with it, and a refusal or nothing.
+            The frame in the message, the number of bytes of missed rounds, and a refusal or
+            nothing.
         """
         try:
-            frame, catch_up = unpacked(message)
+            frame, catch_up = unpack_message(message)
         except SamaraError as error:
             return b"", 0, make_refusal(b"", number, 0, error)
         refusal = b""
-        if frame != self._caught_up:
-            refusal = self._participant(number).catch_up(frame, catch_up)
-            self._caught_up = b"" if refusal else frame
+        if frame != self._latest_frame:
+            refusal = self._client(number).catch_up(frame, catch_up)
+            self._latest_frame = b"" if refusal else frame
         return frame, len(catch_up), refusal
 
-    def standing(self, instruction: TrainInstruction) -> Session:
-        """The session where an instruction begins, which is kept with it until all reports are in.
+    def session_at(self, instruction: TrainInstruction) -> Session:
+        """Return the session at an instruction's start.
 
         Raises:
-            CatchUpError: if the clients are elsewhere.
+            CatchUpError: if the session is at another round or digest.
         """
-        return standing(self, self._trainer(0), instruction, CatchUp())
+        return catch_up_session(self, self._runtime(0), instruction, CatchUp())
 
-    def together(self, instruction: TrainInstruction, numbers: Sequence[int]) -> list[list[int]]:
-        """Clients in the order given, cut into those that share passes: of one quantization, and
-        no more than fit the budget of rows."""
-        kinds: dict[str, list[int]] = {}
+    def group_by_pass(
+        self, instruction: TrainInstruction, numbers: Sequence[int]
+    ) -> list[list[int]]:
+        """Return clients in groups that share forward passes, in the order of their first members.
+
+        The clients of a group have one quantization, and fit the budget of rows.
+        """
+        by_quantization: dict[str, list[int]] = {}
         for number in numbers:
-            kinds.setdefault(self._kind(number), []).append(number)
-        cut = []
-        for alike in kinds.values():
-            schedule = self._trainer(alike[0]).schedule
-            size = clients_within(self._config.fleet.rows, instruction, schedule)
-            cut += [alike[start : start + size] for start in range(0, len(alike), size)]
-        place = {number: index for index, number in enumerate(numbers)}
-        return sorted(cut, key=lambda some: place[some[0]])
+            by_quantization.setdefault(self._quantization(number), []).append(number)
+        groups = []
+        for alike in by_quantization.values():
+            schedule = self._runtime(alike[0]).schedule
+            size = clients_per_pass(self._config.fleet.rows, instruction, schedule)
+            groups += [alike[start : start + size] for start in range(0, len(alike), size)]
+        index_of = {number: index for index, number in enumerate(numbers)}
+        return sorted(groups, key=lambda group: index_of[group[0]])
 
     def reports(
         self, instruction: TrainInstruction, session: Session, groups: Sequence[Sequence[int]]
     ) -> dict[int, bytes]:
-        """The reports, or refusals, of groups of clients; groups go side by side."""
+        """Return the reports, or refusals, of groups of clients; groups train side by side."""
         frame = instruction.encode()
-        parts = composition(self._config, self._trainer(0).layout)
+        parts = composition(self._config, self._runtime(0).layout)
         model = parts.model(session.state)
 
-        def trained(numbers: Sequence[int]) -> list[bytes]:
-            trainer, clients = self._trainer(numbers[0]), len(self._devices)
+        def train(numbers: Sequence[int]) -> list[bytes]:
+            runtime, data = self._runtime(numbers[0]), [self._data_of(one) for one in numbers]
+            results: list[Report | SamaraError]
             try:
-                found = trainer.train_together(instruction, model, numbers, clients, parts.shared)
+                results = take_local_steps_together(runtime, data, instruction, model, parts.shared)
             except SamaraError as error:
-                found = [error] * len(numbers)
+                results = [error] * len(numbers)
             return [
-                make_refusal(frame, number, session.position.round, answer)
-                if isinstance(answer, SamaraError)
-                else answer.encode()
-                for number, answer in zip(numbers, found, strict=True)
+                make_refusal(frame, number, session.position.round, result)
+                if isinstance(result, SamaraError)
+                else result.encode()
+                for number, result in zip(numbers, results, strict=True)
             ]
 
-        answers = self._pool.map(trained, groups)
+        frames_of_groups = self._pool.map(train, groups)
         return {
             number: frame
-            for numbers, frames in zip(groups, answers, strict=True)
+            for numbers, frames in zip(groups, frames_of_groups, strict=True)
             for number, frame in zip(numbers, frames, strict=True)
         }
 
     def evaluations(self, frame: bytes, numbers: Sequence[int], personal: bool) -> list[bytes]:
-        """What clients answer that are asked to evaluate."""
+        """Return the evaluations, or refusals, of clients.
+
+        Args:
+            frame: evaluate instruction.
+            numbers: client indices.
+            personal: whether the personal models and their baselines are evaluated too.
+        """
         if personal:
-            return list(
-                self._pool.map(lambda n: self._participant(n).evaluate(frame, True), numbers)
-            )
-        kinds = [list(same) for _, same in groupby(numbers, self._kind)]
+            return list(self._pool.map(lambda n: self._client(n).evaluate(frame, True), numbers))
+        runs = [list(same) for _, same in groupby(numbers, self._quantization)]
         groups = [
             same[start : start + _EVALUATED_TOGETHER]
-            for same in kinds
+            for same in runs
             for start in range(0, len(same), _EVALUATED_TOGETHER)
         ]
-        answers = self._pool.map(lambda group: self._evaluated(frame, group), groups)
-        return [answer for some in answers for answer in some]
+        frames_of_groups = self._pool.map(lambda group: self._evaluate(frame, group), groups)
+        return [reply for frames in frames_of_groups for reply in frames]
 
-    def _evaluated(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
-        """All stand at one state, so their examples are examples of one adapter."""
-        instruction, trainer = EvaluateInstruction.decode(frame), self._trainer(numbers[0])
+    def _evaluate(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
+        """Return evaluations of the global model, with all clients' examples in shared passes."""
+        instruction, runtime = EvaluateInstruction.decode(frame), self._runtime(numbers[0])
         session, token = self._session, token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
-        state = composition(self._config, trainer.layout).model(session.state)
-        own = [trainer.share(number, len(self._devices), instruction.split) for number in numbers]
-        everything = Examples(tuple(p for data in own for p in data.prompts), own[0].labels)
-        scores = trainer.scores(state, everything) if everything.prompts else None
-        frames, begin = [], 0
-        for number, data in zip(numbers, own, strict=True):
-            end = begin + len(data.labels)
-            mine = trainer.scores(state, data) if scores is None else scores[begin:end]
-            columns = (figures("global", mine, data.labels),)
+        state = composition(self._config, runtime.layout).model(session.state)
+        examples = [self._data_of(number).tokenized(instruction.split) for number in numbers]
+        prompts = [prompt for own in examples for prompt in own.prompts]
+        scores = runtime.scores(state, prompts) if prompts else None
+        frames, start = [], 0
+        for number, own in zip(numbers, examples, strict=True):
+            end = start + len(own.labels)
+            own_scores = runtime.scores(state, own.prompts) if scores is None else scores[start:end]
+            columns = (evaluation_column("global", own_scores, own.labels),)
             frames.append(Evaluation(token, number, columns).encode())
-            begin = end
+            start = end
         return frames
 
-    def _participant(self, number: int) -> ProtocolClient:
+    def _client(self, number: int) -> ProtocolClient:
         config = self._config
-        return ProtocolClient(
-            self._trainer(number), config, config, number, len(self._devices), self
-        )
+        return ProtocolClient(self._runtime(number), self._data_of(number), config, config, self)
 
-    def _kind(self, number: int) -> str:
+    def _data_of(self, number: int) -> ClientData:
+        return self._data.share_of(number, len(self._devices))
+
+    def _quantization(self, number: int) -> str:
         return self._devices[number].group.quantization
 
-    def _trainer(self, number: int) -> Trainer:
-        """The calling thread's trainer of a client's quantization."""
-        twins: dict[int, Trainer] = self._of_thread.__dict__.setdefault("twins", {})
-        first = self._first[self._kind(number)]
-        if id(first) not in twins:
-            twins[id(first)] = first.copy_sharing_weights()
-        return twins[id(first)]
+    def _runtime(self, number: int) -> ModelRuntime:
+        """Return the calling thread's runtime of a client's quantization."""
+        copies: dict[int, ModelRuntime] = self._of_thread.__dict__.setdefault("copies", {})
+        first = self._runtimes[self._quantization(number)]
+        if id(first) not in copies:
+            copies[id(first)] = first.copy_sharing_weights()
+        return copies[id(first)]

@@ -7,7 +7,8 @@ from math import inf
 
 import numpy as np
 
-from client.training.trainer import Trainer
+from client.training.client_data import ClientDataSource
+from client.training.model_runtime import ModelRuntime
 from devices.hardware.estimate import StepEstimate, estimate_step
 from devices.hardware.link import is_available, next_available_time, next_time_within, time_windows
 from devices.hardware.model_shape import ModelShape, model_shape
@@ -114,12 +115,13 @@ class Device:
         return self.at_charger(at) or charge > self.group.reserve * self.group.battery
 
 
-def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
+def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -> list[Device]:
     """The devices of a run, one per client, group by group.
 
     Args:
         config: of the run.
-        trainer: of its model and data, which say how long sequences are.
+        runtime: runtime of the model.
+        data: source of the clients' data, which determine the length of sequences.
 
     Raises:
         ConfigError: naming every profile, link or power mode that there is not.
@@ -136,13 +138,13 @@ def fleet_of(config: RunConfig, trainer: Trainer) -> list[Device]:
             mistakes.append(f"fleet.devices.{index}: {error}")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    shape = model_shape(config.fleet.timed_as or str(trainer.folder))
+    shape = model_shape(config.fleet.timed_as or str(runtime.model_folder))
     own_shape = not config.fleet.timed_as
     devices: list[Device] = []
     for group, (profile, link), count in zip(
         groups, kinds, counts_of(config.data.clients, groups), strict=True
     ):
-        work, passes = _workload(config, trainer, shape, group, own_shape)
+        work, passes = _workload(config, runtime, data, shape, group, own_shape)
         cost = estimate_step(shape, profile, work)
         measuring = estimate_step(shape, profile, replace(work, curvature=True))
         for number in range(len(devices), len(devices) + count):
@@ -185,20 +187,25 @@ def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tup
 
 
 def _workload(
-    config: RunConfig, trainer: Trainer, shape: ModelShape, group: DeviceGroup, own_shape: bool
+    config: RunConfig,
+    runtime: ModelRuntime,
+    data: ClientDataSource,
+    shape: ModelShape,
+    group: DeviceGroup,
+    own_shape: bool,
 ) -> tuple[Workload, int]:
     """The run's step with a micro-batch on a device of a group, and how many of them a step has."""
     clients = config.data.clients
     prompts = [
         prompt
         for client in range(min(clients, _SAMPLED_CLIENTS))
-        for prompt in trainer.share(client, clients, Split.TRAIN).prompts
+        for prompt in data.share_of(client, clients).tokenized(Split.TRAIN).prompts
     ]
     sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
     places = [len(own) for prompt in prompts for own in prompt.supervised]
     grouping: Grouping = "both" if config.grouping == "auto" else config.grouping
     examples = min(config.micro_batch or config.batch, config.batch)
-    blocks, adapted = len(shape.blocks), trainer.adapted_blocks
+    blocks, adapted = len(shape.blocks), runtime.adapted_block_count
     top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks
     work = Workload(
         sequence=round(sum(map(len, sequences)) / len(sequences)),

@@ -125,7 +125,7 @@ class FleetGrid(LocalGrid):
         coming = [i for i, job in jobs.items() if job.outcome == "reported"]
         coming.sort(key=lambda i: (jobs[i].ended, jobs[i].device))
         try:
-            session = self._clients.standing(instruction)
+            session = self._clients.session_at(instruction)
         except SamaraError as error:
             frame = instruction.encode()
             for identifier in jobs:
@@ -133,7 +133,7 @@ class FleetGrid(LocalGrid):
                 refusal = make_refusal(frame, number, 0, error)
                 self._answer(identifier, sent[identifier], refusal)
             return
-        groups = self._clients.together(instruction, [jobs[i].device for i in coming])
+        groups = self._clients.group_by_pass(instruction, [jobs[i].device for i in coming])
         asked = _Asked(instruction, session, groups, {})
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from client.training.trainer import Trainer
+from client.training.model_runtime import ModelRuntime, load_run
 from server.app import serve
 from server.store import METRICS_FILE
 from shared.config import RunConfig
@@ -29,27 +29,27 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     """
     threads = 1 if config.model.torch_device != "cpu" else max(1, cores() // (config.threads or 1))
     of_client = config.model_copy(update={"threads": config.threads or 1})
-    first = Trainer(of_client)
+    first, data = load_run(of_client)
     folder = run_folder(config, run_id_of(config, first.layout, first.model_id))
-    devices = fleet_of(of_client, first)
-    trainers: dict[str, Trainer] = {
-        kind: _trainer(of_client, kind, first, folder)
+    devices = fleet_of(of_client, first, data)
+    runtimes: dict[str, ModelRuntime] = {
+        kind: _runtime(of_client, kind, first, folder)
         for kind in sorted({group.quantization for group in config.fleet.devices})
     }
     rounds = [event for event in read_events(folder / METRICS_FILE) if "fleet" in event]
     fleet = config.fleet
     clock = VirtualClock(devices, config.seed, fleet.begins, fleet.every, rounds)
     with ThreadPoolExecutor(threads) as pool:
-        clients = Clients(devices, trainers, config, pool)
+        clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
         return serve(config, grid, clock=clock)
 
 
-def _trainer(config: RunConfig, kind: str, first: Trainer, folder: Path) -> Trainer:
-    """The trainer of devices of a quantization; weights in full precision are the run's own."""
+def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:
+    """Return the runtime of devices of a quantization; full-precision weights are the run's."""
     own = config.model.quantization
     quantization = kind if kind in ("int8", "nf4") else own
     if quantization == own:
         return first
     model = config.model.model_copy(update={"quantization": quantization})
-    return Trainer(config.model_copy(update={"model": model, "out": str(folder)}))
+    return load_run(config.model_copy(update={"model": model, "out": str(folder)})).runtime

@@ -94,5 +94,5 @@ def test_a_client_catches_up_by_the_files_in_the_folder() -> None:
         CatchUp(tail=first[behind:] + second[behind:]),
         CatchUp(snapshot, second[behind:]),
     ):
-        session = Session.begin(header, layout).caught_up(catch_up, header, layout, *goal)
+        session = Session.begin(header, layout).catch_up(catch_up, header, layout, *goal)
         assert to_float32(session.state).tolist() == said["weights"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from client.training.trainer import Trainer
+from client.training.model_runtime import load_run
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.model.loading import load_base_model
@@ -31,11 +31,11 @@ def test_it_is_small_and_knows_every_word() -> None:
 def test_it_takes_a_community_for_the_public() -> None:
     """Better than chance before any training, and far from what a community agrees on."""
     config = RunConfig.of({"threads": 1}, "test")
-    trainer = Trainer(config)
+    runtime, source = load_run(config)
     hits = []
-    for device in range(config.data.clients):
-        data = trainer.share(device, config.data.clients, Split.TEST)
-        scores = trainer.scores(zero_state(trainer.layout.size), data)
+    for client in range(config.data.clients):
+        data = source.share_of(client, config.data.clients).tokenized(Split.TEST)
+        scores = runtime.scores(zero_state(runtime.layout.size), data.prompts)
         hits.append((scores.argmax(axis=1) == data.labels).mean())
     assert 0.52 < sum(hits) / len(hits) < 0.7
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, Tampering, config_of, grid_of, ledger_of
+from federations import Settings, Tampering, config_of, grid_of, ledger_of, wrap_local_steps
 from flwr.app import Message, MessageType
 from helpers import instruction_with
 from numpy.typing import NDArray
 
 from client.app import app as client_app
-from client.training.trainer import loaded, trainer_for
+from client.protocol.simulated_client import RUNS
+from client.training.local_steps import take_local_steps
 from server.app import serve
 from server.rounds.aggregation import aggregate
 from server.store import read_layout, replay_run
@@ -120,9 +121,9 @@ def test_the_backend_does_not_change_the_ledger(
 ) -> None:
     first = simulate(config_of(settings))
     monkeypatch.setenv("SAMARA_REPLAY_BACKEND", backend)
-    loaded.cache_clear()
+    RUNS.clear()
     second = simulate(config_of(settings, out=str(tmp_path / "second")))
-    loaded.cache_clear()
+    RUNS.clear()
     assert ledger_of(first) == ledger_of(second)
 
 
@@ -207,7 +208,9 @@ def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
     assert list(final["refused"]) == ["0"]
 
 
-def test_a_repeated_instruction_gets_the_stored_report(settings: Settings) -> None:
+def test_a_repeated_instruction_gets_the_stored_report(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(settings, rounds=1)
     grid = grid_of(config)
     asked: list[Message] = []
@@ -223,19 +226,15 @@ def test_a_repeated_instruction_gets_the_stored_report(settings: Settings) -> No
         return reply
 
     grid._deliver = deliver  # type: ignore[method-assign]
-    trainer = trainer_for(config)
     calls: list[int] = []
-    train = trainer.train
 
-    def counted(*arguments: Any) -> Report:
+    def count(plain: Any, *arguments: Any) -> Report:
         calls.append(1)
-        return train(*arguments)
+        report: Report = plain(*arguments)
+        return report
 
-    trainer.train = counted  # type: ignore[method-assign]
-    try:
-        serve(config, grid)
-    finally:
-        trainer.train = train  # type: ignore[method-assign]
+    wrap_local_steps(monkeypatch, count)
+    serve(config, grid)
     assert len(asked) == len(calls) == 3
 
 
@@ -256,7 +255,8 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
     common = {"data__path": str(folder), "seed_policy": "shared", "steps": 1, "rounds": 2}
     many = config_of(settings, **common, data__clients=4, batch=6, out=str(tmp_path / "many"))
     one = config_of(settings, **common, data__clients=1, batch=24, out=str(tmp_path / "one"))
-    assert {len(trainer_for(many).share(client, 4, Split.TRAIN).labels) for client in range(4)} == {
+    data = RUNS.run_for(many).data
+    assert {len(data.share_of(client, 4).tokenized(Split.TRAIN).labels) for client in range(4)} == {
         6
     }
     states = []
@@ -271,12 +271,13 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
 def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
     differences: Differences, settings: Settings
 ) -> None:
-    trainer = trainer_for(config_of(settings))
-    layout, data = trainer.layout, trainer.share(0, 3, Split.TRAIN)
+    runtime, source = RUNS.run_for(config_of(settings))
+    layout, client = runtime.layout, source.share_of(0, 3)
+    data = client.tokenized(Split.TRAIN)
     asked = instruction_with(
         steps=1, queries=3, batch=4, epsilon=0.02, differences=differences, layout_hash=layout.hash
     )
-    report = trainer.train(asked, zero_state(layout.size), 0, 3)
+    report = take_local_steps(runtime, client, asked, zero_state(layout.size))
     batch = batch_order(asked.root, 0, 0, len(data.labels))[:4]
     z = directions(asked.seeds(0)[0], layout.size, layout.distribution)
 
@@ -284,7 +285,7 @@ def test_projected_gradients_are_differences_of_the_losses_of_the_batch(
         perturbations = Perturbations.from_arrays(
             layout, np.zeros(layout.size, "f4"), z, sign * asked.epsilon
         )
-        scores = trainer.forward.scores(perturbations.select(slice(1), slice(None)), examples)
+        scores = runtime.forward.scores(perturbations.select(slice(1), slice(None)), examples)
         return cross_entropy(scores, data.labels[batch])
 
     examples = [data.prompts[row] for row in batch]
@@ -305,7 +306,7 @@ def test_a_rate_is_found_by_both_kinds_of_differences(differences: str, settings
 def test_fed_the_same_gradients_many_clients_and_one_write_the_same_scalars(
     settings: Settings,
 ) -> None:
-    layout = trainer_for(config_of(settings)).layout
+    layout = RUNS.run_for(config_of(settings)).runtime.layout
     instruction = instruction_with(
         seed_policy=SeedPolicy.SHARED, queries=2, learning_rate=0.3, layout_hash=layout.hash
     )

@@ -12,7 +12,7 @@ import torch
 from federations import Settings, config_of, ledger_of
 
 from client.training import local_steps
-from client.training.trainer import Trainer
+from client.training.model_runtime import ModelRuntime, load_run
 from server.store import replay_run
 from shared.config import RunConfig, load_scenario
 from shared.directions import round_root
@@ -187,7 +187,7 @@ def test_unknown_profiles_and_engines_are_refused_at_once(fleet: Settings) -> No
         simulate(config_of(fleet), engine="flower")
 
 
-def instruction_of(trainer: Trainer, config: RunConfig) -> TrainInstruction:
+def instruction_of(runtime: ModelRuntime, config: RunConfig) -> TrainInstruction:
     return TrainInstruction(
         run_id=bytes(8),
         round=1,
@@ -201,7 +201,7 @@ def instruction_of(trainer: Trainer, config: RunConfig) -> TrainInstruction:
         learning_rate=0.05,
         clip=0.0,
         deadline=0.0,
-        layout_hash=trainer.layout.hash,
+        layout_hash=runtime.layout.hash,
         start_digest=bytes(32),
         curvature_every=2,
     )
@@ -226,13 +226,13 @@ def test_clients_that_share_passes_report_what_they_report_alone(
         adapter__layers=layers,
         adapter__label_bias=True,
     )
-    trainer = Trainer(config)
-    instruction, state = instruction_of(trainer, config), zero_state(trainer.layout.size)
-    devices = [4, 0, 5, 2]
-    together = trainer.train_together(instruction, state, devices, 6)
+    runtime, source = load_run(config)
+    instruction, state = instruction_of(runtime, config), zero_state(runtime.layout.size)
+    clients = [source.share_of(client, 6) for client in (4, 0, 5, 2)]
+    together = local_steps.take_local_steps_together(runtime, clients, instruction, state)
     allowed = 10 * torch.finfo(torch.float32).eps / 2 / config.epsilon
-    for device, found in zip(devices, together, strict=True):
-        alone = trainer.train(instruction, state, device, 6)
+    for data, found in zip(clients, together, strict=True):
+        alone = local_steps.take_local_steps(runtime, data, instruction, state)
         assert isinstance(found, Report)
         assert (found.client, found.examples) == (alone.client, alone.examples)
         np.testing.assert_allclose(found.gradients[0], alone.gradients[0], rtol=0, atol=allowed)
@@ -242,9 +242,10 @@ def test_clients_that_share_passes_report_what_they_report_alone(
 
 def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(settings, data__clients=4)
-    trainer = Trainer(config)
-    instruction, state = instruction_of(trainer, config), zero_state(trainer.layout.size)
-    sound = trainer.train(instruction, state, 2, 4)
+    runtime, source = load_run(config)
+    instruction, state = instruction_of(runtime, config), zero_state(runtime.layout.size)
+    clients = [source.share_of(client, 4) for client in (0, 2)]
+    sound = local_steps.take_local_steps(runtime, clients[1], instruction, state)
     scored = local_steps.cross_entropy
     calls: list[int] = []
 
@@ -253,7 +254,7 @@ def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.Mo
         return scored(scores, labels) * (np.nan if len(calls) == 1 else 1.0)
 
     monkeypatch.setattr(local_steps, "cross_entropy", poisoned)
-    broken, whole = trainer.train_together(instruction, state, [0, 2], 4)
+    broken, whole = local_steps.take_local_steps_together(runtime, clients, instruction, state)
     assert isinstance(broken, TrainingError)
     assert isinstance(whole, Report)
     np.testing.assert_allclose(whole.gradients, sound.gradients, rtol=0, atol=1e-3)

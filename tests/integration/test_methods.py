@@ -9,14 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, grid_of
+from federations import Settings, config_of, grid_of, wrap_local_steps
 from flwr.app import Message
 from helpers import instruction_with
 from numpy.typing import NDArray
 from test_command import Run, run
 
-from client.personal.methods import KEPT_SHARES, NOTHING, composition, kept_share, pull
-from client.training.trainer import Trainer, loaded, trainer_for
+from client.personal.methods import (
+    ERASURE,
+    KEPT_SHARES,
+    choose_kept_share,
+    composition,
+    pull_shrinks,
+)
+from client.protocol.simulated_client import RUNS
+from client.training.client_data import ClientData
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import load_run
 from server.app import serve
 from server.rounds.clusters import cluster_folder
 from server.rounds.strategy import ScalarStrategy
@@ -57,19 +66,19 @@ def test_every_method_spends_the_same_number_of_forward_passes(
     method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: Counter[tuple[int, bool]] = Counter()
-    plain = Trainer.train
 
-    def counted(
-        self: Trainer, instruction: TrainInstruction, state: Any, client: int, *rest: Any
+    def count(
+        plain: Any, runtime: Any, data: ClientData, instruction: TrainInstruction, *rest: Any
     ) -> Report:
         losses = 2 * instruction.queries
         if instruction.differences == "forward":
             losses = instruction.queries + 1
         spent = instruction.steps * losses * instruction.batch
-        rows[client, instruction.track == PERSONAL_TRACK] += spent
-        return plain(self, instruction, state, client, *rest)
+        rows[data.client, instruction.track == PERSONAL_TRACK] += spent
+        report: Report = plain(runtime, data, instruction, *rest)
+        return report
 
-    monkeypatch.setattr(Trainer, "train", counted)
+    wrap_local_steps(monkeypatch, count)
     config = config_of(small, method=method, cohort__clustering_rounds=1)
     simulate(config)
     a_round = 2 * 2 * 2 * 4
@@ -113,16 +122,17 @@ def test_nothing_private_is_sent(
 ) -> None:
     secrets: list[bytes] = []
     public: list[bytes] = []
-    plain = Trainer.train
 
-    def overheard(self: Trainer, instruction: TrainInstruction, *rest: Any) -> Report:
-        report = plain(self, instruction, *rest)
+    def listen(
+        plain: Any, runtime: Any, data: Any, instruction: TrainInstruction, *rest: Any
+    ) -> Report:
+        report: Report = plain(runtime, data, instruction, *rest)
         found = secrets if instruction.track == PERSONAL_TRACK else public
         found += [report.gradients.tobytes(), np.float32(report.mean_loss).tobytes()]
         found.append(instruction.root.to_bytes(8, "little"))
         return report
 
-    monkeypatch.setattr(Trainer, "train", overheard)
+    wrap_local_steps(monkeypatch, listen)
     config = config_of(small, method=method)
     grid = grid_of(config, Listening)
     grid.heard = []  # type: ignore[attr-defined]
@@ -156,25 +166,26 @@ def test_a_mixture_keeps_the_share_that_its_validation_examples_like_best(small:
     config = config_of(small, method="mixture", personal__learning_rate=1.0)
     folder = simulate(config)
     opened = FinishedRun.at(folder)
-    trainer, w = Trainer(config), opened.global_state()
+    (runtime, source), w = load_run(config), opened.global_state()
     for client in range(3):
         *steps, last = read_ledger(folder / "clients" / str(client) / "personal.ledger")
         p = np.zeros_like(w)
         for record in steps:
             p = replay(p, record.delta.scalar_groups(), opened.layout.distribution)
-        data = trainer.share(client, 3, Split.VALIDATION)
+        examples = source.share_of(client, 3).tokenized(Split.VALIDATION)
         losses = {}
         for share, entries in KEPT_SHARES.items():
             kept = replay(p, entries, opened.layout.distribution)
-            losses[entries] = cross_entropy(trainer.scores(w + kept, data)[None], data.labels)[0]
+            scores = runtime.scores(w + kept, examples.prompts)
+            losses[entries] = cross_entropy(scores[None], examples.labels)[0]
             np.testing.assert_allclose(kept, share * p, atol=4)
         assert losses[last.delta.entries] == min(losses.values())  # type: ignore[index]
 
 
 def test_of_equal_shares_and_without_examples() -> None:
-    assert kept_share(lambda share: 1.0) == 0.0
-    assert kept_share(lambda share: float("nan")) == 0.5
-    assert kept_share(lambda share: (share - 0.8) ** 2) == 0.75
+    assert choose_kept_share(lambda share: 1.0) == 0.0
+    assert choose_kept_share(lambda share: float("nan")) == 0.5
+    assert choose_kept_share(lambda share: (share - 0.8) ** 2) == 0.75
 
 
 def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> None:
@@ -195,17 +206,18 @@ def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> No
 
 def test_only_what_moves_is_tried(settings: Settings) -> None:
     """A projected gradient along a masked direction is that of the masked direction."""
-    trainer = trainer_for(config_of(settings))
-    layout = trainer.layout
+    runtime, source = RUNS.run_for(config_of(settings))
+    layout, data = runtime.layout, source.share_of(0, 3)
     moving = np.zeros(layout.size, np.bool_)
     moving[layout.place(layout.tensors[0].name)[0]] = True
     asked = instruction_with(layout_hash=layout.hash, steps=2, queries=2, batch=4)
     state = np.full(layout.size, 2**45)
-    report = trainer.train(asked, state, 0, 3, moving)
-    everything = trainer.train(asked, state, 0, 3, np.ones_like(moving))
-    np.testing.assert_array_equal(everything.gradients, trainer.train(asked, state, 0, 3).gradients)
+    report = take_local_steps(runtime, data, asked, state, moving)
+    everything = take_local_steps(runtime, data, asked, state, np.ones_like(moving))
+    unmasked = take_local_steps(runtime, data, asked, state)
+    np.testing.assert_array_equal(everything.gradients, unmasked.gradients)
     assert np.all(report.gradients != everything.gradients)
-    still = trainer.train(asked, state, 0, 3, np.zeros_like(moving))
+    still = take_local_steps(runtime, data, asked, state, np.zeros_like(moving))
     assert not still.gradients.any()
 
 
@@ -227,7 +239,7 @@ def test_private_rounds_go_on_where_they_were(small: Settings, tmp_path: Path) -
     folder = simulate(config)
     before = FinishedRun.at(folder).personal_state(0)
     (folder / "result.json").unlink()
-    loaded.cache_clear()
+    RUNS.clear()
     simulate(config)
     np.testing.assert_array_equal(FinishedRun.at(folder).personal_state(0), before)
 
@@ -286,19 +298,19 @@ def test_a_run_returns_no_farther_than_its_ledger_goes(small: Settings) -> None:
 def test_a_part_must_be_some_of_the_layout(part: str, message: str, small: Settings) -> None:
     config = config_of(small, method="partial", personal__part=part)
     with pytest.raises(ConfigError, match=message):
-        composition(config, trainer_for(config).layout)
+        composition(config, RUNS.run_for(config).runtime.layout)
 
 
 @pytest.mark.parametrize(("share", "bits"), [(0.5, 1), (0.3, 2), (0.0625, 4), (1e-30, 62)])
 def test_a_pull_is_the_nearest_power_of_two(share: float, bits: int) -> None:
     config = RunConfig.of({"method": "ditto", "personal.pull": share}, "test")
-    assert pull(config) == (Shrink(bits),)
-    assert pull(RunConfig()) == ()
+    assert pull_shrinks(config) == (Shrink(bits),)
+    assert pull_shrinks(RunConfig()) == ()
 
 
 def test_nothing_is_left_of_a_state() -> None:
     state: NDArray[np.int64] = np.array([2**62 - 1, -(2**62) + 1, 1, -1, 0])
-    assert np.abs(replay(state, NOTHING, "gaussian")).max() <= 1
+    assert np.abs(replay(state, ERASURE, "gaussian")).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -448,8 +460,8 @@ def test_a_pulled_model_that_diverges_begins_anew(small: Settings) -> None:
     config = config_of(small, method="ditto", personal__rounds=6, personal__learning_rate=30.0)
     folder = simulate(config)
     records = list(read_ledger(folder / "clients" / "0" / "personal.ledger"))
-    begun_anew = [record for record in records if record.delta.entries == NOTHING]
-    assert begun_anew
+    erasures = [record for record in records if record.delta.entries == ERASURE]
+    assert erasures
     assert len(records) == 6
     with pytest.raises(LedgerError, match="export the PEFT form instead"):
         export_ledger(folder, 0, folder / "file")

@@ -166,7 +166,7 @@ def test_every_method_s_own_model_is_exported(
 ) -> None:
     """The private ledger replayed by hand, and put together as the method says."""
     # Left to itself, a mixture may keep nothing of what a model of random numbers learned.
-    monkeypatch.setattr("client.personal.private_rounds.kept_share", lambda loss_of: 0.25)
+    monkeypatch.setattr("client.personal.private_rounds.choose_kept_share", lambda loss_of: 0.25)
     model, part = model_folder("causal"), "*1.self_attn.q_proj"
     folder = simulated(
         model, data_file, tmp_path / "run", method=method, personal__part=f"label bias, {part}"

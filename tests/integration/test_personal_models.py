@@ -10,7 +10,7 @@ import pytest
 from federations import config_of
 from test_command import Run, run
 
-from client.training.trainer import Trainer
+from client.training.model_runtime import load_run
 from shared.errors import DataError, LedgerError, SamaraError
 from shared.frames.instructions import Split
 from shared.tasks.objectives import cross_entropy
@@ -64,17 +64,17 @@ def test_the_file_is_the_personal_model(folder: Path, file: Path) -> None:
     np.testing.assert_array_equal(state, opened.personal_state(1))
 
 
-def test_a_quick_look_gives_what_the_trainer_gives(folder: Path, file: Path) -> None:
+def test_a_quick_look_gives_what_the_runtime_gives(folder: Path, file: Path) -> None:
     opened = FinishedRun.at(folder)
-    trainer = Trainer(opened.config)
-    data = trainer.share(0, 2, Split.TRAIN)
-    text = next(e.text for e in trainer._shares[2][0] if e.split == "train")
+    runtime, source = load_run(opened.config)
+    data = source.share_of(0, 2)
+    text, prompts = data.in_split(Split.TRAIN)[0].text, data.tokenized(Split.TRAIN).prompts
     labels, models = quick_look(folder, text, client=1)
     assert labels == ["terrible", "great"]
     assert list(models) == ["base", "global", "personal"]
     assert all(own.sum() == pytest.approx(1) for own in models.values())
     assert not np.allclose(models["personal"], models["global"])
-    scores = trainer.scores(opened.global_state() + opened.personal_state(1), data)[:1]
+    scores = runtime.scores(opened.global_state() + opened.personal_state(1), prompts)[:1]
     loss = cross_entropy(scores[None], np.array([0]))[0]
     assert -np.log(models["personal"][0]) == pytest.approx(loss, abs=1e-4)
     _, from_file = quick_look(folder, text, personal=file)

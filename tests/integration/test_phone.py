@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 from benchmarks.devices.phone_loop import compiled, course, eager
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
-from client.training.trainer import Trainer, figures
+from client.training.client_data import ClientData
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
 from devices.live.keys import create_key
 from devices.phone import quantization as phone_quantization
 from devices.phone.commands import app
@@ -142,18 +144,19 @@ def made(
 
 
 @pytest.fixture
-def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer]]:
-    """An eager trainer and a phone with the same model and the same examples."""
+def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientData, PhoneTrainer]]:
+    """A model runtime with a client's data, and a phone with the same model and examples."""
 
     def make(delegate: str = "portable", quantization: str = "none") -> Any:
         settings, file = made(delegate, quantization)
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
-        trainer = Trainer(RunConfig.of(settings | more, "test"))
+        runtime, source = load_run(RunConfig.of(settings | more, "test"))
+        data = source.share_of(0, 3)
         rows = tmp_path / "rows.jsonl"
-        rows.write_text(examples_as_jsonl(trainer, 0, 3))
+        rows.write_text(examples_as_jsonl(data))
         program = PhoneProgram(file)
         program.check()
-        return trainer, PhoneTrainer(program, read_examples(rows, program.manifest))
+        return runtime, data, PhoneTrainer(program, read_examples(rows, program.manifest))
 
     return make
 
@@ -165,32 +168,32 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[Trainer, PhoneTrainer
 def test_a_phone_reports_what_an_eager_client_does(
     pair: Any, delegate: str, quantization: str
 ) -> None:
-    trainer, phone = pair(delegate, quantization)
-    assert phone.layout.hash == trainer.layout.hash
-    state = zero_state(trainer.layout.size)
+    runtime, data, phone = pair(delegate, quantization)
+    assert phone.layout.hash == runtime.layout.hash
+    state = zero_state(runtime.layout.size)
     # neither queries nor rows are multiples of the program's
     instruction = instruction_with(
-        steps=3, queries=5, batch=3, layout_hash=trainer.layout.hash, curvature_every=2
+        steps=3, queries=5, batch=3, layout_hash=runtime.layout.hash, curvature_every=2
     )
-    expected = trainer.train(instruction, state, 0, 3)
+    expected = take_local_steps(runtime, data, instruction, state)
     found = phone.train(instruction, state, 0)
     assert found.token == expected.token
     assert found.examples == expected.examples
     assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
     np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
-    test = trainer.share(0, 3, Split.TEST)
-    whole = figures("global", trainer.scores(state, test), test.labels)
+    test = data.tokenized(Split.TEST)
+    whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
     column = phone.figures("global", state, Split.TEST)
     np.testing.assert_array_equal(column.counts, whole.counts)
     assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
 
 
 def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: Any) -> None:
-    trainer, phone = pair()
-    state = zero_state(trainer.layout.size)
+    runtime, data, phone = pair()
+    state = zero_state(runtime.layout.size)
     for changes in ({"differences": "forward"}, {"seed_policy": SeedPolicy.POOL}):
-        instruction = instruction_with(layout_hash=trainer.layout.hash, **changes)
-        expected = trainer.train(instruction, state, 0, 3)
+        instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
+        expected = take_local_steps(runtime, data, instruction, state)
         found = phone.train(instruction, state, 0)
         assert found.summed_steps == expected.summed_steps
         np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
@@ -201,12 +204,13 @@ def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
     made: Any, delegate: str, tmp_path: Path
 ) -> None:
     settings, file = made(delegate)
-    trainer, program = Trainer(RunConfig.of(settings, "test")), PhoneProgram(file)
-    lines, size = tmp_path / "rows.jsonl", trainer.layout.size
-    lines.write_text(examples_as_jsonl(trainer, 0, 3))
+    (runtime, source), program = load_run(RunConfig.of(settings, "test")), PhoneProgram(file)
+    lines, size = tmp_path / "rows.jsonl", runtime.layout.size
+    data = source.share_of(0, 3)
+    lines.write_text(examples_as_jsonl(data))
     rows = read_examples(lines, program.manifest)[Split.TRAIN]
-    asked = instruction_with(steps=8, queries=2, batch=2, layout_hash=trainer.layout.hash)
-    expected = course(eager(trainer, 3), size, asked, rows.labels)
+    asked = instruction_with(steps=8, queries=2, batch=2, layout_hash=runtime.layout.hash)
+    expected = course(eager(runtime, data.tokenized(Split.TRAIN)), size, asked, rows.labels)
     fed = course(compiled(program, rows), size, asked, rows.labels, expected.estimates)
     assert np.any(expected.state)
     np.testing.assert_array_equal(fed.state, expected.state)
@@ -222,7 +226,7 @@ def test_the_program_replays_to_the_digest_of_everybody(made: Any, delegate: str
     layout = program.layout
     history = history_of([delta_of(1), delta_of(2), delta_of(3)], layout)
     header = LedgerHeader(0, history.header.run_id, layout.hash)
-    session = Session.begin(header, layout).caught_up(
+    session = Session.begin(header, layout).catch_up(
         CatchUp(tail=history.tail(0)),
         header,
         layout,
@@ -251,7 +255,7 @@ def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
 
 
 def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path) -> None:
-    _, trainer = pair()
+    *_, trainer = pair()
     layout = trainer.layout
     phone = Phone(trainer, 7, SessionFolder(tmp_path))
     history = history_of([delta_of(1)], layout)
@@ -351,9 +355,9 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
     file = exported(settings, tmp_path / "stateful.pte", "xnnpack", form="algorithm-1")
     with pytest.raises(DeviceError, match="joins no run"):
         PhoneProgram(file)
-    trainer = Trainer(RunConfig.of(settings, "test"))
-    layout, module = trainer.layout, load_module(file)
-    share = trainer.share(0, 3, Split.TRAIN)
+    runtime, source = load_run(RunConfig.of(settings, "test"))
+    layout, module = runtime.layout, load_module(file)
+    share = source.share_of(0, 3).tokenized(Split.TRAIN)
     prompts, labels = share.prompts[:2], share.labels[:2]
     ids, positions = np.zeros((2, 16), np.int64), np.zeros(2, np.int64)
     for row, prompt in enumerate(prompts):
@@ -369,7 +373,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
             kept = DualForwarding.begin(layout, center, z, 0.01)
         else:
             kept = kept.advanced(gradients, 0.5, 0.01, z)
-        expected = trainer.forward.scores(kept, prompts)
+        expected = runtime.forward.scores(kept, prompts)
         inputs = [ids, positions, labels, gradients, rate, epsilon, seeds.view(np.int64)]
         scores, losses = (output.numpy().copy() for output in run_method(module, "forward", inputs))
         np.testing.assert_allclose(scores, expected, atol=2e-4)

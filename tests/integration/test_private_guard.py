@@ -1,13 +1,12 @@
-"""A private round that leads out of all bounds is taken back, and the client goes on."""
+"""A private round that leads out of all bounds is reverted, and the client goes on."""
 
 import json
 from typing import Any
 
 import pytest
-from federations import Settings, config_of
+from federations import Settings, config_of, wrap_local_steps
 
-from client.personal.methods import NOTHING
-from client.training.trainer import Trainer
+from client.personal.methods import ERASURE
 from server.store import read_layout
 from shared.errors import ReplayError, TrainingError
 from shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
@@ -23,32 +22,33 @@ RATE = 0.1
 
 @pytest.mark.parametrize("method", ["local", "ditto"])
 @pytest.mark.parametrize("error", [ReplayError, TrainingError])
-def test_a_later_round_is_taken_back(
+def test_a_later_round_is_reverted(
     method: str,
     error: type[Exception],
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    train = Trainer.train
-
-    def third_fails(self: Trainer, instruction: TrainInstruction, *others: Any) -> Report:
+    def third_fails(
+        plain: Any, runtime: Any, data: Any, instruction: TrainInstruction, *rest: Any
+    ) -> Report:
         if instruction.track == PERSONAL_TRACK and instruction.round == 3:
             raise error("too far")
-        return train(self, instruction, *others)
+        report: Report = plain(runtime, data, instruction, *rest)
+        return report
 
-    monkeypatch.setattr(Trainer, "train", third_fails)
+    wrap_local_steps(monkeypatch, third_fails)
     rounds = {"rounds": 1, "personal__rounds": 5, "personal__learning_rate": RATE}
     config = config_of(settings, method=method, **rounds)
     folder = simulate(config)
     for client in range(config.data.clients):
-        told = f"client {client}: private round 3 leads too far and is taken back"
-        assert told in caplog.text
+        message = f"client {client}: the loss rises too far in private round 3; reverting"
+        assert message in caplog.text
         own = folder / "clients" / str(client)
         records = list(read_ledger(own / "personal.ledger"))
         assert [record.delta.round for record in records] == [*range(1, config.private_rounds + 1)]
         third = records[2]
-        assert (third.delta.entries == NOTHING) == (method == "ditto")
+        assert (third.delta.entries == ERASURE) == (method == "ditto")
         if method == "local":
             layout = read_layout(folder)
             assert third.end_digest == digest(layout.hash, zero_state(layout.size))
@@ -63,14 +63,12 @@ def test_a_later_round_is_taken_back(
 def test_there_is_nothing_to_go_back_to_from_the_first(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = Trainer.train
-
-    def device_0_fails(self: Trainer, instruction: TrainInstruction, *others: Any) -> Report:
-        report = train(self, instruction, *others)
+    def client_0_fails(plain: Any, *arguments: Any) -> Report:
+        report: Report = plain(*arguments)
         if report.client == 0:
             raise ReplayError("too far")
         return report
 
-    monkeypatch.setattr(Trainer, "train", device_0_fails)
+    wrap_local_steps(monkeypatch, client_0_fails)
     folder = simulate(config_of(settings, method="local", personal__learning_rate=RATE))
     assert RunResult.read(folder).evaluations[-1].refused == {0: "too far"}

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from federations import Settings, config_of, ledger_of
+from federations import Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
 from helpers import instruction_with, layout_of
 from live import QUIET
@@ -30,7 +30,7 @@ from client.protocol.session_store import (
     decode_session,
     encode_session,
 )
-from client.protocol.trainer_service import served
+from client.protocol.trainer_service import serve_trainer
 from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from server.transport.messages import make_message
@@ -38,6 +38,7 @@ from shared.config import RunConfig
 from shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, TrainerError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
+from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.result import read_result
@@ -90,7 +91,7 @@ def device_settings(settings: Settings, device: int, folder: Path) -> ClientSett
 
 
 def resident(settings: Settings, device: int, folder: Path) -> ResidentTrainer:
-    return ResidentTrainer(device_settings(settings, device, folder).config, device, folder)
+    return ResidentTrainer.load(device_settings(settings, device, folder).config, device, folder)
 
 
 def sessions_of(folder: Path) -> list[Session]:
@@ -134,7 +135,10 @@ def test_a_run_over_sockets_ends_where_the_devices_stand(
     folders = [short / str(client) for client in CLIENTS]
     residents = [resident(settings, d, f) for d, f in zip(CLIENTS, folders, strict=True)]
     sockets = [short / f"{client}.sock" for client in CLIENTS]
-    with served(lambda: residents[0], sockets[0]), served(lambda: residents[1], sockets[1]):
+    with (
+        serve_trainer(lambda: residents[0], sockets[0]),
+        serve_trainer(lambda: residents[1], sockets[1]),
+    ):
         assert all(stat.S_IMODE(socket.stat().st_mode) == 0o600 for socket in sockets)
         folder = serve(server_config, Live(sockets, server_config))
         status = RemoteTrainer(str(sockets[0]), {}).__enter__().status()
@@ -161,7 +165,7 @@ def test_killing_the_trainer_between_messages_changes_nothing(
     settings: Settings, server_config: RunConfig, short: Path, tmp_path: Path
 ) -> None:
     undisturbed = resident(settings, 7, short / "u")
-    with served(lambda: undisturbed, short / "u.sock"):
+    with serve_trainer(lambda: undisturbed, short / "u.sock"):
         expected = serve(server_config, Live([short / "u.sock"], server_config))
     disturbed = config_of(server_config.flat(), out=str(tmp_path / "disturbed"))
     mine = device_settings(settings, 7, short / "k")
@@ -181,47 +185,56 @@ def test_killing_the_trainer_between_messages_changes_nothing(
 
 
 def test_a_repeated_instruction_gets_the_stored_report_from_disk(
-    settings: Settings, server_config: RunConfig, short: Path
+    settings: Settings,
+    server_config: RunConfig,
+    short: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = resident(settings, 7, short)
-    hello = Hello.decode(first.participant(server_config).hello())
+    hello = Hello.decode(first.client_under(server_config).hello())
     assert (hello.client, hello.round) == (7, 0)
-    trainer = first.trainer
-    header = LedgerHeader(0, bytes(8), trainer.layout.hash)
-    start = Session.begin(header, trainer.layout)
+    layout = first.runtime.layout
+    header = LedgerHeader(0, bytes(8), layout.hash)
+    start = Session.begin(header, layout)
     instruction = instruction_with(
-        run_id=bytes(8), layout_hash=trainer.layout.hash, start_digest=start.digest
+        run_id=bytes(8), layout_hash=layout.hash, start_digest=start.digest
     ).encode()
-    report = first.participant(server_config).train(instruction)
+    report = first.client_under(server_config).train(instruction)
     assert report
-    second = ResidentTrainer(first.trainer._config, 7, short)
-    second.trainer.train = None  # type: ignore[assignment]
-    assert second.participant(server_config).train(instruction) == report
+    second = ResidentTrainer.load(first.runtime.config, 7, short)
+
+    def never(*arguments: object) -> Report:
+        raise AssertionError("trained twice")
+
+    wrap_local_steps(monkeypatch, never)
+    assert second.client_under(server_config).train(instruction) == report
 
 
 def test_a_damaged_session_begins_anew_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory, session = SessionFolder(tmp_path), _session()
-    assert memory.session(bytes(8)) is None
-    memory.remember(bytes(8), session)
-    kept = memory.session(bytes(8))
+    sessions, session = SessionFolder(tmp_path), _session()
+    assert sessions.read_session(bytes(8)) is None
+    sessions.write_session(bytes(8), session)
+    kept = sessions.read_session(bytes(8))
     assert kept is not None
     assert kept.to_bytes() == session.to_bytes()
     file = tmp_path / "runs" / bytes(8).hex() / "session"
     file.write_bytes(file.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, "samara.client"):
-        assert memory.session(bytes(8)) is None
+        assert sessions.read_session(bytes(8)) is None
     assert "begins anew" in caplog.text
 
 
 def test_sessions_of_runs_long_past_are_forgotten(tmp_path: Path) -> None:
-    memory, runs = SessionFolder(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
+    sessions, runs = SessionFolder(tmp_path), [bytes([n]) * 8 for n in range(SESSIONS_KEPT + 2)]
     for age, run in enumerate(runs):
-        memory.remember(run, _session())
+        sessions.write_session(run, _session())
         (tmp_path / "runs" / run.hex() / "own").touch()
         os.utime(tmp_path / "runs" / run.hex() / "session", (age, age))
-    assert [memory.session(run) is None for run in runs] == [True, True] + [False] * SESSIONS_KEPT
+    assert [sessions.read_session(run) is None for run in runs] == [True, True] + [
+        False
+    ] * SESSIONS_KEPT
     assert len(list(tmp_path.glob("runs/*/own"))) == len(runs)
 
 
@@ -234,7 +247,7 @@ def test_whatever_is_cut_off_a_session_is_noticed(cut: int) -> None:
 def test_a_full_disk_is_told_to_the_server(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(TrainerError, match="cannot be written"):
-        SessionFolder(tmp_path).remember(bytes(8), _session())
+        SessionFolder(tmp_path).write_session(bytes(8), _session())
 
 
 def test_a_device_keeps_its_own_settings() -> None:
@@ -251,7 +264,7 @@ def test_unsound_settings_from_the_server_are_refused(
     settings: Settings, short: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = resident(settings, 7, short)
-    with served(lambda: trainer, short / "t.sock"):
+    with serve_trainer(lambda: trainer, short / "t.sock"):
         for sent in ({"rounds": -1}, {"no-such": 1}):
             with RemoteTrainer(str(short / "t.sock"), sent) as remote:
                 refusal = Refusal.decode(remote.hello())
@@ -268,7 +281,7 @@ def test_a_paused_trainer_refuses_and_says_where_it_stands(
 ) -> None:
     trainer, reasons = resident(settings, 7, short), ["91 °C is over 85 °C"]
     with (
-        served(lambda: trainer, short / "t.sock", lambda: reasons[0]),
+        serve_trainer(lambda: trainer, short / "t.sock", lambda: reasons[0]),
         RemoteTrainer(str(short / "t.sock"), server_config.flat()) as remote,
     ):
         refusal = Refusal.decode(remote.train(instruction_with().encode()))
@@ -316,4 +329,4 @@ def test_a_device_without_training_examples_says_so(settings: Settings, tmp_path
 
 def _session() -> Session:
     layout = layout_of()
-    return Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).answered(b"t" * 8, b"r")
+    return Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).with_report(b"t" * 8, b"r")

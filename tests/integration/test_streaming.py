@@ -17,7 +17,8 @@ from client.forward.streamed import StreamedBody, StreamedForward
 from client.forward.trunk_cache import make_trunk_cache
 from client.streaming.loading import load_model
 from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
-from client.training.trainer import Trainer
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import load_run
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.model.lora_fa import Adapter, Perturbations, inject
@@ -147,10 +148,11 @@ def test_a_sharded_checkpoint_streams_too(tmp_path: Path) -> None:
 def test_a_trainer_reports_the_same_bytes(settings: dict[str, Any]) -> None:
     reports = []
     for stream in ("off", "disk", "host"):
-        trainer = Trainer(RunConfig.of(settings | {"model.stream": stream}, "test"))
-        state = zero_state(trainer.layout.size)
-        instruction = instruction_with(layout_hash=trainer.layout.hash, queries=2, batch=4)
-        reports.append(trainer.copy_sharing_weights().train(instruction, state, 0, 3).encode())
+        runtime, source = load_run(RunConfig.of(settings | {"model.stream": stream}, "test"))
+        state = zero_state(runtime.layout.size)
+        instruction = instruction_with(layout_hash=runtime.layout.hash, queries=2, batch=4)
+        data, copy = source.share_of(0, 3), runtime.copy_sharing_weights()
+        reports.append(take_local_steps(copy, data, instruction, state).encode())
     assert reports[0] == reports[1] == reports[2]
 
 

@@ -25,7 +25,7 @@ def test_catching_up_in_any_pieces_and_by_any_snapshots_is_one_replay_of_all(
             since, snapshot = by, HISTORY.snapshot(by)
         catch_up = CatchUp(snapshot, HISTORY.tail(since, stop))
         goal = stop, HISTORY.digests[stop]
-        session = session.caught_up(catch_up, HISTORY.header, LAYOUT, *goal)
+        session = session.catch_up(catch_up, HISTORY.header, LAYOUT, *goal)
         if saved:
             session = Session.from_bytes(session.to_bytes())
     groups = [group for delta in HISTORY.deltas for group in delta.scalar_groups()]

@@ -44,7 +44,7 @@ def assert_everybody_catches_up(ledger: Ledger, history: History) -> None:
     goal = last, history.digests[last]
     for since in range(last + 1):
         session, catch_up = session_at(since, history), ledger.catch_up(since)
-        after = session.caught_up(catch_up, history.header, history.layout, *goal)
+        after = session.catch_up(catch_up, history.header, history.layout, *goal)
         np.testing.assert_array_equal(after.state, history.states[last])
         assert after.position == history.position(last)
 

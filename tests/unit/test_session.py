@@ -16,15 +16,15 @@ HISTORY = history_of([delta_of(n) for n in (1, 2, 3)], LAYOUT)
 HEADER = HISTORY.header
 
 
-def caught_up(session: Session, catch_up: CatchUp, goal: int) -> Session:
+def catch_up(session: Session, catch_up: CatchUp, goal: int) -> Session:
     """The session after catching up to a round of the history."""
-    return session.caught_up(catch_up, HEADER, LAYOUT, goal, HISTORY.digests[goal])
+    return session.catch_up(catch_up, HEADER, LAYOUT, goal, HISTORY.digests[goal])
 
 
 @pytest.fixture
 def session() -> Session:
     """After round 1."""
-    return caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 1)), 1)
+    return catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 1)), 1)
 
 
 def assert_refused(
@@ -32,7 +32,7 @@ def assert_refused(
 ) -> None:
     before = session.to_bytes()
     with pytest.raises(CatchUpError, match=message):
-        caught_up(session, CatchUp(snapshot, tail), goal)
+        catch_up(session, CatchUp(snapshot, tail), goal)
     assert session.to_bytes() == before
 
 
@@ -44,20 +44,20 @@ def test_a_session_begins_where_the_ledger_does() -> None:
 
 
 def test_catching_up_reaches_the_state_of_the_server(session: Session) -> None:
-    after = caught_up(session, CatchUp(tail=HISTORY.tail(1)), 3)
+    after = catch_up(session, CatchUp(tail=HISTORY.tail(1)), 3)
     np.testing.assert_array_equal(after.state, HISTORY.states[3])
     assert (after.position.round, after.digest) == (3, HISTORY.digests[3])
     np.testing.assert_array_equal(session.state, HISTORY.states[1])
 
 
 def test_nothing_new_leaves_the_session_where_it_is(session: Session) -> None:
-    same = caught_up(session, CatchUp(), 1)
+    same = catch_up(session, CatchUp(), 1)
     assert same.to_bytes() == session.to_bytes()
 
 
 def test_another_goal_is_refused(session: Session) -> None:
-    assert_refused(session, HISTORY.tail(1), 2, "stands at round 3")
-    assert_refused(session, HISTORY.tail(1, 2), 3, "stands at round 2")
+    assert_refused(session, HISTORY.tail(1), 2, "is at round 3")
+    assert_refused(session, HISTORY.tail(1, 2), 3, "is at round 2")
     assert_refused(session, b"", 2, "send the rounds after 1")
 
 
@@ -67,9 +67,9 @@ def test_a_tail_with_a_gap_is_refused(session: Session) -> None:
 
 def test_what_a_session_has_already_is_passed_over(session: Session) -> None:
     """As when its last answer was lost, and the server believes it further back."""
-    after = caught_up(session, CatchUp(tail=HISTORY.tail(0)), 3)
+    after = catch_up(session, CatchUp(tail=HISTORY.tail(0)), 3)
     np.testing.assert_array_equal(after.state, HISTORY.states[3])
-    assert caught_up(after, CatchUp(tail=HISTORY.tail(1)), 3).to_bytes() == after.to_bytes()
+    assert catch_up(after, CatchUp(tail=HISTORY.tail(1)), 3).to_bytes() == after.to_bytes()
 
 
 def test_the_tail_of_another_run_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
     for number, end_digest in ((2, bytes(32)), (3, HISTORY.digests[3])):
         record = Record.following(position, HISTORY.deltas[number - 1], end_digest)
         position, tail = record.position, tail + record.encode()
-    caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
+    catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
     wrong = Record.following(position, delta_of(4), bytes(32))
     for every in (1, 2, 3, 256):
         monkeypatch.setattr(catching_up, "CHECK_EVERY", every)
@@ -112,8 +112,8 @@ def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_snapshot_and_the_records_after_it_reach_the_state_of_the_server(number: int) -> None:
-    answered = Session.begin(HEADER, LAYOUT).answered(b"token of", b"report")
-    after = caught_up(answered, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
+    reported = Session.begin(HEADER, LAYOUT).with_report(b"token of", b"report")
+    after = catch_up(reported, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
     np.testing.assert_array_equal(after.state, HISTORY.states[3])
     assert (after.position, after.digest) == (HISTORY.position(3), HISTORY.digests[3])
     assert (after.token, after.report) == (b"token of", b"report")
@@ -122,8 +122,8 @@ def test_a_snapshot_and_the_records_after_it_reach_the_state_of_the_server(numbe
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_snapshot_does_not_take_a_client_back(number: int) -> None:
-    begun = caught_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 2)), 2)
-    after = caught_up(begun, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
+    begun = catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=HISTORY.tail(0, 2)), 2)
+    after = catch_up(begun, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
     np.testing.assert_array_equal(after.state, HISTORY.states[3])
     assert after.position == HISTORY.position(3)
 
@@ -166,7 +166,7 @@ def test_a_snapshot_with_another_state_or_round_does_not_fit_the_chain(session: 
         replace(link, round=4, end_digest=HISTORY.digests[3]),
     ):
         forged = b"".join(Snapshot(HEADER, other, HISTORY.states[3]).parts())
-        assert_refused(session, HISTORY.tail(2), 3, "from round 1: |stands at round 4", forged)
+        assert_refused(session, HISTORY.tail(2), 3, "from round 1: |is at round 4", forged)
         unproven = b"".join(Snapshot(HEADER, other, HISTORY.states[2]).parts())
         assert_refused(session, HISTORY.tail(2), 3, "is not that which ended", unproven)
 
@@ -175,21 +175,24 @@ def test_another_round_than_the_servers_is_refused(session: Session) -> None:
     link = HISTORY.links[3]
     assert link is not None
     forged = b"".join(Snapshot(HEADER, replace(link, round=9), HISTORY.states[3]).parts())
-    assert_refused(session, b"", 3, "stands at round 9", forged)
+    assert_refused(session, b"", 3, "is at round 9", forged)
 
 
 def test_bytes_hold_the_whole_session(session: Session) -> None:
-    answered = session.answered(b"token of", b"report")
-    saved = answered.to_bytes()
+    reported = session.with_report(b"token of", b"report")
+    saved = reported.to_bytes()
     read = Session.from_bytes(saved)
     assert read.to_bytes() == saved
-    np.testing.assert_array_equal(read.state, answered.state)
-    assert (read.position, read.digest) == (answered.position, answered.digest)
+    np.testing.assert_array_equal(read.state, reported.state)
+    assert (read.position, read.digest) == (
+        reported.position,
+        reported.digest,
+    )
     assert (read.token, read.report) == (b"token of", b"report")
-    caught_up(read, CatchUp(tail=HISTORY.tail(1)), 3)
+    catch_up(read, CatchUp(tail=HISTORY.tail(1)), 3)
 
 
 def test_catching_up_keeps_the_last_answer(session: Session) -> None:
-    answered = session.answered(b"token of", b"report")
-    after = caught_up(answered, CatchUp(tail=HISTORY.tail(1)), 3)
+    reported = session.with_report(b"token of", b"report")
+    after = catch_up(reported, CatchUp(tail=HISTORY.tail(1)), 3)
     assert (after.token, after.report) == (b"token of", b"report")

@@ -1,6 +1,6 @@
-"""A phone of a run: every question is a frame, every answer is one, whatever goes wrong."""
+"""The phone as a client of a run: replies to frames with a program and the phone's examples."""
 
-from client.protocol.client_handler import Answering, Instruction, standing
+from client.protocol.client_handler import ClientHandler, Instruction, catch_up_session
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
@@ -10,45 +10,51 @@ from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 
 
-class Phone(Answering):
-    """What answers a gateway.
+class Phone(ClientHandler):
+    """A phone's replies to the gateway.
 
     Args:
         trainer: program and examples.
-        device: index, made of the phone's key.
-        memory: its sessions, on disk.
+        client: client index, derived from the phone's key.
+        sessions: the phone's sessions, on disk.
     """
 
-    def __init__(self, trainer: PhoneTrainer, device: int, memory: SessionFolder) -> None:
-        super().__init__(device, memory)
+    def __init__(self, trainer: PhoneTrainer, client: int, sessions: SessionFolder) -> None:
+        super().__init__(client, sessions)
         self._trainer = trainer
 
     def hello(self) -> bytes:
-        """How this phone introduces itself; where it stands it says when it is asked."""
-        return self._trainer.hello(self._device, 0).encode()
+        """Return the hello with which this phone introduces itself; its round is always 0.
+
+        The server learns the session's round from a refusal of its first instruction.
+        """
+        return self._trainer.hello(self._client, 0).encode()
 
     def train(self, instruction: bytes, catch_up: CatchUp) -> bytes:
         """Catch up, train, and report; a repeated instruction gets the stored report."""
-        return self._sound(instruction, lambda: self._trained(instruction, catch_up))
+        return self._reply_or_refuse(instruction, lambda: self._train(instruction, catch_up))
 
     def evaluate(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Catch up, and evaluate the global model on the split that is asked for."""
-        return self._sound(instruction, lambda: self._evaluated(instruction, catch_up))
+        """Catch up, and evaluate the global model on the instruction's split."""
+        return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, catch_up))
 
-    def _trained(self, frame: bytes, catch_up: CatchUp) -> bytes:
-        def trained(instruction: TrainInstruction, session: Session) -> Report:
-            return self._trainer.train(instruction, session.state, self._device)
+    def _train(self, frame: bytes, catch_up: CatchUp) -> bytes:
+        def start_session(instruction: TrainInstruction) -> Session:
+            return self._session_at(instruction, catch_up)
 
-        return self._reported(frame, trained, lambda asked: self._standing(asked, catch_up))
+        def train(instruction: TrainInstruction, session: Session) -> Report:
+            return self._trainer.train(instruction, session.state, self._client)
 
-    def _evaluated(self, frame: bytes, catch_up: CatchUp) -> bytes:
+        return self._report_once(frame, start_session, train)
+
+    def _evaluate(self, frame: bytes, catch_up: CatchUp) -> bytes:
         instruction = EvaluateInstruction.decode(frame)
-        state = self._standing(instruction, catch_up).state
+        state = self._session_at(instruction, catch_up).state
         column = self._trainer.figures("global", state, instruction.split)
-        return Evaluation(token_of(frame), self._device, (column,)).encode()
+        return Evaluation(token_of(frame), self._client, (column,)).encode()
 
-    def _standing(self, instruction: Instruction, catch_up: CatchUp) -> Session:
-        """The session at the instruction's start, on the disk before anything else is done."""
-        session = standing(self._memory, self._trainer, instruction, catch_up)
-        self._memory.remember(instruction.run_id, session)
+    def _session_at(self, instruction: Instruction, catch_up: CatchUp) -> Session:
+        """Return the session at an instruction's start, after keeping it on disk."""
+        session = catch_up_session(self._sessions, self._trainer, instruction, catch_up)
+        self._sessions.write_session(instruction.run_id, session)
         return session

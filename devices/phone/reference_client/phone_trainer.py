@@ -74,7 +74,7 @@ class PhoneTrainer:
         steps = LocalStepPlan(instruction, device, rows.labels, len(self._program.manifest.words))
         for _ in range(instruction.steps):
             work = _Calls(self._program, rows, state, pending)
-            added = steps.taken(run_estimator(steps.estimator(), work.losses_of))
+            added = steps.finish_step(run_estimator(steps.next_estimator(), work.losses_of))
             state = work.state
             check_fits(state, [one_pass for _, one_pass in added])
             pending = summed(added)

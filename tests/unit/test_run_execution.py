@@ -4,7 +4,12 @@ from typing import Any
 import pytest
 
 from client.forward.grouping import Schedule
-from client.training.execution import Execution, decided, evaluation_batch, kept
+from client.training.execution import (
+    Execution,
+    choose_schedule,
+    evaluation_batch_size,
+    read_or_decide_execution,
+)
 from shared.config import RunConfig
 from shared.errors import ConfigError
 
@@ -12,7 +17,7 @@ RUN = bytes(8)
 
 
 class Stopwatch:
-    """Stands for a device: a pass takes a second and 10 bytes a row, and a second to begin."""
+    """A made-up machine: a pass takes 1 s to begin, and 1 s and 10 bytes for every row."""
 
     def __init__(self, queries: int, batch: int) -> None:
         self._queries, self._batch = queries, batch
@@ -30,7 +35,7 @@ class Stopwatch:
 
 def decide(**settings: Any) -> Schedule:
     config = RunConfig.of({"queries": 4, "batch": 8} | settings, "test")
-    return decided(config, Stopwatch(4, 8))  # type: ignore[arg-type]
+    return choose_schedule(config, Stopwatch(4, 8))  # type: ignore[arg-type]
 
 
 def test_explicit_settings_are_taken_as_they_are() -> None:
@@ -60,31 +65,31 @@ def test_a_budget_that_not_even_one_example_fits_is_refused() -> None:
 
 def test_evaluation_takes_no_more_rows_than_a_step() -> None:
     config = RunConfig(queries=4, batch=8)
-    assert evaluation_batch(Schedule("both", 0), config, 16) == 16
-    assert evaluation_batch(Schedule("sequential", 3), config, 16) == 3
+    assert evaluation_batch_size(Schedule("both", 0), config, 16) == 16
+    assert evaluation_batch_size(Schedule("sequential", 3), config, 16) == 3
 
 
-def test_what_was_decided_is_kept(tmp_path: Path) -> None:
+def test_a_decision_is_read_again(tmp_path: Path) -> None:
     first = Execution(Schedule("inner", 4), 2)
-    assert kept(tmp_path / "run", RUN, lambda: first) == first
+    assert read_or_decide_execution(tmp_path / "run", RUN, lambda: first) == first
 
     def never() -> Execution:
         raise AssertionError("decided twice")
 
-    assert kept(tmp_path / "run", RUN, never) == first
+    assert read_or_decide_execution(tmp_path / "run", RUN, never) == first
     other = Execution(Schedule("outer", 1), 1)
-    assert kept(tmp_path / "run", b"another!", lambda: other) == other
-    assert kept(tmp_path / "run", RUN, never) == first
+    assert read_or_decide_execution(tmp_path / "run", b"another!", lambda: other) == other
+    assert read_or_decide_execution(tmp_path / "run", RUN, never) == first
 
 
 def test_the_first_of_two_processes_decides(tmp_path: Path) -> None:
     first, second = Execution(Schedule("inner", 4), 2), Execution(Schedule("outer", 1), 1)
 
     def slow() -> Execution:
-        kept(tmp_path, RUN, lambda: first)
+        read_or_decide_execution(tmp_path, RUN, lambda: first)
         return second
 
-    assert kept(tmp_path, RUN, slow) == first
+    assert read_or_decide_execution(tmp_path, RUN, slow) == first
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -100,14 +105,14 @@ def test_the_first_of_two_processes_decides(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
-    kept(tmp_path, RUN, lambda: Execution(Schedule(), 1))
+    read_or_decide_execution(tmp_path, RUN, lambda: Execution(Schedule(), 1))
     (file,) = tmp_path.iterdir()
     file.write_text(content)
     with pytest.raises(ConfigError, match=f"{file.name}: damaged"):
-        kept(tmp_path, RUN, lambda: Execution(Schedule(), 1))
+        read_or_decide_execution(tmp_path, RUN, lambda: Execution(Schedule(), 1))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        kept(tmp_path / "file" / "run", RUN, lambda: Execution(Schedule(), 1))
+        read_or_decide_execution(tmp_path / "file" / "run", RUN, lambda: Execution(Schedule(), 1))

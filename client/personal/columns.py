@@ -1,0 +1,69 @@
+"""The evaluation columns of a client: its personal model beside the global model and baselines."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.label_bias import base_rate, fit_label_bias
+from client.personal.methods import composition
+from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime, evaluation_column
+from shared.config import RunConfig
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.instructions import Split
+from shared.replay import zero_state
+
+PERSONALIZED = "personalized"
+"""Name of the column of the model that a run's method makes for a client."""
+
+
+def evaluate_personal_model(
+    runtime: ModelRuntime,
+    data: ClientData,
+    config: RunConfig,
+    run_id: bytes,
+    state: NDArray[np.int64],
+    split: Split = Split.TEST,
+) -> tuple[EvaluationColumn, ...]:
+    """Take the private rounds that remain, and evaluate every column on a client's test examples.
+
+    Base rate always answers the client's most frequent training label, without reading the text.
+    Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
+    training labels: it separates learning a client's base rate from learning the client. Global is
+    the federation's model, and personalized the one that the run's method makes for the client.
+    Finetune has local-only beside it: its private rounds from the base model, without a federation.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        config: settings of the run.
+        run_id: run id, 8 bytes.
+        state: int64 [d], state of the federation.
+        split: split to evaluate on; on others than test only the personal model is evaluated.
+
+    Raises:
+        TrainingError: if the loss is not finite in the first private round, or the label bias
+            cannot be fitted.
+        ReplayError: if the first private round leaves the exact range of the state.
+        LedgerError: if the personal ledger cannot be read or written.
+    """
+    parts = composition(config, runtime.layout)
+    train, examples = data.tokenized(Split.TRAIN), data.tokenized(split)
+    private = run_recorded_private_rounds(runtime, data, config, run_id, state)
+    personal = runtime.scores(parts.model(state, private), examples.prompts)
+    if split is not Split.TEST:
+        return (evaluation_column(PERSONALIZED, personal, examples.labels),)
+    zero = zero_state(len(state))
+    zero_shot = runtime.scores(zero, examples.prompts)
+    bias = fit_label_bias(runtime.scores(zero, train.prompts), train.labels)
+    scores = {
+        "base rate": np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
+        "zero-shot": zero_shot,
+        "label bias": zero_shot + bias,
+    }
+    if config.method == "finetune":
+        local = run_private_rounds(runtime, data, config, zero)
+        scores["local-only"] = runtime.scores(local, examples.prompts)
+    scores["global"] = runtime.scores(parts.model(state), examples.prompts)
+    scores[PERSONALIZED] = personal
+    return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())

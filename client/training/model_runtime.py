@@ -1,0 +1,281 @@
+"""The model runtime: base model, adapter, scorer and forward engine, and how they are executed.
+
+It knows no client. `scores` evaluates prompts under a state; local steps (local_steps.py) use the
+forward engine, the replay backend and the schedule.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.forward.body import PerturbedBody
+from client.forward.grouping import Schedule
+from client.forward.peak_memory import keep_freed_memory
+from client.forward.streamed import make_forward_engine
+from client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from client.streaming.loading import LoadedModel, load_model
+from client.training.client_data import (
+    ClientDataSource,
+    ExampleReader,
+    ExampleTokenizer,
+    example_reader,
+)
+from client.training.execution import (
+    Execution,
+    StepBenchmark,
+    choose_schedule,
+    evaluation_batch_size,
+    read_or_decide_execution,
+)
+from shared.config import RunConfig
+from shared.errors import TaskError
+from shared.frames.evaluation import EvaluationColumn
+from shared.machine import cores
+from shared.model.lora_fa import Perturbations, inject
+from shared.model.replay_torch import backend_for
+from shared.model.scorers import Prompt, scorer_for
+from shared.replay import Backend, to_float32
+from shared.runs import run_folder, run_id_of
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import GenerationTask, Task
+from shared.tasks.metrics import Confusion
+from shared.tasks.objectives import cross_entropy
+from shared.tasks.rows import Example
+
+EVALUATION_MICRO_BATCH = 16
+
+
+class ModelRuntime:
+    """A loaded model under the settings of a run; one thread at a time uses it.
+
+    Args:
+        config: settings of the run.
+        model: loaded base model.
+        task: task that the model is adapted to.
+        examples: reader of the examples that the execution is measured on.
+        predecessor: runtime of the same model, task and data, whose caches are taken over.
+
+    Attributes:
+        config: settings of the run.
+        layout: layout of the adapter.
+        model_id: model id of the base model, 32 bytes.
+        forward: engine that scores rows.
+        first_block: index of the lowest block with an adapter.
+        torch_device: torch device of the model.
+        backend: replay backend, on the model's torch device where that is faster.
+        tokenize: function that turns an example into a prompt; twins share it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: LoadedModel,
+        task: Task,
+        examples: ExampleReader,
+        predecessor: "ModelRuntime | None" = None,
+    ) -> None:
+        self.config, self._model, self._task, self._examples = config, model, task, examples
+        base = model.base.copy_sharing_weights()
+        self.model_id = base.model_id
+        self.torch_device = torch.device(config.model.torch_device)
+        self._stream = model.make_stream(base)
+        with torch.inference_mode():
+            self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
+        adapter = inject(base, config.adapter, self._scorer.labels)
+        self.layout, self.first_block = adapter.layout, adapter.first_block
+        self._trunk_cache: TrunkCache | None = None
+        self._deciding = threading.Lock()
+        if predecessor is None:
+            self.tokenize = ExampleTokenizer(self._scorer)
+        else:
+            self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
+            if _trunk_settings(config) == _trunk_settings(predecessor.config):
+                self._trunk_cache = predecessor._trunk_cache
+        self.backend: Backend = (
+            predecessor.backend
+            if predecessor is not None and predecessor.config is config
+            else backend_for(self.torch_device, config.threads)
+        )
+        if self._trunk_cache is None:
+            folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
+            self._trunk_cache = make_trunk_cache(base, self.first_block, config.trunk_cache, folder)
+        streamed = self._stream is not None
+        self.forward = make_forward_engine(base, adapter, self._scorer, streamed, self._trunk_cache)
+
+    def copy_sharing_weights(self) -> Self:
+        """Return a runtime with the same weights for another thread."""
+        return type(self)(self.config, self._model, self._task, self._examples, self)
+
+    def under(self, config: RunConfig) -> Self:
+        """Return a runtime with the same weights and other settings of adapter and run.
+
+        Args:
+            config: settings that agree with this runtime's in model, task and data.
+        """
+        if self._stream is not None:
+            self._stream.free_buffers()  # two runtimes' staging buffers may not fit at once
+        return type(self)(config, self._model, self._task, self._examples, self)
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder of the base model's files."""
+        return self._model.base.folder
+
+    @property
+    def adapted_block_count(self) -> int:
+        """The number of blocks from the lowest adapted one on."""
+        return len(self._model.base.blocks) - self.first_block
+
+    @property
+    def label_count(self) -> int:
+        """The number of labels of the task."""
+        return self._scorer.labels
+
+    @cached_property
+    def execution(self) -> Execution:
+        """The schedule and the threads of this run on this machine.
+
+        They are decided, or read from the run's folder, at the first use, which also sets the
+        number of threads of torch.
+        """
+        config = self.config
+        run_id = run_id_of(config, self.layout, self.model_id)
+
+        def decide() -> Execution:
+            examples = self._examples(config.data.clients)
+            training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
+            count = min(config.batch, len(training))
+            spread = np.linspace(0, len(training) - 1, count).astype(int)
+            typical = [self.tokenize(training[index]) for index in spread]
+            longest = [self.tokenize(example) for example in training[-config.batch :]]
+            benchmark = StepBenchmark(self.forward, self.layout, config, typical, longest)
+            return Execution(choose_schedule(config, benchmark), torch.get_num_threads())
+
+        with self._deciding:
+            execution = read_or_decide_execution(run_folder(config, run_id), run_id, decide)
+        torch.set_num_threads(execution.threads)
+        return execution
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of a step, decided at the first use."""
+        return self.execution.schedule
+
+    def schedule_for(self, batch: int) -> Schedule:
+        """Return the schedule of a step on so many examples.
+
+        Its forward passes are no larger than those of a step on `RunConfig.batch` examples.
+        """
+        schedule = self.schedule
+        limit = schedule.micro_batch or self.config.batch
+        return schedule if batch <= limit else replace(schedule, micro_batch=limit)
+
+    def scores(self, state: NDArray[np.int64], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Return the scores of n prompts under a state, int64 [d]: float32 [n, labels]."""
+        center = Perturbations.from_arrays(self.layout, to_float32(state), device=self.torch_device)
+        size = EVALUATION_MICRO_BATCH
+        if self.config.memory_budget:
+            size = evaluation_batch_size(self.schedule, self.config, size)
+        scores = self.forward.scores(center, prompts, Schedule("both", size))
+        return scores.reshape(scores.shape[1:])
+
+    def check_layout(self, layout_hash: bytes) -> None:
+        """Raise an error if an instruction's layout is not the adapter's.
+
+        Raises:
+            LayoutError: if the layouts differ.
+        """
+        self.layout.check_hash(layout_hash, "give both the same model and adapter settings")
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings and versions that the results depend on, for a hello."""
+        return {
+            "grouping": self.schedule.grouping,
+            "micro_batch": self.schedule.micro_batch,
+            "threads": self.execution.threads,
+            "quantization": self.config.model.quantization,
+            "dtype": self.config.model.dtype,
+            "device": str(self.torch_device),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "replay": self.backend.name,
+        }
+
+
+class LoadedRun(NamedTuple):
+    """A run's model and data on this machine.
+
+    Attributes:
+        runtime: model runtime.
+        data: source of the clients' data.
+    """
+
+    runtime: ModelRuntime
+    data: ClientDataSource
+
+    def copy_sharing_weights(self) -> "LoadedRun":
+        """Return the same run with a runtime for another thread."""
+        return LoadedRun(self.runtime.copy_sharing_weights(), self.data)
+
+    def under(self, config: RunConfig) -> "LoadedRun":
+        """Return the same model and data under other settings; see `ModelRuntime.under`."""
+        return LoadedRun(self.runtime.under(config), self.data)
+
+
+def load_run(config: RunConfig) -> LoadedRun:
+    """Load the model and the data of a run, and set torch's number of threads.
+
+    Raises:
+        SamaraError: if the model, the task or the data cannot be used.
+    """
+    torch.set_num_threads(config.threads or cores())
+    task = load_task(config.task)
+    _check_countable(task)
+    examples = example_reader(task, config.data)
+    model = load_model(config.model)
+    keep_freed_memory()
+    runtime = ModelRuntime(config, model, task, examples)
+    return LoadedRun(runtime, ClientDataSource(examples, config.data, runtime.tokenize))
+
+
+def evaluation_column(
+    name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]
+) -> EvaluationColumn:
+    """Return the loss and the confusion counts of scores [n, labels] against true labels [n]."""
+    label_count = scores.shape[1]
+    if len(labels) == 0:
+        return EvaluationColumn(name, 0.0, np.zeros((label_count, label_count), np.int64))
+    loss = float(cross_entropy(scores[None], labels)[0])
+    counts = Confusion.of(labels, scores.argmax(axis=1), label_count).counts
+    return EvaluationColumn(name, loss, counts)
+
+
+def _check_countable(task: Task) -> None:
+    """Raise an error if a task cannot be evaluated by counts of true and predicted labels.
+
+    Raises:
+        TaskError: if it has no labels, or others in every row.
+    """
+    if isinstance(task, GenerationTask) or not task.labels:
+        what = "candidates differ from row to row" if task.kind == "choice" else "answers are texts"
+        raise TaskError(
+            f"task {task.name!r}: a federation evaluates by counts of labels, and here {what}; "
+            "choose a classification, or a choice whose candidates the task lists"
+        )
+
+
+def _letter_count(example: Example) -> int:
+    """Return the letters of all of an example's sequences, which estimates their tokens."""
+    return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))
+
+
+def _trunk_settings(config: RunConfig) -> tuple[object, ...]:
+    """Return the settings that the cached outputs of the blocks below the adapters depend on."""
+    adapted = config.adapter.layers, config.adapter.projections
+    return *adapted, config.trunk_cache, config.trunk_cache_folder

@@ -1,0 +1,28 @@
+"""The plan of local steps in clustering rounds."""
+
+import numpy as np
+from helpers import instruction_with
+
+from client.training.local_step_plan import LocalStepPlan
+from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy
+
+
+def test_labels_take_turns_and_count_by_their_share_of_the_batch() -> None:
+    """A step's batch has one label; the gradients of one that the client lacks are zero."""
+    instruction = instruction_with(
+        track=CLUSTERING_TRACK, seed_policy=SeedPolicy.SHARED, learning_rate=0.0, steps=4, batch=4
+    )
+    labels = np.array([0, 0, 0, 2, 2, 2, 2, 2])
+    plan, gradients = LocalStepPlan(instruction, 0, labels, label_count=3), []
+    for label in (0, 1, 2, 0):
+        estimator = plan.next_estimator()
+        trial = next(estimator)
+        assert set(labels[trial.batch]) == {label} or label == 1
+        try:
+            estimator.send(np.arange(1.0, 2 * instruction.queries + 1) ** 2)
+        except StopIteration as ended:
+            gradients.append(ended.value.gradients)
+            plan.finish_step(ended.value)
+    shares = np.array([0.75, 0, 1, 0.75], np.float32)
+    reported = plan.report(bytes(8)).gradients
+    np.testing.assert_array_equal(reported, shares[:, None] * np.stack(gradients))
