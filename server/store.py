@@ -1,12 +1,13 @@
-"""The folder of a run: ledger, layout, metrics and result, each written so that it survives.
+"""The folder of a run: ledger, layout, metrics and result, written so that they survive a crash.
 
-OUT/ledger/        the round deltas (shared/ledger)
-OUT/layout.json    what the scalars mean
+OUT/ledger/        round deltas (shared/ledger)
+OUT/layout.json    layout of the trained numbers
 OUT/metrics.jsonl  one JSON object per round and per evaluation, as they happen
-OUT/result.json    the summary, written at the end
+OUT/result.json    the result, written at the end
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,18 +23,20 @@ from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.result import RESULT_FILE
 
+log = logging.getLogger("samara.server")
+
 LEDGER_FOLDER, LAYOUT_FILE = "ledger", "layout.json"
 METRICS_FILE = "metrics.jsonl"
 
 
 class RunStore:
-    """The open run of a server: the folder that outlives the process.
+    """The open folder of a run.
 
     Attributes:
-        folder: OUT.
-        layout: of the adapter.
-        ledger: of the global track, with its state.
-        last: the event that this process noted last; empty before the first.
+        folder: the folder, OUT.
+        layout: layout of the adapter.
+        ledger: ledger of the global track, with its state.
+        last_event: last event that this process appended; empty before the first.
     """
 
     def __init__(
@@ -42,52 +45,65 @@ class RunStore:
         """Begin a run, or continue the one in the folder.
 
         Args:
-            folder: OUT.
-            layout: of the adapter.
-            header: what the ledger belongs to.
+            folder: the folder, OUT.
+            layout: layout of the adapter.
+            header: header of the ledger, with run id and track.
             snapshot_every: rounds between snapshots of the ledger; 0 makes none.
 
         Raises:
             LedgerError: if the folder holds another run, or a damaged one.
         """
         self.folder, self.layout = folder, layout
-        self.last: dict[str, Any] = {}
+        self.last_event: dict[str, Any] = {}
         ensure_layout(folder, layout)
         _check_same_run(folder, header)
         self.ledger = Ledger(folder / LEDGER_FOLDER, header, layout, snapshot_every)
-        told = [event.get("round", 0) for event in self.events() if event.get("event") == "round"]
-        if told and told[-1] > self.ledger.position.round:
+        if self.ledger.recovered:
+            log.warning("%s", self.ledger.recovered)
+        last_round = self.ledger.position.round
+        events = self.events()
+        recorded = [event.get("round", 0) for event in events if event.get("event") == "round"]
+        if recorded and recorded[-1] > last_round:
             self.ledger.close()
             raise LedgerError(
-                f"{self.ledger.folder}: it ends at round {self.ledger.position.round}, and "
-                f"{METRICS_FILE} tells of round {told[-1]}: rounds were lost; restore the folder "
-                f"or delete the later lines of {METRICS_FILE}"
+                f"{self.ledger.folder}: it ends at round {last_round}, and {METRICS_FILE} has "
+                f"round {recorded[-1]}: rounds were lost; restore the folder or delete the later "
+                f"lines of {METRICS_FILE}"
             )
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened so far, one dictionary per round and per evaluation, read off the disk.
+        """Read the events so far from the disk, one dictionary per round and per evaluation.
 
-        A long run, or one that many strangers disturb, has more of them than memory should hold.
+        They are not kept: a long run has more of them than memory should hold.
         """
         return read_events(self.folder / METRICS_FILE)
 
-    def note(self, event: dict[str, Any]) -> None:
+    def append_event(self, event: dict[str, Any]) -> None:
         """Append an event to the metrics.
 
         Raises:
-            LedgerError: if the disk refuses; what was written of it is cut off at the next opening.
+            LedgerError: if the disk refuses; a partly written event is cut off at the next opening.
         """
-        self.last = event
-        with _a_message_for(self.folder / METRICS_FILE):
-            append_event(self.folder / METRICS_FILE, event)
+        self.last_event = event
+        write_event(self.folder / METRICS_FILE, event)
 
     def close(self) -> None:
         """Close the ledger."""
         self.ledger.close()
 
 
+def write_event(file: Path, event: dict[str, Any]) -> None:
+    """Append an event to a metrics file.
+
+    Raises:
+        LedgerError: if the disk refuses.
+    """
+    with _disk_errors_explained(file):
+        append_event(file, event)
+
+
 @contextmanager
-def _a_message_for(file: Path) -> Iterator[None]:
+def _disk_errors_explained(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -97,7 +113,7 @@ def _a_message_for(file: Path) -> Iterator[None]:
 
 
 def ensure_layout(folder: Path, layout: Layout) -> None:
-    """Make the folder of a run, with its layout.
+    """Create the folder of a run with its layout, or check the layout that it has.
 
     Raises:
         LedgerError: if it cannot be written, or holds another layout.
@@ -108,7 +124,7 @@ def ensure_layout(folder: Path, layout: Layout) -> None:
         raise LedgerError(f"{folder}: cannot be created: {error.strerror}") from error
     layout_file = folder / LAYOUT_FILE
     if not layout_file.exists():
-        with _a_message_for(layout_file):
+        with _disk_errors_explained(layout_file):
             write_durably(layout_file, (layout.to_json() + "\n").encode())
     elif read_layout(folder).hash != layout.hash:
         raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
@@ -133,19 +149,19 @@ def _check_same_run(folder: Path, header: LedgerHeader) -> None:
         )
 
 
-def finish(folder: Path, result: dict[str, Any]) -> None:
-    """Write the summary of a run.
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write the result of a run.
 
     Raises:
-        LedgerError: if the disk refuses; there is none then.
+        LedgerError: if the disk refuses; no result is left then.
     """
     text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-    with _a_message_for(folder / RESULT_FILE):
+    with _disk_errors_explained(folder / RESULT_FILE):
         write_durably(folder / RESULT_FILE, text.encode())
 
 
 def read_layout(folder: Path) -> Layout:
-    """The layout of a run.
+    """Read the layout of a run.
 
     Raises:
         SamaraError: if the file is missing or damaged.
@@ -160,12 +176,12 @@ def read_layout(folder: Path) -> Layout:
 
 
 def cluster_folders(run: Path) -> list[Path]:
-    """Where the clusters of a run lie; none if it is one federation."""
+    """Return the folders of a run's clusters in their order; none if it has no clusters."""
     return sorted(run.glob("cluster-*"), key=lambda path: (len(path.name), path.name))
 
 
 def ledger_of(run: Path) -> Path:
-    """The ledger of a run.
+    """Return the folder of a run's ledger.
 
     Raises:
         SamaraError: if every cluster has its own.
@@ -176,9 +192,9 @@ def ledger_of(run: Path) -> Path:
 
 
 def replay_run(folder: Path) -> Iterator[Step]:
-    """Replay a run's ledger, proving every digest on the way; see `proven`.
+    """Replay a run's ledger and check every digest on the way; see `proven`.
 
     Raises:
-        SamaraError: at the first thing that is damaged, naming file and round.
+        SamaraError: at the first damage, naming file and round.
     """
     return proven(ledger_of(folder), read_layout(folder))

@@ -1,4 +1,4 @@
-"""What the clients' evaluations amount to, for the whole split and for each client. Pure."""
+"""Figures of the clients' evaluations, for the whole split and for each client. Pure."""
 
 import hashlib
 from collections import Counter
@@ -12,15 +12,15 @@ import numpy as np
 from shared.frames.evaluation import Evaluation
 from shared.tasks.metrics import Confusion
 
-GLOBAL = "global"
+GLOBAL_COLUMN = "global"
 """The column of the federation's model."""
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """Clients that evaluate other labels or columns than most do.
+    """Return the clients that evaluate other labels or columns than most clients do.
 
     Args:
-        evaluations: by client, at least one.
+        evaluations: at least one evaluation, by client.
     """
     shapes = {client: _shape(evaluation) for client, evaluation in evaluations.items()}
     usual, _ = Counter(shapes.values()).most_common(1)[0]
@@ -28,14 +28,14 @@ def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
 
 
 def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
-    """Figures of every column that counts an example.
+    """Return the figures of every column that counts an example.
 
     Args:
-        evaluations: by client, at least one, all of the same labels and columns.
+        evaluations: at least one evaluation, by client, all of the same labels and columns.
 
     Returns:
         By column: loss, examples, accuracy, macro-F1 and confusion of all examples together, the
-        means over clients, and each client's own under ``clients``.
+        means over clients, and each client's figures under ``clients``.
     """
     names, _ = _shape(next(iter(evaluations.values())))
     columns = {
@@ -50,117 +50,129 @@ def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, di
     return {name: _figures(parts) for name, parts in columns.items() if parts}
 
 
+def is_global_validation(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is a validation of the global model alone."""
+    return (
+        event["event"] == "evaluation"
+        and event["split"] == "validation"
+        and list(event["columns"]) == [GLOBAL_COLUMN]
+    )
+
+
 def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """The round after which the global model was best on validation; the later of equals.
+    """Return the round after which the global model was best on validation, the later of equals.
 
     Args:
-        events: of a run.
-        newcomers: clients that do not count.
+        events: events of a run.
+        newcomers: clients whose validation does not count.
 
     Returns:
-        None if nobody validated it.
+        The round, or None if no client has validated the model.
     """
     means: dict[int, float] = {}
-    for event in events:
-        if event["event"] != "evaluation" or event["split"] != "validation":
-            continue
-        if list(event["columns"]) == [GLOBAL]:
-            clients = event["columns"][GLOBAL]["clients"]
-            own = [c["accuracy"] for client, c in clients.items() if int(client) not in newcomers]
-            if own:
-                means[event["round"]] = sum(own) / len(own)
+    for event in filter(is_global_validation, events):
+        clients = event["columns"][GLOBAL_COLUMN]["clients"]
+        accuracies = [c["accuracy"] for i, c in clients.items() if int(i) not in newcomers]
+        if accuracies:
+            means[event["round"]] = sum(accuracies) / len(accuracies)
     return max(means, key=lambda number: (means[number], number)) if means else None
 
 
 def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What federations that ran side by side told, as if they were one.
+    """Merge the events of federations that ran side by side into those of one.
 
     Args:
-        histories: of each the events in their order. Rounds of one number belong together, and
-            evaluations of one round, split and set of columns; of a repeated one the last counts.
+        histories: the events of each federation in their order. Rounds of one number are merged,
+            and evaluations of one round, split and set of columns; of a repeated one the last
+            counts.
 
     Returns:
-        In the order of the longest history.
+        The merged events, in the order of the longest history.
     """
-    together: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
+    merged: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
     for history in sorted(histories, key=len, reverse=True):
         for event in history:
             columns = tuple(event.get("columns", ()))
             key = event["event"], event["round"], event.get("split"), columns
-            together.setdefault(key, {})[id(history)] = event
+            merged.setdefault(key, {})[id(history)] = event
     return [
-        _round_of_all(list(parts.values()))
+        _merge_rounds(list(events.values()))
         if kind == "round"
-        else _evaluation_of_all(list(parts.values()))
-        for (kind, *_), parts in together.items()
+        else _merge_evaluations(list(events.values()))
+        for (kind, *_), events in merged.items()
     ]
 
 
-def _round_of_all(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    whole = _of_all(parts, ("bytes_up", "bytes_down", "ledger_bytes", "reports"))
-    heard = [part for part in parts if part["loss"] is not None]
-    reports = sum(part["reports"] for part in heard)
-    loss = sum(part["loss"] * part["reports"] for part in heard) / reports if reports else None
-    digests = "".join(part["digest"] for part in parts)
-    return whole | {
+def _merge_rounds(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    common = _merge_common(events, ("bytes_up", "bytes_down", "ledger_bytes", "reports"))
+    with_loss = [event for event in events if event["loss"] is not None]
+    reports = sum(event["reports"] for event in with_loss)
+    loss = sum(e["loss"] * e["reports"] for e in with_loss) / reports if reports else None
+    digests = "".join(event["digest"] for event in events)
+    return common | {
         "loss": loss,
-        "learning_rate": sum(part["learning_rate"] for part in parts) / len(parts),
-        "absent": [client for part in parts for client in part["absent"]],
-        "resting": [client for part in parts for client in part["resting"]],
-        "late": {client: late for part in parts for client, late in part["late"].items()},
-        "problem": "; ".join(part["problem"] for part in parts if part["problem"]),
+        "learning_rate": sum(event["learning_rate"] for event in events) / len(events),
+        "absent": [client for event in events for client in event["absent"]],
+        "resting": [client for event in events for client in event["resting"]],
+        "late": {client: late for event in events for client, late in event["late"].items()},
+        "problem": "; ".join(event["problem"] for event in events if event["problem"]),
         "digest": hashlib.sha256(bytes.fromhex(digests)).hexdigest(),
-        "clients": {client: own for part in parts for client, own in part["clients"].items()},
+        "clients": {client: c for event in events for client, c in event["clients"].items()},
     }
 
 
-def _evaluation_of_all(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     columns: dict[str, list[tuple[int, float, Confusion]]] = {}
-    for part in parts:
-        for name, column in part["columns"].items():
+    for event in events:
+        for name, column in event["columns"].items():
             columns.setdefault(name, []).extend(
-                (int(client), own["loss"], Confusion(np.array(own["confusion"])))
-                for client, own in column["clients"].items()
+                (int(client), figures["loss"], Confusion(np.array(figures["confusion"])))
+                for client, figures in column["clients"].items()
             )
-    whole = _of_all(parts, ("bytes_up", "bytes_down"))
-    return whole | {
+    common = _merge_common(events, ("bytes_up", "bytes_down"))
+    return common | {
         "columns": {
-            name: _figures(sorted(own, key=lambda p: p[0])) for name, own in columns.items()
+            name: _figures(sorted(clients, key=lambda client: client[0]))
+            for name, clients in columns.items()
         }
     }
 
 
-def _of_all(parts: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
-    """The last one's keys, with sums, refusals of all, and the time of the slowest."""
+def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
+    """Return the last event with some keys summed, all refusals, and the longest time."""
     return {
-        **parts[-1],
-        **{key: sum(part[key] for part in parts) for key in sums},
-        "refused": {client: why for part in parts for client, why in part["refused"].items()},
-        "seconds": max(part["seconds"] for part in parts),
+        **events[-1],
+        **{key: sum(event[key] for event in events) for key in sums},
+        "refused": {c: reason for event in events for c, reason in event["refused"].items()},
+        "seconds": max(event["seconds"] for event in events),
     }
 
 
 def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:
-    """Names of an evaluation's columns, and how many labels they count."""
+    """Return the names of an evaluation's columns, and the number of labels that they count."""
     return tuple(c.name for c in evaluation.columns), len(evaluation.columns[0].counts)
 
 
-def _figures(parts: list[tuple[int, float, Confusion]]) -> dict[str, Any]:
-    """Of all examples together, the mean over clients, and each client's own."""
-    whole = reduce(add, (confusion for _, _, confusion in parts))
+def _figures(clients: list[tuple[int, float, Confusion]]) -> dict[str, Any]:
+    """Return the figures of all examples together, the means over clients, and each client's.
+
+    Args:
+        clients: index, mean loss and confusion of each client.
+    """
+    whole = reduce(add, (confusion for _, _, confusion in clients))
     return {
-        "loss": sum(loss * confusion.examples for _, loss, confusion in parts) / whole.examples,
-        **_of_confusion(whole),
-        "mean_client_accuracy": sum(c.accuracy for _, _, c in parts) / len(parts),
-        "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in parts) / len(parts),
+        "loss": sum(loss * confusion.examples for _, loss, confusion in clients) / whole.examples,
+        **_confusion_figures(whole),
+        "mean_client_accuracy": sum(c.accuracy for _, _, c in clients) / len(clients),
+        "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in clients) / len(clients),
         "clients": {
-            str(client): {"loss": loss, **_of_confusion(confusion)}
-            for client, loss, confusion in parts
+            str(client): {"loss": loss, **_confusion_figures(confusion)}
+            for client, loss, confusion in clients
         },
     }
 
 
-def _of_confusion(confusion: Confusion) -> dict[str, Any]:
+def _confusion_figures(confusion: Confusion) -> dict[str, Any]:
     return {
         "examples": confusion.examples,
         "accuracy": confusion.accuracy,

@@ -1,11 +1,128 @@
-"""What is told of rounds and evaluations, and what it tells."""
+"""The event log: what is recorded of rounds and evaluations, and how it reads in a log line."""
 
+import logging
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+from server.rounds.evaluation import is_global_validation
+from server.store import RunStore
 
-def describe(event: dict[str, Any]) -> str:
-    """An event in one line."""
+log = logging.getLogger("samara.server")
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """A round as `metrics.jsonl` has it. Clients are text where they are keys of JSON.
+
+    Attributes:
+        round: the round's number.
+        loss: mean loss of the reports, weighted like the reports; None without any.
+        learning_rate: step size of the round's instruction.
+        reports: number of reports in the round delta.
+        refused: by client, the reason why its reply was not used.
+        absent: clients that were asked and did not answer in time.
+        late: by client whose report is late, the round that it answers.
+        resting: clients that are not asked in the next round.
+        problem: reason why the round changes nothing or reverts others; empty otherwise.
+        back_to: round whose state a reverting round leads to.
+        bytes_up, bytes_down: bytes of all replies and of all messages.
+        ledger_bytes: bytes that the round added to the ledger.
+        clients: by client, loss, examples and bytes of its report.
+    """
+
+    round: int
+    loss: float | None = None
+    learning_rate: float = 0.0
+    reports: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+    absent: list[int] = field(default_factory=list)
+    late: Mapping[str, int] = field(default_factory=dict)
+    resting: list[int] = field(default_factory=list)
+    problem: str = ""
+    back_to: int | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    ledger_bytes: int = 0
+    clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationEvent:
+    """An evaluation as `metrics.jsonl` has it.
+
+    Attributes:
+        round: the round after which the model was evaluated.
+        split: the evaluated split.
+        columns: by column, the figures of `summarize_evaluations`.
+        refused: by client, the reason why its reply was not used.
+        bytes_up, bytes_down: bytes of all replies and of all messages.
+    """
+
+    round: int
+    split: str
+    columns: Mapping[str, Any]
+    refused: Mapping[str, str]
+    bytes_up: int
+    bytes_down: int
+
+
+class EventLog:
+    """Writes the events of a run to its folder and to the log.
+
+    Args:
+        store: the run's folder, whose earlier events are read.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._started = time.monotonic()
+        self._reasons: dict[int, str] = {}
+        events = store.events()
+        self.unused_rounds = count_unused_rounds(events)
+        """Number of rounds in a row, up to the last one, that used no report."""
+        self._validated = {event["round"] for event in events if is_global_validation(event)}
+
+    def has_validation(self, number: int) -> bool:
+        """Return whether the global model was validated after a round."""
+        return number in self._validated
+
+    def record_round(self, event: RoundEvent, **clock_fields: Any) -> None:
+        """Write a round that is in the ledger.
+
+        Args:
+            event: the round.
+            clock_fields: JSON by key, what `Clock.finish_round` adds.
+        """
+        used = event.reports or event.back_to is not None
+        self.unused_rounds = 0 if used else self.unused_rounds + 1
+        digest = {"digest": self._store.ledger.digest.hex()}
+        self._record({"event": "round"} | asdict(event) | digest | clock_fields)
+
+    def record_evaluation(self, event: EvaluationEvent) -> None:
+        """Write an evaluation."""
+        fields = {"event": "evaluation"} | asdict(event)
+        if is_global_validation(fields):
+            self._validated.add(event.round)
+        self._record(fields)
+
+    def log_refusal(self, client: int, reason: str) -> None:
+        """Log why a reply of a client is not used, but not the same reason twice in a row."""
+        if self._reasons.get(client) != reason:
+            log.warning("client %d: %s", client, reason)
+        self._reasons[client] = reason
+
+    def _record(self, event: dict[str, Any]) -> None:
+        event["seconds"] = time.monotonic() - self._started
+        event["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        self._store.append_event(event)
+        log.info(describe_event(event), extra={"event": event})
+
+
+def describe_event(event: Mapping[str, Any]) -> str:
+    """Return an event as one line of text."""
     if event["event"] == "round":
         loss = "" if event["loss"] is None else f"loss {event['loss']:.4f}, "
         return (
@@ -21,7 +138,10 @@ def describe(event: dict[str, Any]) -> str:
 
 
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
-    """How many of the last rounds in a row used no report; one that takes rounds back used some."""
+    """Return how many of the last rounds in a row used no report.
+
+    A round that reverts others counts as one that used some.
+    """
     unused = 0
     for event in events:
         if event["event"] == "round":

@@ -1,4 +1,4 @@
-"""Which clients are left alone for a while because they keep failing. Pure."""
+"""Clients that are left out for some rounds because they keep failing. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ _MOST_ROUNDS = 64
 @dataclass
 class _Record:
     failures: int = 0
-    rests_until: int = 0
+    last_resting_round: int = 0
 
 
 class ClientHealth:
-    """Failures in a row, by client; every failure past the patience doubles the rest.
+    """Failures in a row, by client; every failure beyond the patience doubles the rest.
 
     Args:
         patience: failures in a row after which a client rests.
@@ -23,12 +23,12 @@ class ClientHealth:
         self._records: dict[int, _Record] = {}
 
     def record_failure(self, client: int, round_number: int) -> int:
-        """Count a failure; returns for how many rounds the client rests, 0 if it need not."""
+        """Count a failure; return for how many rounds the client rests, 0 for none."""
         record = self._records.setdefault(client, _Record())
         record.failures += 1
         beyond = record.failures - self._patience
         rounds = min(2**beyond, _MOST_ROUNDS) if beyond >= 0 else 0
-        record.rests_until = round_number + rounds
+        record.last_resting_round = round_number + rounds
         return rounds
 
     def record_success(self, client: int) -> None:
@@ -36,10 +36,10 @@ class ClientHealth:
         self._records.pop(client, None)
 
     def is_resting(self, client: int, round_number: int) -> bool:
-        """Whether a client is not to be asked in a round."""
+        """Return whether a client is left out of a round."""
         record = self._records.get(client)
-        return record is not None and round_number <= record.rests_until
+        return record is not None and round_number <= record.last_resting_round
 
     def resting_clients(self, round_number: int) -> list[int]:
-        """The clients that are not to be asked in a round, ascending."""
+        """Return the clients that are left out of a round, ascending."""
         return sorted(client for client in self._records if self.is_resting(client, round_number))

@@ -1,9 +1,9 @@
-"""Reports that come after their round: which are known, and which may still count."""
+"""Reports on earlier rounds' instructions: which instructions are remembered, which count."""
 
 from flwr.app import Message
 
 from server.rounds.aggregation import check_report
-from server.rounds.recorded_cohorts import origins
+from server.rounds.recorded_cohorts import origin_rounds
 from server.transport.messages import read_frame
 from shared.errors import ReportError, SamaraError
 from shared.frames.instructions import TrainInstruction, token_of
@@ -17,7 +17,7 @@ _TOKEN = slice(8, 16)
 
 
 def report_token(reply: Message) -> bytes | None:
-    """The token of the instruction that a reply's report says it answers; None of no report."""
+    """Return the token of the instruction that a reply's report names; None if it has no report."""
     try:
         frame = read_frame(reply)
         return frame[_TOKEN] if kind_of(frame) in _REPORTS else None
@@ -26,13 +26,13 @@ def report_token(reply: Message) -> bytes | None:
 
 
 class LateReportFilter:
-    """Remembers the instructions of the last rounds, and what was folded of each.
+    """Remembers the instructions of the last rounds, and which reports on them were folded.
 
-    Nothing is remembered across restarts: what comes late then answers an instruction that nobody
-    knows, and is refused. So no report is folded twice.
+    It starts empty in every process: a report that is late across a restart answers an unknown
+    instruction and is refused. So no report is folded twice.
 
     Args:
-        most_rounds: by which a report may be late; 0 refuses every late one.
+        most_rounds: rounds by which a report may be late; 0 refuses every late one.
     """
 
     def __init__(self, most_rounds: int) -> None:
@@ -40,42 +40,42 @@ class LateReportFilter:
         self._instructions: dict[bytes, TrainInstruction] = {}
         self._folded: set[tuple[int, int]] = set()
 
-    def asked(self, instruction: TrainInstruction) -> None:
-        """Remember the instruction of a new round, and forget old ones."""
+    def add_instruction(self, instruction: TrainInstruction) -> None:
+        """Remember the instruction of a new round, and forget those of old ones."""
         self._instructions[token_of(instruction.encode())] = instruction
         oldest = instruction.round - max(_REMEMBERED_ROUNDS, self._most)
         self._instructions = {t: i for t, i in self._instructions.items() if i.round >= oldest}
         self._folded = {(client, number) for client, number in self._folded if number >= oldest}
 
-    def knows(self, token: bytes, number: int) -> bool:
-        """Whether a token is that of a remembered round before this one."""
-        asked = self._instructions.get(token)
-        return asked is not None and asked.round < number
+    def is_late(self, token: bytes, number: int) -> bool:
+        """Return whether a token is that of a remembered round before this one."""
+        instruction = self._instructions.get(token)
+        return instruction is not None and instruction.round < number
 
-    def accepted(self, report: Report, client: int, number: int) -> TrainInstruction:
-        """The instruction of a late report that may count in a round.
+    def accept(self, report: Report, client: int, number: int) -> TrainInstruction:
+        """Return the instruction that a late report answers, if the report may count.
 
         Args:
-            report: its token is known.
-            client: that sent it.
-            number: of the present round.
+            report: the report; its token is that of a remembered round.
+            client: index of the client that sent it.
+            number: number of the present round.
 
         Raises:
-            ReportError: if it may not.
+            ReportError: if it may not count.
         """
-        asked = self._instructions[report.token]
+        instruction = self._instructions[report.token]
         if report.client != client:
             raise ReportError(f"it answers as client {report.client}")
-        if (client, asked.round) in self._folded:
-            raise ReportError(f"its report of round {asked.round} is in the ledger already")
-        if number - asked.round > self._most:
+        if (client, instruction.round) in self._folded:
+            raise ReportError(f"its report of round {instruction.round} is in the ledger already")
+        if number - instruction.round > self._most:
             raise ReportError(
-                f"its report of round {asked.round} comes {number - asked.round} rounds late; "
-                f"cohort.late-rounds allows {self._most}"
+                f"its report of round {instruction.round} comes {number - instruction.round} "
+                f"rounds late; cohort.late-rounds allows {self._most}"
             )
-        check_report(report, asked)
-        return asked
+        check_report(report, instruction)
+        return instruction
 
-    def folded(self, delta: RoundDelta) -> None:
-        """Remember whose reports of which rounds are in a delta."""
-        self._folded |= set(origins(delta).items())
+    def mark_folded(self, delta: RoundDelta) -> None:
+        """Remember which clients' reports of which rounds are in a delta."""
+        self._folded |= set(origin_rounds(delta).items())

@@ -1,4 +1,4 @@
-"""Who contributed to which round of a recorded run, and whose report came late."""
+"""Cohorts of a recorded run, late reports included, from which the run can be repeated."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,8 +11,8 @@ from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
 from shared.step_record import STEP_SIZE_FILE, read_clients
 
-Cohorts = Mapping[int, Mapping[int, int]]
-"""By round, its contributors; for each the round whose instruction it answered, which is an
+CohortHistory = Mapping[int, Mapping[int, int]]
+"""By round and contributor, the round whose instruction the contributor answered, which is an
 earlier one where its report was late."""
 
 
@@ -20,54 +20,59 @@ class RecordedCohorts:
     """Has a run use the reports that a recorded one used, each in the same round.
 
     Args:
-        cohorts: of the recorded run.
+        history: contributors to the rounds of the recorded run.
     """
 
-    def __init__(self, cohorts: Cohorts) -> None:
-        self._cohorts = cohorts
-        self._held: dict[tuple[int, int], Message] = {}
+    def __init__(self, history: CohortHistory) -> None:
+        self._history = history
+        self._pending: dict[tuple[int, int], Message] = {}
 
     @property
-    def last(self) -> int:
+    def last_round(self) -> int:
         """The last round of the recorded run."""
-        return max(self._cohorts, default=0)
+        return max(self._history, default=0)
 
-    def asked(self, number: int) -> list[int]:
-        """The clients whose answer to a round's instruction was used, then or later; ascending."""
+    def clients_of(self, number: int) -> list[int]:
+        """Return the clients whose report on a round was used, then or later; ascending."""
         return sorted(
             client
-            for contributors in self._cohorts.values()
+            for contributors in self._history.values()
             for client, origin in contributors.items()
             if origin == number
         )
 
-    def due(self, number: int, replies: Iterable[tuple[int, Message]]) -> list[Message]:
-        """What was used in a round, of its own replies, by client, and of those held back."""
-        self._held |= {(client, number): reply for client, reply in replies}
-        contributors = self._cohorts.get(number, {})
-        return [self._held.pop(key) for key in contributors.items() if key in self._held]
+    def take_replies(self, number: int, replies: Iterable[tuple[int, Message]]) -> list[Message]:
+        """Return the replies that the recorded run used in a round; keep the others for later.
+
+        Args:
+            number: number of the round.
+            replies: client and reply, to the round's instruction.
+        """
+        self._pending |= {(client, number): reply for client, reply in replies}
+        contributors = self._history.get(number, {})
+        return [self._pending.pop(key) for key in contributors.items() if key in self._pending]
 
 
-def read_cohorts(run: Path) -> Cohorts:
-    """The cohort history of a run, finished or not.
+def read_cohorts(run: Path) -> CohortHistory:
+    """Read the cohort history of a run, finished or not.
 
-    Whose reports are in a round is in the ledger. A round that takes earlier ones back, or changes
-    nothing, has no contributors there; whose reports decided that is beside the step size.
+    The ledger names the contributors of a round. A round that reverts earlier ones, or changes
+    nothing, has none there; the clients whose reports decided it are in the step-size file.
 
     Raises:
-        LedgerError: if the ledger cannot be read, its first rounds were compacted away, or it is
-            not known whose reports a round was decided by.
+        LedgerError: if the ledger cannot be read, its first rounds were compacted away, or the
+            step-size file does not name the clients.
     """
     ledger = ledger_of(run)
-    cohorts = {record.delta.round: origins(record.delta) for record in read_ledger(ledger)}
+    cohorts = {record.delta.round: origin_rounds(record.delta) for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
             f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
-    heard = read_clients(run / STEP_SIZE_FILE)
+    observed_clients = read_clients(run / STEP_SIZE_FILE)
     for number in [number for number, contributors in cohorts.items() if not contributors]:
-        clients = heard.get(number, [])
+        clients = observed_clients.get(number, [])
         if clients is None:
             raise LedgerError(
                 f"{run / STEP_SIZE_FILE}: does not say whose reports decided round {number}, which "
@@ -77,11 +82,14 @@ def read_cohorts(run: Path) -> Cohorts:
     return cohorts
 
 
-def origins(delta: RoundDelta) -> dict[int, int]:
-    """By contributor, the round that it answered; only reports with own seeds can be late."""
-    own = {
+def origin_rounds(delta: RoundDelta) -> dict[int, int]:
+    """Return by contributor the round that it answered.
+
+    Only reports with independent seeds can be late; all others are of the delta's own round.
+    """
+    origins = {
         group.source.seed_stream - 1: group.origin
         for group in delta.groups
         if isinstance(group.source, DerivedSeeds) and group.source.seed_stream
     }
-    return {c.client: own.get(c.client, delta.round) for c in delta.contributors}
+    return {c.client: origins.get(c.client, delta.round) for c in delta.contributors}

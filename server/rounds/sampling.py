@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Cohort sampling: a pure function of the run seed, the round and the connected clients."""
 
 import math
 from collections.abc import Iterable
@@ -11,22 +11,23 @@ from shared.directions import cohort_keys
 def sample_cohort(
     run_seed: int, round_number: int, clients: Iterable[int], fraction: float, minimum: int
 ) -> list[int]:
-    """The cohort of a round: a function of (run seed, round) and of who is there.
+    """Return the cohort of a round.
 
-    Every client draws a number from the run seed, the round and its own index, and the smallest
-    numbers win, so one client more or less changes at most one place in the cohort.
+    A number is derived for every client from the run seed, the round and the client index, and
+    the clients with the smallest numbers are picked. So one connected client more or less changes
+    at most one client of the cohort.
 
     Args:
-        run_seed: the run's seed.
-        round_number: the round.
-        clients: indices of the clients that are present.
+        run_seed: seed of the run.
+        round_number: number of the round.
+        clients: indices of the clients to choose from.
         fraction: share of them to pick, rounded up.
-        minimum: pick at least so many, if there are.
+        minimum: fewest clients to pick, if there are so many.
 
     Returns:
-        Device indices, ascending.
+        Client indices, ascending.
     """
-    present = np.array(sorted(set(clients)), np.uint32)
-    size = min(len(present), max(minimum, math.ceil(round(fraction * len(present), 9))))
-    order = np.argsort(cohort_keys(run_seed, round_number, present), kind="stable")
-    return sorted(int(client) for client in present[order[:size]])
+    candidates = np.array(sorted(set(clients)), np.uint32)
+    size = min(len(candidates), max(minimum, math.ceil(round(fraction * len(candidates), 9))))
+    order = np.argsort(cohort_keys(run_seed, round_number, candidates), kind="stable")
+    return sorted(int(client) for client in candidates[order[:size]])

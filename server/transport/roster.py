@@ -14,7 +14,6 @@ from server.live.keys import Keys
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import make_message, read_frame
-from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.hello import Hello
@@ -73,7 +72,10 @@ class Roster:
         model_id: id of the base model, the same for all clients.
         client_count: number of clients that the data set is divided among; 0 if every client has
             its own data.
+        most_clients: number of clients that can train at most; None if it is not limited.
     """
+
+    most_clients: int | None = None
 
     def __init__(self, keys: Keys | None = None) -> None:
         self.entries: dict[int, RosterEntry] = {}
@@ -217,17 +219,24 @@ class Roster:
             log.warning("refused: %s", reason)
 
 
-def await_clients(roster: Roster, grid: Grid, config: RunConfig) -> dict[int, RosterEntry]:
-    """Wait until as many clients are connected as a round needs, `cohort.timeout` at most.
+def await_clients(
+    roster: Roster, grid: Grid, minimum: int, timeout: float
+) -> dict[int, RosterEntry]:
+    """Wait until as many clients can be reached as a round needs.
+
+    Args:
+        roster: clients of the run.
+        grid: Flower's grid.
+        minimum: number of clients to wait for.
+        timeout: most seconds to wait.
 
     Returns:
         Entries of the clients that can be reached now, by client index.
     """
-    minimum = min(config.cohort.minimum, config.data.clients)
     clock = grid.clock if isinstance(grid, DeadlineGrid) else SystemClock()
-    end = clock.now() + config.cohort.timeout
+    end = clock.now() + timeout
     while True:
-        roster.request_hellos(grid, config.cohort.timeout)
+        roster.request_hellos(grid, timeout)
         reachable = roster.entries_of(clock.reachable(_connected_nodes(grid)))
         if len(reachable) >= minimum or clock.now() >= end:
             return reachable

@@ -424,7 +424,7 @@ def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: P
 def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> None:
     config = config_of(opposed, cohort__newcomers=0)
     simulate(config)
-    file = Path(config.out) / "groups.json"
+    file = Path(config.out) / "clusters.json"
     groups = json.loads(file.read_text())
     for part in ("clusters", "scalars"):
         del groups[part]["3"]

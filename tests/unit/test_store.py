@@ -16,8 +16,8 @@ from server.store import (
     METRICS_FILE,
     RESULT_FILE,
     RunStore,
-    finish,
     replay_run,
+    write_result,
 )
 from shared.errors import LedgerError, SamaraError
 from shared.ledger.records import LedgerHeader, Record
@@ -35,9 +35,9 @@ def write_run(folder: Path, rounds: int = 3, every: int = 0) -> Path:
     with opened(folder, every) as store:
         for delta in HISTORY.deltas[:rounds]:
             store.ledger.append(delta)
-            store.note({"event": "round", "round": delta.round})
+            store.append_event({"event": "round", "round": delta.round})
         digest = store.ledger.digest.hex()
-        finish(store.folder, {"final_round": rounds, "final_digest": digest})
+        write_result(store.folder, {"final_round": rounds, "final_digest": digest})
     return folder
 
 
@@ -78,16 +78,16 @@ def test_events_survive_reopening(tmp_path: Path) -> None:
     events = [{"event": "evaluation", "round": n, "loss": 0.1 * n} for n in (1, 2)]
     for event in events:
         with opened(tmp_path) as store:
-            store.note(event)
+            store.append_event(event)
     with opened(tmp_path) as store:
         assert store.events() == events
 
 
-def test_a_ledger_that_lost_rounds_which_the_metrics_tell_of_is_refused(tmp_path: Path) -> None:
+def test_a_ledger_that_lost_rounds_which_the_metrics_have_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path)
     write_files(tmp_path / LEDGER_FOLDER, HISTORY.files(2))
     for _ in range(2):
-        with pytest.raises(LedgerError, match=r"ends at round 2.*tells of round 3.*lost"):
+        with pytest.raises(LedgerError, match=r"ends at round 2.*has round 3.*lost"):
             RunStore(tmp_path, LAYOUT, HISTORY.header, 0)
 
 
@@ -95,7 +95,7 @@ def test_an_event_noted_after_a_crash_survives_too(tmp_path: Path) -> None:
     whole, torn = json.dumps({"round": 1}) + "\n", '{"rou'
     (tmp_path / METRICS_FILE).write_text(whole + torn)
     with opened(tmp_path) as store:
-        store.note({"round": 2})
+        store.append_event({"round": 2})
     with opened(tmp_path) as store:
         assert store.events() == [{"round": 1}, {"round": 2}]
 

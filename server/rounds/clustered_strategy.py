@@ -1,0 +1,318 @@
+"""The strategy of method `cluster`: one federation per cluster, side by side."""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from server.rounds.aggregation import check_report
+from server.rounds.clusters import (
+    ASSIGNMENTS_FILE,
+    ClusterAssignments,
+    cluster_folder,
+    cluster_id,
+    clustering_instruction,
+)
+from server.rounds.evaluation import merge_histories
+from server.rounds.health import ClientHealth
+from server.rounds.late_reports import report_token
+from server.rounds.strategy import ScalarStrategy
+from server.store import METRICS_FILE, RunStore, ensure_layout, write_event
+from server.transport.messages import make_message, read_frame
+from server.transport.roster import Roster, RosterEntry
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.frames.instructions import GLOBAL_TRACK, Split, token_of
+from shared.frames.report import Report
+from shared.layout import Layout
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.records import LedgerHeader
+from shared.replay import digest, zero_state
+
+log = logging.getLogger("samara.server")
+
+
+class _ClusterRoster(Roster):
+    """The clients of one cluster among those of a whole roster."""
+
+    def __init__(
+        self, whole: Roster, assignments: ClusterAssignments, cluster: int, config: RunConfig
+    ) -> None:
+        self._whole, self._assignments, self._cluster = whole, assignments, cluster
+        self._newcomers = config.newcomers
+
+    @property
+    def entries(self) -> dict[int, RosterEntry]:  # type: ignore[override]
+        """The clients of this cluster, by Flower node id."""
+        clusters = self._assignments.clusters
+        return {
+            node: entry
+            for node, entry in self._whole.entries.items()
+            if clusters.get(entry.client) == self._cluster
+        }
+
+    @property
+    def most_clients(self) -> int:  # type: ignore[override]
+        """The number of clients of this cluster that train, connected or not."""
+        members = self._assignments.members(self._cluster)
+        return sum(client not in self._newcomers for client in members)
+
+    def request_hellos(self, grid: Grid, timeout: float) -> None:
+        """Ask every node that has not introduced itself to do so."""
+        self._whole.request_hellos(grid, timeout)
+
+    def refusal_reason(self, entry: RosterEntry) -> str:
+        """Return why a client may no longer take part; empty if it may."""
+        return self._whole.refusal_reason(entry)
+
+
+class ClusteredStrategy(Strategy):
+    """A federation per cluster; the messages of all of them are sent together.
+
+    Args:
+        config: settings of the run.
+        folder: folder of the run; the rounds after its ledgers' last are run.
+        layout: layout of the adapter.
+        run_id: id of the run, 8 bytes.
+        roster: clients of the run.
+
+    Raises:
+        LedgerError: if the folder holds another run, or a damaged one.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, layout: Layout, run_id: bytes, roster: Roster
+    ) -> None:
+        ensure_layout(folder, layout)
+        self._config, self._folder, self._roster = config, folder, roster
+        self._assignments = ClusterAssignments.read(folder / ASSIGNMENTS_FILE)
+        start = digest(layout.hash, zero_state(layout.size))
+        self._instruction = clustering_instruction(config, run_id, layout.hash, start)
+        self._clustering_token = token_of(self._instruction.encode())
+        self._clustering_health = ClientHealth(config.cohort.patience)
+        self._requested: list[RosterEntry] = []
+        rounds = config.federated_rounds - config.cohort.clustering_rounds
+        cluster_settings = {"method": "global", "rounds": rounds, "personal.rounds": 0}
+        self._cluster_config = RunConfig.of(config.flat() | cluster_settings, "cluster")
+        self._strategies: list[ScalarStrategy] = []
+        self._stores: list[RunStore] = []
+        self._active: list[ScalarStrategy] = []
+        try:
+            for cluster in range(config.cohort.clusters):
+                header = LedgerHeader(GLOBAL_TRACK, cluster_id(run_id, cluster), layout.hash)
+                every = config.ledger.snapshot_every
+                store = RunStore(cluster_folder(folder, cluster), layout, header, every)
+                self._stores.append(store)
+                members = _ClusterRoster(roster, self._assignments, cluster, config)
+                self._strategies.append(ScalarStrategy(self._cluster_config, store, members))
+        except SamaraError:
+            self.close()
+            raise
+
+    @property
+    def round(self) -> int:
+        """The last round that every cluster has."""
+        return min(strategy.round for strategy in self._strategies)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of each cluster's federation."""
+        return self._cluster_config.federated_rounds
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the merged rounds and evaluations of the clusters."""
+        return merge_histories([store.events() for store in self._stores])
+
+    def complete_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the run's result with its end, its clusters and the bytes that they took.
+
+        The final digest is SHA-256 of the clusters' digests.
+        """
+        digests = b"".join(store.ledger.digest for store in self._stores)
+        clusters = sorted(self._assignments.clusters.items())
+        return result | {
+            "final_round": self.round,
+            "final_digest": hashlib.sha256(digests).hexdigest(),
+            "groups": {str(client): cluster for client, cluster in clusters},
+            "bytes_up": result["bytes_up"] + self._assignments.bytes_up,
+            "bytes_down": result["bytes_down"] + self._assignments.bytes_down,
+        }
+
+    def assign_clients(self, grid: Grid) -> None:
+        """Ask clients without a cluster for scalars, wait for them, and assign a cluster to each.
+
+        Clients that do not answer are asked again with the messages of later rounds, which do not
+        wait for them.
+        """
+        messages = self._request_scalars(grid)
+        if messages:
+            timeout = self._config.cohort.timeout
+            self._assign(list(grid.send_and_receive(messages, timeout=timeout)))
+
+    def _request_scalars(self, grid: Grid) -> list[Message]:
+        """Return messages with the clustering instruction to clients without a cluster.
+
+        Clients that keep failing to answer rest for some rounds.
+        """
+        seconds = self._config.cohort.timeout
+        self._roster.request_hellos(grid, seconds)
+        self._requested = [
+            entry
+            for entry in self._roster.entries.values()
+            if entry.client not in self._assignments.clusters
+            and not self._clustering_health.is_resting(entry.client, self.round + 1)
+        ]
+        frame = self._instruction.encode()
+        self._assignments.bytes_down += len(frame) * len(self._requested)
+        return [
+            make_message(entry.node, MessageType.TRAIN, "clustering", frame, CatchUp(), seconds)
+            for entry in self._requested
+        ]
+
+    def _assign(self, replies: Sequence[Message]) -> None:
+        """Assign the clients with sound replies to clusters, and write the assignments."""
+        scalars = self._read_scalars(replies)
+        for entry in self._requested:
+            if entry.client not in scalars:
+                self._clustering_health.record_failure(entry.client, self.round)
+        if not self._requested and not scalars:
+            return
+        self._requested = []
+        clusters = self._config.cohort.clusters
+        self._assignments.assign(scalars, clusters, self._config.newcomers)
+        self._assignments.write(self._folder / ASSIGNMENTS_FILE)
+        if scalars:
+            for cluster in range(clusters):
+                members = ", ".join(map(str, self._assignments.members(cluster)))
+                log.info("cluster %d: clients %s", cluster + 1, members)
+
+    def _read_scalars(self, replies: Sequence[Message]) -> dict[int, NDArray[np.float64]]:
+        """Return the scalars in sound replies of clients without a cluster, by client."""
+        scalars = {}
+        for reply in replies:
+            entry = self._roster.entries.get(reply.metadata.src_node_id)
+            if entry is None or entry.client in self._assignments.clusters:
+                continue
+            try:
+                frame = read_frame(reply)
+                self._assignments.bytes_up += len(frame)
+                report = Report.decode(frame)
+                if report.client != entry.client:
+                    raise SamaraError(f"it answers as client {report.client}")
+                check_report(report, self._instruction)
+                rows = self._instruction.clipped(report.gradients).astype(np.float64)
+                scalars[entry.client] = rows
+            except SamaraError as error:
+                log.warning("client %d: %s", entry.client, error)
+        return scalars
+
+    def summary(self) -> None:
+        """Log the settings of every cluster's federation."""
+        for strategy in self._strategies:
+            strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Begin a round of every cluster that is not ahead of the others; return all messages.
+
+        Among them is the clustering instruction for clients without a cluster.
+        """
+        clustering = self._request_scalars(grid)
+        behind = self.round
+        self._active = [strategy for strategy in self._strategies if strategy.round == behind]
+        training = [
+            message
+            for strategy in self._active
+            for message in strategy.configure_train(server_round, arrays, config, grid)
+        ]
+        return training + clustering
+
+    def has_enough(self, replies: Sequence[Message]) -> bool:
+        """Return whether no cluster need wait for more replies."""
+        asking = [strategy for strategy in self._active if not strategy.asks_nobody]
+        return bool(asking) and all(strategy.has_enough(replies) for strategy in asking)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold every cluster's reports, then assign the clients that answered with scalars."""
+        training: list[Message] = []
+        clustering: list[Message] = []
+        for reply in replies:
+            is_scalars = report_token(reply) == self._clustering_token
+            (clustering if is_scalars or self._has_no_cluster(reply) else training).append(reply)
+        for strategy in self._active:
+            strategy.aggregate_train(server_round, _replies_of(strategy, training))
+        self._assign(clustering)
+        self._record_merged()
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of every cluster's validation."""
+        return [
+            message
+            for strategy in self._active
+            for message in strategy.configure_evaluate(server_round, arrays, config, grid)
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """End every cluster's round with the replies to its validation."""
+        messages = list(replies)
+        for strategy in self._active:
+            strategy.aggregate_evaluate(server_round, _replies_of(strategy, messages))
+        self._record_merged()
+        return None
+
+    def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
+        """Do the evaluations that come before the next round and were not recorded."""
+        for split in splits:
+            for strategy in self._strategies:
+                if split in strategy.missing_evaluations(splits):
+                    strategy.evaluate(grid, split)
+            self._record_merged()
+
+    def evaluate(self, grid: Grid, split: Split, action: str = "") -> None:
+        """Have all connected clients evaluate the present state of their cluster on a split."""
+        for strategy in self._strategies:
+            strategy.evaluate(grid, split, action)
+        self._record_merged()
+
+    def return_to_best(self) -> None:
+        """Revert every cluster to its own best validated round, if `evaluate.best` asks for it."""
+        for strategy in self._strategies:
+            strategy.return_to_best()
+        self._record_merged()
+
+    def close(self) -> None:
+        """Close the ledgers."""
+        for store in self._stores:
+            store.close()
+
+    def _has_no_cluster(self, reply: Message) -> bool:
+        entry = self._roster.entries.get(reply.metadata.src_node_id)
+        return entry is not None and entry.client not in self._assignments.clusters
+
+    def _record_merged(self) -> None:
+        """Append the clusters' last events, merged, to the metrics of the run."""
+        events = [[store.last_event] for store in self._stores if store.last_event]
+        for event in merge_histories(events):
+            write_event(self._folder / METRICS_FILE, event)
+        for store in self._stores:
+            store.last_event = {}
+
+
+def _replies_of(strategy: ScalarStrategy, replies: Sequence[Message]) -> list[Message]:
+    nodes = strategy.nodes
+    return [reply for reply in replies if reply.metadata.src_node_id in nodes]

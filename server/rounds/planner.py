@@ -1,0 +1,196 @@
+"""The round planner: which clients are asked, the instruction, and the messages that carry it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from server.rounds.health import ClientHealth
+from server.rounds.late_reports import report_token
+from server.rounds.recorded_cohorts import RecordedCohorts
+from server.rounds.sampling import sample_cohort
+from server.store import RunStore
+from server.transport.messages import make_message
+from server.transport.roster import Roster, RosterEntry, await_clients
+from shared.config import RunConfig
+from shared.directions import round_root
+from shared.errors import SamaraError
+from shared.frames.instructions import (
+    GLOBAL_TRACK,
+    EvaluateInstruction,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from shared.step_size import StepSize
+
+Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
+
+
+@dataclass(frozen=True)
+class Request(Generic[Instruction]):
+    """An instruction, and one message for each client that is asked to carry it out.
+
+    Attributes:
+        instruction: the instruction, the same for all clients.
+        messages: the messages; each also brings its client up to the present round.
+        bytes_down: by client, the size of its message.
+        wanted_reports: the number of reports that end the round early; 0 if all are waited for.
+    """
+
+    instruction: Instruction
+    messages: list[Message]
+    bytes_down: dict[int, int]
+    wanted_reports: int = 0
+
+    def has_enough(self, replies: Iterable[Message]) -> bool:
+        """Return whether as many replies as wanted hold a report on this instruction."""
+        if not self.wanted_reports:
+            return False
+        token = token_of(self.instruction.encode())
+        return sum(report_token(reply) == token for reply in replies) >= self.wanted_reports
+
+
+class RoundPlanner:
+    """Picks the cohort of a round and writes what it is asked.
+
+    Args:
+        config: settings of the run.
+        store: ledger and layout of the run.
+        roster: clients of the run.
+        health: failures of the clients; resting ones are not asked.
+        cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: RunStore,
+        roster: Roster,
+        health: ClientHealth,
+        cohorts: RecordedCohorts | None,
+    ) -> None:
+        self._config, self._store, self._roster = config, store, roster
+        self._health, self._cohorts = health, cohorts
+
+    @property
+    def minimum(self) -> int:
+        """The fewest reports that change the model: `cohort.minimum`, or all of a smaller cluster.
+
+        A cluster would otherwise wait for clients that it does not have.
+        """
+        minimum, most = self._config.cohort.minimum, self._roster.most_clients
+        return minimum if most is None else min(minimum, most)
+
+    def plan_round(self, grid: Grid, step_size: StepSize) -> Request[TrainInstruction]:
+        """Return the next round's instruction and its messages to the cohort.
+
+        Waits for as many clients as a round needs, for at most `cohort.timeout`.
+
+        Raises:
+            SamaraError: if a client of the recorded cohort is not connected.
+        """
+        number = self._store.ledger.position.round + 1
+        connected = await_clients(
+            self._roster,
+            grid,
+            min(self.minimum, self._config.data.clients),
+            self._config.cohort.timeout,
+        )
+        cohort, wanted_reports = self._choose_cohort(number, connected)
+        instruction = self._train_instruction(number, step_size)
+        entries = [connected[client] for client in cohort]
+        messages, bytes_down = self._address(instruction.encode(), MessageType.TRAIN, entries)
+        return Request(instruction, messages, bytes_down, wanted_reports)
+
+    def plan_evaluation(
+        self, grid: Grid, split: Split, action: str = ""
+    ) -> Request[EvaluateInstruction]:
+        """Return the instruction to evaluate the present state, for all connected clients.
+
+        Args:
+            grid: the grid that knows which nodes are connected.
+            split: the split that each client evaluates on.
+            action: the message's action; empty for the global model, `PERSONAL_ACTION` for the
+                comparison of personal models.
+        """
+        ledger, layout = self._store.ledger, self._store.layout
+        instruction = EvaluateInstruction(
+            ledger.header.run_id,
+            ledger.position.round,
+            GLOBAL_TRACK,
+            split,
+            layout.hash,
+            ledger.digest,
+        )
+        connected = self._roster.entries_of(grid.get_node_ids())
+        message_type = f"{MessageType.EVALUATE}.{action}" if action else MessageType.EVALUATE
+        frame = instruction.encode()
+        return Request(instruction, *self._address(frame, message_type, connected.values()))
+
+    def _choose_cohort(
+        self, number: int, connected: dict[int, RosterEntry]
+    ) -> tuple[list[int], int]:
+        """Return the clients to ask, ascending, and how many reports suffice (0: all)."""
+        if self._cohorts:
+            recorded = self._cohorts.clients_of(number)
+            if missing := [client for client in recorded if client not in connected]:
+                raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
+            return recorded, 0
+        config, settings = self._config, self._config.cohort
+        training = [client for client in connected if client not in config.newcomers]
+        awake = [client for client in training if not self._health.is_resting(client, number)]
+        if len(awake) < self.minimum:
+            awake = training
+        wanted = sample_cohort(config.seed, number, awake, settings.fraction, self.minimum)
+        size = math.ceil(round(settings.oversample * len(wanted), 9))
+        cohort = sample_cohort(
+            config.seed, number, awake, settings.fraction, max(self.minimum, size)
+        )
+        return cohort, len(wanted)
+
+    def _train_instruction(self, number: int, step_size: StepSize) -> TrainInstruction:
+        config, layout = self._config, self._store.layout
+        policy = SeedPolicy[config.seed_policy.upper()]
+        has_pool = policy is SeedPolicy.POOL
+        return TrainInstruction(
+            run_id=self._store.ledger.header.run_id,
+            round=number,
+            track=GLOBAL_TRACK,
+            steps=config.steps,
+            queries=config.queries,
+            batch=config.batch,
+            seed_policy=policy,
+            root=round_root(config.seed, number, GLOBAL_TRACK),
+            epsilon=config.epsilon,
+            learning_rate=step_size.learning_rate,
+            clip=config.clip or step_size.clip,
+            deadline=config.cohort.timeout,
+            layout_hash=layout.hash,
+            start_digest=self._store.ledger.digest,
+            pool_root=round_root(config.seed, 0, GLOBAL_TRACK) if has_pool else 0,
+            pool_size=config.pool_size if has_pool else 0,
+            curvature_every=step_size.curvature_every(config.queries, config.differences),
+            differences=config.differences,
+        )
+
+    def _address(
+        self, frame: bytes, message_type: str, entries: Iterable[RosterEntry]
+    ) -> tuple[list[Message], dict[int, int]]:
+        """Return one message per client with what it has missed, and by client its bytes."""
+        ledger, settings = self._store.ledger, self._config.cohort
+        last_round = ledger.position.round
+        seconds = settings.timeout * (1 + settings.late_rounds)
+        catch_up_from = cache(ledger.catch_up)
+        messages, bytes_down = [], {}
+        for entry in entries:
+            catch_up = catch_up_from(min(entry.round, last_round))
+            bytes_down[entry.client] = len(frame) + len(catch_up)
+            group = str(last_round + 1)
+            messages.append(make_message(entry.node, message_type, group, frame, catch_up, seconds))
+        return messages, bytes_down

@@ -1,0 +1,200 @@
+"""The reply validator: which replies hold a sound answer, and why the others are refused."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+from flwr.app import Message
+
+from server.live.superlink import most_answer_bytes
+from server.rounds.aggregation import check_report
+from server.rounds.evaluation import find_outliers
+from server.rounds.event_log import EventLog
+from server.rounds.late_reports import LateReportFilter, report_token
+from server.transport.messages import read_frame
+from server.transport.roster import Roster, RosterEntry
+from shared.config import RunConfig
+from shared.errors import ReportError, SamaraError
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
+from shared.wire import Kind, kind_of
+
+log = logging.getLogger("samara.server")
+
+Answer = TypeVar("Answer", Report, Evaluation)
+
+
+@dataclass
+class ValidatedReplies(Generic[Answer]):
+    """The replies to an instruction, by client.
+
+    Attributes:
+        answers: sound answers, at most one per client.
+        late: sound reports on earlier rounds' instructions, at most one per client and none of a
+            client with an answer; each with the instruction that it answers.
+        refused: by client without a sound answer, the reason why its reply cannot be used.
+        bytes_up: by client, the bytes of all its frames.
+    """
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    late: dict[int, tuple[TrainInstruction, Report]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    bytes_up: dict[int, int] = field(default_factory=dict)
+
+    def all_reports(self: "ValidatedReplies[Report]") -> dict[int, Report]:
+        """Return the reports that count in the round by client, late ones included."""
+        return self.answers | {client: self.late[client][1] for client in sorted(self.late)}
+
+
+class ReplyValidator:
+    """Reads the frames in replies and sorts out what cannot be used.
+
+    Every frame is untrusted. A bad one is dropped alone and its client refused for the round. Of
+    a client's several answers to one instruction the first sound one counts; the others are
+    dropped and not held against the client.
+
+    Args:
+        config: settings of the run.
+        roster: clients of the run; whoever answers has its `round` updated.
+        late_reports: instructions of earlier rounds.
+        events: log that refusals are written to.
+    """
+
+    def __init__(
+        self, config: RunConfig, roster: Roster, late_reports: LateReportFilter, events: EventLog
+    ) -> None:
+        self._roster, self._late_reports, self._events = roster, late_reports, events
+        self._most_bytes = most_answer_bytes(config)
+
+    def validate_reports(
+        self, replies: Iterable[Message], instruction: TrainInstruction
+    ) -> ValidatedReplies[Report]:
+        """Return the reports on a round's instruction, and the late ones that may count in it."""
+        token, number = token_of(instruction.encode()), instruction.round
+        in_time: list[Message] = []
+        late: list[Message] = []
+        for reply in replies:
+            is_late = self._late_reports.is_late(report_token(reply) or token, number)
+            (late if is_late else in_time).append(reply)
+        result = ValidatedReplies[Report]()
+        check = partial(check_report, instruction=instruction)
+        for reply in in_time:
+            self._add_answer(result, reply, Report, token, number - 1, check)
+        for reply in late:
+            self._add_late_report(result, reply, number)
+        return result
+
+    def validate_evaluations(
+        self, replies: Iterable[Message], instruction: EvaluateInstruction
+    ) -> ValidatedReplies[Evaluation]:
+        """Return the evaluations that answer an instruction and agree on labels and columns."""
+        token = token_of(instruction.encode())
+        result = ValidatedReplies[Evaluation]()
+        for reply in replies:
+            self._add_answer(result, reply, Evaluation, token, instruction.round)
+        outliers = find_outliers(result.answers) if result.answers else []
+        for client in outliers:
+            del result.answers[client]
+            reason = "it evaluates other labels or columns than most clients do"
+            self._refuse(result, client, reason)
+        return result
+
+    def _add_answer(
+        self,
+        result: ValidatedReplies[Answer],
+        reply: Message,
+        kind: type[Answer],
+        token: bytes,
+        round_number: int,
+        check: Callable[[Answer], None] = lambda answer: None,
+    ) -> None:
+        """Add a reply to the result, as an answer or as a refusal.
+
+        Args:
+            result: replies so far.
+            reply: reply to the instruction.
+            kind: type of the expected frame.
+            token: token of the instruction.
+            round_number: round that a client which answers has reached.
+            check: raises `ReportError` for an answer that cannot be used.
+        """
+        entry = self._entry_of(reply)
+        if entry is None:
+            return
+        client = entry.client
+        try:
+            frame = self._receive_frame(result, reply, entry)
+            if client in result.answers:
+                raise ReportError("it answers twice; its first answer counts")
+            if kind_of(frame) is Kind.REFUSAL:
+                refusal = Refusal.decode(frame)
+                entry.round = refusal.round
+                raise ReportError(refusal.description)
+            answer = kind.decode(frame)
+            if answer.client != client:
+                raise ReportError(f"it answers as client {answer.client}")
+            if answer.token != token:
+                raise ReportError("it answers another instruction than it was sent")
+            entry.round = round_number
+            check(answer)
+        except SamaraError as error:
+            if client in result.answers:
+                log.warning("client %d: a further answer is dropped: %s", client, error)
+            else:
+                self._refuse(result, client, str(error))
+            return
+        result.answers[client] = answer
+        result.refused.pop(client, None)
+
+    def _add_late_report(
+        self, result: ValidatedReplies[Report], reply: Message, number: int
+    ) -> None:
+        """Add a reply to an earlier round's instruction to the result, or refuse it."""
+        entry = self._entry_of(reply)
+        if entry is None:
+            return
+        client = entry.client
+        try:
+            report = Report.decode(self._receive_frame(result, reply, entry))
+            instruction = self._late_reports.accept(report, client, number)
+        except SamaraError as error:
+            if client not in result.answers and client not in result.late:
+                self._refuse(result, client, str(error))
+            else:
+                self._events.log_refusal(client, str(error))
+            return
+        if client in result.answers or client in result.late:
+            log.warning("client %d: its late report is dropped; it sent another one", client)
+            return
+        result.late[client] = instruction, report
+
+    def _entry_of(self, reply: Message) -> RosterEntry | None:
+        entry = self._roster.entries.get(reply.metadata.src_node_id)
+        if entry is None:
+            log.warning("dropped a reply of a node that is no client of this run")
+        return entry
+
+    def _receive_frame(
+        self, result: ValidatedReplies[Answer], reply: Message, entry: RosterEntry
+    ) -> bytes:
+        """Return the frame in a client's reply and count its bytes.
+
+        Raises:
+            SamaraError: if the client may not take part any more, or the reply holds no frame or
+                one that is too long.
+        """
+        if reason := self._roster.refusal_reason(entry):
+            raise ReportError(reason)
+        frame = read_frame(reply)
+        if len(frame) > self._most_bytes:
+            raise ReportError(f"its answer of {len(frame)} bytes is longer than {self._most_bytes}")
+        result.bytes_up[entry.client] = result.bytes_up.get(entry.client, 0) + len(frame)
+        return frame
+
+    def _refuse(self, result: ValidatedReplies[Answer], client: int, reason: str) -> None:
+        result.refused[client] = reason
+        self._events.log_refusal(client, reason)
