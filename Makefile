@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: help install demo test test-all check format protocol clean
+.PHONY: help install demo test test-all check format protocol tables clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
@@ -16,6 +16,7 @@ help:
 	@echo "make format    rewrite the code in the house style"
 	@echo "make install   set up .venv"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
+	@echo "make tables    make the tables of settings and features in docs/ again"
 	@echo "make clean     remove .venv and what the tools leave behind"
 	@echo
 	@echo "samara.py      the command: mounts the commands of each package"
@@ -62,6 +63,9 @@ protocol: install
 	$(BIN)/python -m pip install --quiet 'grpcio-tools==1.72.2'
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 		shared/proto/trainer.proto
+
+tables: install
+	$(BIN)/python docs/tables.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

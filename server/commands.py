@@ -55,9 +55,11 @@ def up(
     from server.live.superlink_process import Flower
     from server.live.watch import Watch
     from shared.certificates import CERTIFICATES_FOLDER, own_certificates
+    from shared.features import check_features
 
     run = run.resolve()
     config = _configured(run, scenario, settings or [])
+    check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
     console = Console()
     if insecure:
         tls = None

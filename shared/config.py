@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from shared.directions import Differences
 from shared.errors import ConfigError
+from shared.features import refusals
 from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
 from shared.sections import (
@@ -181,6 +182,17 @@ class RunConfig(Settings):
         """The clients that never train the global model; a live client is never one of them."""
         return range(self.data.clients - self.cohort.newcomers, self.data.clients)
 
+    @property
+    def features(self) -> dict[str, str]:
+        """The values in the feature matrix that the settings decide (`shared.features`)."""
+        emulated = {"clients": "emulated"} if self.fleet.devices else {}
+        return emulated | {
+            "method": self.method,
+            "seed-policy": self.seed_policy,
+            "late reports": "counted" if self.cohort.late_rounds else "refused",
+            "label bias": "trained" if self.adapter.label_bias else "none",
+        }
+
     def among(self, clients: int) -> Self:
         """Return the settings of the same run for the number of clients that Flower reports.
 
@@ -196,9 +208,9 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _late_reports_have_their_own_directions(self) -> Self:
-        if self.cohort.late_rounds and self.seed_policy != "independent":
-            raise ValueError('cohort.late-rounds needs seed-policy = "independent"')
+    def _the_features_go_together(self) -> Self:
+        if messages := refusals(self.features):
+            raise ValueError("\n".join(messages))
         return self
 
     @model_validator(mode="after")
@@ -210,11 +222,6 @@ class RunConfig(Settings):
             raise ValueError(
                 "personal.part: there is no label bias; set adapter.label-bias = true, or name "
                 "other tensors"
-            )
-        if self.method == "cluster" and self.fleet.devices:
-            raise ValueError(
-                "method: emulated devices share one state, which clusters do not; leave "
-                "fleet.devices out, or choose another method"
             )
         if self.method == "cluster" and self.federated_rounds <= self.cohort.clustering_rounds:
             raise ValueError(

@@ -17,6 +17,7 @@ from server.app import serve
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from shared.config import RunConfig
 from shared.errors import ConfigError
+from shared.features import check_features
 from shared.frames.instructions import Split
 from shared.machine import cores
 from simulations.engine import InProcessGrid
@@ -48,13 +49,14 @@ def simulate(
         SamaraError: if the run cannot begin, or cannot go on.
     """
     cohorts = RecordedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
-    if cohorts and engine == "flower":
-        raise ConfigError("--cohorts-from repeats a run in the in-process engine only")
-    if config.fleet.devices:
-        if engine == "flower" or cohorts:
-            raise ConfigError("fleet.devices: emulated devices need the in-process engine alone")
-        if config.method == "cluster":
-            raise ConfigError("fleet.devices: method cluster is not emulated; choose another")
+    emulated = bool(config.fleet.devices)
+    features = {
+        "engine": "fleet" if emulated and engine == "in-process" else engine,
+        "clients": "simulated",
+        "cohorts": "recorded" if cohorts else "sampled",
+    }
+    check_features(features | config.features, "simulate")
+    if emulated:
         from simulations.fleet.run import simulate_fleet
 
         return simulate_fleet(config, on_message)

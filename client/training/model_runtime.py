@@ -35,7 +35,7 @@ from client.training.execution import (
     read_or_decide_execution,
 )
 from shared.config import RunConfig
-from shared.errors import TaskError
+from shared.features import check_features, kind_of
 from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
 from shared.model.lora_fa import Perturbations, inject
@@ -44,7 +44,7 @@ from shared.model.scorers import Prompt, scorer_for
 from shared.replay import Backend, to_float32
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import GenerationTask, Task
+from shared.tasks.kinds import Task
 from shared.tasks.metrics import Confusion
 from shared.tasks.objectives import cross_entropy
 from shared.tasks.rows import Example
@@ -236,7 +236,7 @@ def load_run(config: RunConfig) -> LoadedRun:
     """
     torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
-    _check_countable(task)
+    check_features({"task": kind_of(task)}, f"task {task.name!r}")
     examples = example_reader(task, config.data)
     model = load_model(config.model)
     keep_freed_memory()
@@ -254,20 +254,6 @@ def evaluation_column(
     loss = float(cross_entropy(scores[None], labels)[0])
     counts = Confusion.of(labels, scores.argmax(axis=1), label_count).counts
     return EvaluationColumn(name, loss, counts)
-
-
-def _check_countable(task: Task) -> None:
-    """Raise an error if a task cannot be evaluated by counts of true and predicted labels.
-
-    Raises:
-        TaskError: if it has no labels, or others in every row.
-    """
-    if isinstance(task, GenerationTask) or not task.labels:
-        what = "candidates differ from row to row" if task.kind == "choice" else "answers are texts"
-        raise TaskError(
-            f"task {task.name!r}: a federation evaluates by counts of labels, and here {what}; "
-            "choose a classification, or a choice whose candidates the task lists"
-        )
 
 
 def _letter_count(example: Example) -> int:

@@ -76,7 +76,7 @@ class TuneSettings(Settings):
         ge=0,
         lt=2**63,
     )
-    steps: int = setting(1000, "steps T", ge=1, le=10_000_000)
+    steps: int = setting(1000, "number of steps, T", ge=1, le=10_000_000)
     queries: int = setting(
         0,
         "directions q of a step; 0 is 4 for `prge`, 1 for MeZO",

@@ -14,6 +14,7 @@ from devices.phone.program import AlgorithmOneModule, ReplayModule, ScoresModule
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
 from shared.directions import prefix_tokens, query_seeds
 from shared.errors import ConfigError, DeviceError
+from shared.features import check_features, kind_of
 from shared.files import write_durably
 from shared.layout import Layout
 from shared.model.loading import BaseModel, load_base_model
@@ -72,6 +73,9 @@ def prepare_model(
             label words of one token.
     """
     task = load_task(task_name)
+    label_bias = "trained" if adapter.label_bias else "none"
+    features = {"clients": "phone", "task": kind_of(task), "label bias": label_bias}
+    check_features(features, f"task {task.name!r}")
     base = load_base_model(model, quantization="int8" if quantization == "int8" else "none")
     if base.family != "causal" or not isinstance(task, ClassificationTask):
         raise ConfigError(
@@ -85,8 +89,6 @@ def prepare_model(
             "choose other words"
         )
     injected = inject(base, adapter, len(tokens))
-    if any(tensor.columns != injected.layout.rank for tensor in injected.layout.tensors):
-        raise ConfigError("adapter.label-bias: a phone's program has none; set it to false")
     scores = ScoresModule(base, injected, [word[0] for word in tokens])
     if quantization == "int8":
         use_batched_products(base)

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from client.app import unpack_message
 from devices.phone.gateway import Gateway, SignedAnswer
-from shared.errors import ConfigError
+from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import Work
 from shared.wire import CLIENTS, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
@@ -34,8 +34,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
 
     def ask(work: int, message: Message, context: Context, seconds: float) -> Message:
         config = context.run_config
-        if config.get("method") == "partial":
-            raise ConfigError("method = partial: a phone's program moves all numbers or none")
+        check_features(_features(config), "this run")
         frame, catch_up = unpack_message(message)
         devices = message.content.config_records[RECORD].get(CLIENTS)
         chosen = [int(device) for device in devices] if isinstance(devices, list) else None
@@ -68,6 +67,13 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         return ask(Work.EVALUATE, message, context, _left(message))
 
     return app
+
+
+def _features(config: Mapping[str, object]) -> dict[str, str]:
+    """Return what a run's settings say in the feature matrix that concerns phones."""
+    label_bias = "trained" if config.get("adapter.label-bias") else "none"
+    method = str(config.get("method", "finetune"))
+    return {"clients": "phone", "engine": "flower", "method": method, "label bias": label_bias}
 
 
 def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:

@@ -1,6 +1,8 @@
 """Runs that are interrupted, clients that were away, and the ledger that brings them on."""
 
+import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
 from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
-from shared.result import read_result
+from shared.result import RESULT_FILE, read_result
 from shared.step_size import Observation
+from simulations.adapter import export
 from simulations.simulate import simulate
 
 
@@ -243,6 +246,46 @@ def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
     simulate(config_of(settings))
     with pytest.raises(LedgerError, match="another run"):
         simulate(config_of(settings, learning_rate=0.2))
+
+
+def test_a_run_goes_on_though_its_model_moved_and_is_executed_otherwise(
+    settings: Settings, tmp_path: Path
+) -> None:
+    whole = simulate(config_of(settings, out=str(tmp_path / "whole")))
+    serve_until_killed(config_of(settings), 5)
+    moved = shutil.copytree(settings["model.path"], tmp_path / "moved")
+    elsewhere = {"model__path": str(moved), "memory_budget": 2**30, "trunk_cache": 2**20}
+    config = config_of(settings, **elsewhere, threads=2, ledger__snapshot_every=2)
+    resumed = simulate(config)
+    assert read_result(resumed)["final_digest"] == read_result(whole)["final_digest"]
+    assert read_result(resumed)["final_round"] == 3
+
+
+def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its run id was made of all settings, and two of its keys had other names."""
+    config = config_of(settings, personal__rounds=1)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(RunConfig, "identity", RunConfig.flat)
+        folder = simulate(config)
+    result = read_result(folder)
+    for now, then in (
+        ("model.torch-device", "model.device"),
+        ("cohort.clustering-rounds", "cohort.grouping-rounds"),
+    ):
+        result["config"][then] = result["config"].pop(now)
+    (folder / RESULT_FILE).write_text(json.dumps(result))
+    for finished in (True, False):
+        with pytest.raises(LedgerError) as refused:
+            simulate(config)
+        for part in (str(folder), "another run", "made by an earlier Samara", "Verify or export"):
+            assert part in str(refused.value)
+        if finished:
+            *_, last = replay_run(folder)
+            assert last.round == 3
+            assert export(folder, 1, tmp_path / "adapter") == {}
+            (folder / RESULT_FILE).unlink()
 
 
 def test_private_rounds_are_the_same_from_a_compacted_ledger(

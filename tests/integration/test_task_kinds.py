@@ -415,11 +415,15 @@ def test_a_federation_takes_a_choice_with_listed_candidates(
 
 
 @pytest.mark.parametrize(
-    ("task", "message"),
-    [("squad", "answers are texts"), ("record", "candidates differ from row to row")],
+    ("task", "kind", "message"),
+    [
+        ("squad", "generation", "answers are texts"),
+        ("record", "open choice", "candidates differ from row to row"),
+    ],
 )
-def test_a_federation_refuses_what_counts_cannot_tell(
-    task: str, message: str, settings: Settings
+def test_a_federation_refuses_tasks_that_it_cannot_evaluate_by_counts(
+    task: str, kind: str, message: str, settings: Settings
 ) -> None:
-    with pytest.raises(TaskError, match=f"task '{task}': a federation evaluates .* {message}"):
+    refusal = f"task '{task}': task {kind}: a federation evaluates .* {message}"
+    with pytest.raises(ConfigError, match=refusal):
         simulate(config_of(settings, task=task))

@@ -1,16 +1,21 @@
 import math
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from client.protocol.device_settings import with_device_settings
+from client.tuning.settings import TuneSettings
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
-from shared.settings import parse_assignment
+from shared.fleet_settings import DeviceGroup
+from shared.settings import describe, parse_assignment
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "simulations" / "scenarios").glob("*.toml"))
@@ -27,7 +32,7 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def mistakes(settings: Mapping[str, Any]) -> list[str]:
-    """What is said about wrong settings, a line each, after a heading that counts them."""
+    """The message about wrong settings, a line each, after a heading that counts them."""
     with pytest.raises(ConfigError) as caught:
         RunConfig.of(settings, "here")
     heading, *lines = str(caught.value).splitlines()
@@ -35,7 +40,7 @@ def mistakes(settings: Mapping[str, Any]) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def test_run_config_of_the_flower_app_is_every_setting_with_its_default() -> None:
+def test_the_run_config_of_the_flower_app_has_every_setting_with_its_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     table = flattened(project["tool"]["flwr"]["app"]["config"])
     defaults = RunConfig().flat()
@@ -78,7 +83,7 @@ def test_a_configuration_cannot_be_changed() -> None:
 
 
 def test_five_mistakes_are_reported_at_once() -> None:
-    said = mistakes(
+    lines = mistakes(
         {
             "rounds": 0,
             "learning-rate": "fast",
@@ -87,11 +92,11 @@ def test_five_mistakes_are_reported_at_once() -> None:
             "cohort.fraction": 1.5,
         }
     )
-    assert len(said) == 5
+    assert len(lines) == 5
     keys = ("rounds", "learning-rate", "data.partition", "adapter.rnak", "cohort.fraction")
     for key in keys:
-        assert sum(line.startswith(f"{key}: ") for line in said) == 1
-    assert any("got 'fast'" in line for line in said)
+        assert sum(line.startswith(f"{key}: ") for line in lines) == 1
+    assert any("got 'fast'" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +119,8 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
 
 @pytest.mark.parametrize("settings", [{"model": "x"}, {"model": "x", "model.path": "y"}])
 def test_a_section_is_not_a_setting(settings: dict[str, Any]) -> None:
-    (said,) = mistakes(settings)
-    assert said.startswith("model: ")
+    (line,) = mistakes(settings)
+    assert line.startswith("model: ")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
@@ -125,8 +130,8 @@ def test_a_number_that_is_not_finite_or_negative_is_a_mistake(bad: float) -> Non
 
 def test_the_scalars_of_a_round_must_fit_a_frame() -> None:
     RunConfig.of({"steps": 1024, "queries": 1024}, "test")
-    (said,) = mistakes({"steps": 1024, "queries": 1025})
-    assert said == "steps × queries must be at most 1,048,576"
+    (line,) = mistakes({"steps": 1024, "queries": 1025})
+    assert line == "steps × queries must be at most 1,048,576"
 
 
 @pytest.mark.parametrize("layers", ["all", "top:2", "3", "0,2,11"])
@@ -208,6 +213,52 @@ def test_the_page_on_settings_names_every_key_and_no_other() -> None:
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
     assert sorted(named) == sorted(RunConfig().flat())
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for section in (RunConfig, TuneSettings, DeviceGroup):
+        for key, setting in describe(section).items():
+            assert len(setting.help) > 8, key
+            assert not setting.help.endswith("."), key
+
+
+def test_what_a_setting_refers_to_exists() -> None:
+    for section in (RunConfig, TuneSettings, DeviceGroup):
+        methods = {name for s in describe(section).values() for name in s.read_by}
+        for key, setting in describe(section).items():
+            page = setting.page.split("#")[0]
+            assert not page or (ROOT / "docs" / page).is_file(), key
+        if methods:
+            assert methods <= set(get_args(section.model_fields["method"].annotation))
+
+
+def test_tables_made_of_the_code_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_device_owns_model_data_task_and_execution() -> None:
+    owned = {key for key, setting in describe(RunConfig).items() if setting.owner == "device"}
+    assert {key for key in owned if "." not in key} == {
+        *("grouping", "micro-batch", "memory-budget", "task", "threads"),
+        *("trunk-cache", "trunk-cache-folder"),
+    }
+    assert {key.split(".")[0] for key in owned if "." in key} == {"model", "data"}
+
+
+def test_a_live_client_keeps_its_own_values_and_takes_the_servers_others() -> None:
+    server = RunConfig.of({"rounds": 7, "threads": 4, "cohort.newcomers": 3}, "server")
+    own = {"threads": 1, "data.clients": 1, "data.alpha": 0.25, "rounds": 9}
+    config = with_device_settings(server, RunConfig.of(own, "device"))
+    assert (config.rounds, config.threads, config.cohort.newcomers) == (7, 1, 3)
+    assert (config.data.clients, config.data.alpha) == (1, 0.25)
+
+
+def test_a_key_of_an_earlier_version_is_named_by_its_present_one() -> None:
+    assert mistakes({"model.device": "cpu"}) == [
+        "model.device: there is no such setting; it is called model.torch-device now"
+    ]
 
 
 def test_own_data_needs_an_own_model_and_task() -> None:

@@ -1,0 +1,131 @@
+"""The tables that are made of the code: settings, features, and the config in pyproject.toml.
+
+``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from client.tuning.settings import TuneSettings  # noqa: E402
+from shared.config import RunConfig  # noqa: E402
+from shared.features import tables  # noqa: E402
+from shared.fleet_settings import DeviceGroup  # noqa: E402
+from shared.settings import Section, Setting, describe  # noqa: E402
+
+BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
+
+
+def settings_table(
+    section: type[Section], defaults: Mapping[str, object], prefix: str, *, run: bool = False
+) -> str:
+    """Return the Markdown table of the settings whose keys begin with a prefix.
+
+    Args:
+        section: where they are declared.
+        defaults: value of each setting by dotted key.
+        prefix: ``cohort.``, or empty for the settings outside of sections.
+        run: whether owner and identity are said; they mean nothing elsewhere.
+    """
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for key, setting in describe(section).items():
+        if key.startswith(prefix) and "." not in key[len(prefix) :]:
+            meaning = setting.help + _notes(setting, run)
+            lines.append(f"| `{key}` | {_shown(defaults.get(key))} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "required"
+    return f"`{json.dumps(default, ensure_ascii=False)}`" if default not in ("", ()) else "empty"
+
+
+def _notes(setting: Setting, run: bool) -> str:
+    notes = []
+    if setting.page:
+        notes.append(f" ([{setting.page.split('#')[0]}]({setting.page}))")
+    if setting.read_by:
+        notes.append(f". Read by {', '.join(f'`{name}`' for name in setting.read_by)}")
+    if run and setting.owner == "device":
+        notes.append(". *Device*")
+    if run and not setting.identity:
+        notes.append(". *Not in the run id*")
+    return "".join(notes)
+
+
+def blocks() -> dict[str, str]:
+    """Return the content of every marked block by its name."""
+    run, tune = RunConfig().flat(), TuneSettings().flat()
+    sections = ("model", "adapter", "data", "cohort", "evaluate", "personal", "ledger", "fleet")
+    group = {
+        key: setting.default
+        for key, setting in describe(DeviceGroup).items()
+        if setting.default is not None
+    }
+    found = {"run": settings_table(RunConfig, run, "", run=True)}
+    found |= {name: settings_table(RunConfig, run, f"{name}.", run=True) for name in sections}
+    found["group"] = settings_table(DeviceGroup, group, "")
+    found["tune"] = settings_table(TuneSettings, tune, "")
+    found["tune data"] = settings_table(TuneSettings, tune, "data.")
+    return found | {f"features: {name}": table for name, table in tables().items()}
+
+
+def filled(text: str, content: Mapping[str, str]) -> str:
+    """Return a page with all its marked blocks made anew.
+
+    Raises:
+        ValueError: if a block has no end.
+    """
+    for name, table in content.items():
+        begin = BEGIN.format(name)
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            _, end, after = rest.partition(END)
+            if not end:
+                raise ValueError(f"{begin}: the block has no {END}")
+            text = f"{before}{begin}\n{table}\n{END}{after}"
+    return text
+
+
+def with_config(project: str) -> str:
+    """Return pyproject.toml with the table of Flower's run config made anew."""
+    heading = "[tool.flwr.app.config]\n"
+    before, _, rest = project.partition(heading)
+    after = rest[rest.index("\n[") :]
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in RunConfig().flat().items()]
+    return before + heading + "".join(lines) + after
+
+
+def outdated() -> dict[Path, str]:
+    """Return what files should hold that hold something else."""
+    pages = {
+        page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))
+    }
+    content = blocks()
+    made = {page: filled(text, content) for page, text in pages.items()}
+    project = ROOT / "pyproject.toml"
+    pages[project] = project.read_text(encoding="utf-8")
+    made[project] = with_config(pages[project])
+    return {file: text for file, text in made.items() if text != pages[file]}
+
+
+def main() -> None:
+    """Write the files that are out of date, or name them."""
+    changed = outdated()
+    if "--check" in sys.argv[1:]:
+        if changed:
+            names = ", ".join(str(file.relative_to(ROOT)) for file in changed)
+            sys.exit(f"out of date: {names}; run python docs/tables.py")
+        return
+    for file, text in changed.items():
+        file.write_text(text, encoding="utf-8")
+        print(f"written: {file.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The feature matrix: which combinations of methods, engines, clients, seeds and tasks exist.
+
+`DIMENSIONS` and `EXCLUSIONS` are the whole of it. What is not excluded is supported, and tested
+pairwise; what is excluded is refused as soon as both sides are known: when the configuration is
+read, when a simulation, server or gateway begins, or when the task is loaded.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shared.tasks.kinds import Task
+
+Combination = Mapping[str, str]
+"""A value by dimension; dimensions that are not known yet are missing."""
+
+DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "method": ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster"),
+    "engine": ("in-process", "flower", "fleet"),
+    "clients": ("simulated", "emulated", "board", "phone"),
+    "seed-policy": ("independent", "shared", "pool"),
+    "task": ("classification", "listed choice", "open choice", "generation"),
+    "cohorts": ("sampled", "recorded"),
+    "late reports": ("refused", "counted"),
+    "label bias": ("none", "trained"),
+}
+"""``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
+and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
+candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A combination that does not exist.
+
+    Attributes:
+        values: values by dimension; a combination that has one of each is excluded.
+        reason: why, and what to do instead.
+    """
+
+    values: Mapping[str, tuple[str, ...]]
+    reason: str
+
+    def excludes(self, combination: Combination) -> bool:
+        """Return whether a combination is one of these."""
+        return all(combination.get(name) in values for name, values in self.values.items())
+
+
+EXCLUSIONS = (
+    Exclusion(
+        {"task": ("open choice",)},
+        "a federation evaluates by counts of labels, and here candidates differ from row to row; "
+        "choose a classification, or a choice whose candidates the task lists",
+    ),
+    Exclusion(
+        {"task": ("generation",)},
+        "a federation evaluates by counts of labels, and here answers are texts; choose a "
+        "classification, or a choice whose candidates the task lists",
+    ),
+    Exclusion(
+        {"engine": ("in-process", "flower"), "clients": ("emulated",)},
+        "emulated devices run on the virtual clock of a fleet; use the in-process engine of "
+        "samara simulate, or leave fleet.devices out",
+    ),
+    Exclusion(
+        {"engine": ("fleet",), "clients": ("simulated", "board", "phone")},
+        "a fleet has emulated devices only; set fleet.devices",
+    ),
+    Exclusion(
+        {"engine": ("in-process",), "clients": ("board", "phone")},
+        "live clients join a SuperLink; start it with samara server up",
+    ),
+    Exclusion(
+        {"method": ("cluster",), "clients": ("emulated",)},
+        "emulated devices share one state, which clusters do not; leave fleet.devices out, or "
+        "choose another method",
+    ),
+    Exclusion(
+        {"method": ("partial",), "clients": ("phone",)},
+        "a phone's program moves all numbers or none; choose another method",
+    ),
+    Exclusion(
+        {"method": ("local",), "clients": ("phone",)},
+        "a phone takes no private rounds, and there are no others; choose another method",
+    ),
+    Exclusion(
+        {"label bias": ("trained",), "clients": ("phone",)},
+        "a phone's program has no label bias; set adapter.label-bias to false",
+    ),
+    Exclusion(
+        {"task": ("listed choice",), "clients": ("phone",)},
+        "a phone's program asks for a label word; choose a classification",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "engine": ("flower", "fleet")},
+        "a run is repeated by the in-process engine alone; leave --cohorts-from out, or --engine "
+        "and fleet.devices",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "clients": ("emulated", "board", "phone")},
+        "a run is repeated by simulated clients; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "method": ("cluster",)},
+        "every cluster samples cohorts of its own; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"late reports": ("counted",), "seed-policy": ("shared", "pool")},
+        "a late report needs directions of its own; set cohort.late-rounds to 0, or seed-policy "
+        "to independent",
+    ),
+)
+
+
+def refusals(combination: Combination) -> list[str]:
+    """Return why a combination does not exist, one message per exclusion; empty if it does."""
+    return [
+        " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
+        + f": {exclusion.reason}"
+        for exclusion in EXCLUSIONS
+        if exclusion.excludes(combination)
+    ]
+
+
+def check_features(combination: Combination, source: str = "") -> None:
+    """Refuse a combination that does not exist.
+
+    Args:
+        combination: what is known so far.
+        source: file, task or command to be named in the error.
+
+    Raises:
+        ConfigError: with the reasons.
+    """
+    if messages := refusals(combination):
+        raise ConfigError((f"{source}: " if source else "") + "\n  ".join(messages))
+
+
+def kind_of(task: "Task") -> str:
+    """Return a task's value in the dimension ``task``."""
+    if task.kind == "choice":
+        return "listed choice" if task.labels else "open choice"
+    return task.kind
+
+
+@cache
+def supported_combinations() -> tuple[Combination, ...]:
+    """Return all combinations that exist, each with a value in every dimension."""
+    everything = (dict(zip(DIMENSIONS, values, strict=True)) for values in _products())
+    return tuple(combination for combination in everything if not refusals(combination))
+
+
+def _products() -> Iterator[tuple[str, ...]]:
+    return product(*DIMENSIONS.values())
+
+
+def is_supported(combination: Combination) -> bool:
+    """Return whether some combination that exists has these values."""
+    return any(combination.items() <= other.items() for other in supported_combinations())
+
+
+def tables() -> dict[str, str]:
+    """Return Markdown tables of what goes with each method, engine and kind of client."""
+    made = {name: _table(name) for name in ("method", "engine", "clients")}
+    lines = ["| refused | reason |", "|---|---|"]
+    for exclusion in EXCLUSIONS:
+        sides = [f"{name} {', '.join(map(_code, own))}" for name, own in exclusion.values.items()]
+        lines.append(f"| {' with '.join(sides)} | {exclusion.reason} |")
+    return made | {"refused": "\n".join(lines)}
+
+
+def _table(columns: str) -> str:
+    values = DIMENSIONS[columns]
+    lines = [
+        f"| | {' | '.join(map(_code, values))} |",
+        "|---" * (len(values) + 1) + "|",
+    ]
+    for name, rows in DIMENSIONS.items():
+        for row in rows if name != columns else ():
+            cells = [
+                "yes" if is_supported({columns: value, name: row}) else "no" for value in values
+            ]
+            lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _code(value: str) -> str:
+    return f"`{value}`"

@@ -1,0 +1,99 @@
+"""Every pair of supported values really runs, as far as this process can run it: a tiny round."""
+
+import json
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Settings, config_of
+
+from shared.features import DIMENSIONS, Combination, supported_combinations
+from shared.result import RunResult
+from simulations.simulate import simulate
+
+
+def pairs_of(combination: Combination) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    return set(combinations(combination.items(), 2))
+
+
+def covering() -> list[Combination]:
+    """Few combinations of this process that have all the pairs that any of them has."""
+    possible = [c for c in supported_combinations() if c["clients"] in ("simulated", "emulated")]
+    possible = [c for c in possible if c["engine"] != "flower"]
+    missing = {pair for combination in possible for pair in pairs_of(combination)}
+    chosen = list[Combination]()
+    while missing:
+        chosen.append(max(possible, key=lambda c: len(missing & pairs_of(c))))
+        missing -= pairs_of(chosen[-1])
+    return chosen
+
+
+def listed_choices(folder: Path) -> Path:
+    rows = [
+        {
+            "premise": f"the {['film', 'meal', 'walk'][i % 3]} was {['very', 'not'][i // 3 % 2]}",
+            "choice1": ["good", "warm"][i % 2],
+            "choice2": ["bad", "cold"][i // 2 % 2],
+            "question": ["cause", "effect"][i // 5 % 2],
+            "label": i // 3 % 2,
+        }
+        for i in range(60)
+    ]
+    file = folder / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult]:
+    def run(combination: Combination) -> RunResult:
+        own: dict[str, Any] = {
+            "method": combination["method"],
+            "seed-policy": combination["seed-policy"],
+            "adapter.label-bias": combination["label bias"] == "trained",
+            "cohort.late-rounds": 2 if combination["late reports"] == "counted" else 0,
+            "personal.part": "*.1.*",
+            "cohort.clustering-rounds": 1,
+            "rounds": 1,
+            "personal.rounds": 1,
+            "steps": 1,
+            "pool-size": 8,
+            "personal.learning-rate": 0.1,
+        }
+        if combination["task"] == "listed choice":
+            own |= {"task": "copa", "data.path": str(listed_choices(tmp_path))}
+        if combination["clients"] == "emulated":
+            own["fleet.devices"] = '[{"device": "laptop", "share": 1}]'
+        recorded = None
+        if combination["cohorts"] == "recorded":
+            recorded = simulate(config_of(settings | own, out=str(tmp_path / "recorded")))
+        return RunResult.read(simulate(config_of(settings | own), cohorts_from=recorded))
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "combination",
+    [
+        pytest.param(combination, marks=pytest.mark.exhaustive if index >= 5 else ())
+        for index, combination in enumerate(covering())
+    ],
+    ids=lambda combination: " ".join(combination.values()),
+)
+def test_supported_pairs_run(
+    combination: Combination, run: Callable[[Combination], RunResult]
+) -> None:
+    result = run(combination)
+    assert result.config["method"] == combination["method"]
+    (column,) = list(result.evaluations[-1].columns.values())[-1:]
+    assert set(column.clients) == {0, 1, 2}
+    assert not any(event.refused for event in [*result.rounds, *result.evaluations])
+
+
+def test_all_values_of_this_process_are_covered() -> None:
+    chosen = covering()
+    for name in ("method", "seed-policy", "cohorts", "late reports", "label bias"):
+        assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

@@ -1,0 +1,114 @@
+"""The feature matrix, pair by pair: what exists is accepted, what does not is refused by name."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.features import (
+    DIMENSIONS,
+    EXCLUSIONS,
+    Combination,
+    check_features,
+    is_supported,
+    kind_of,
+    refusals,
+    supported_combinations,
+)
+from shared.tasks.catalog import load_task
+
+FLEET = '[{"device": "laptop", "share": 1}]'
+
+
+def settings_of(combination: Combination) -> dict[str, Any]:
+    """Flat settings that have a combination's values, as far as settings decide them."""
+    own: dict[str, Any] = {"personal.part": "*" if combination.get("method") == "partial" else "x"}
+    if combination.get("label bias") == "trained":
+        own["adapter.label-bias"] = True
+    if combination.get("late reports") == "counted":
+        own["cohort.late-rounds"] = 2
+    if combination.get("clients") == "emulated":
+        own["fleet.devices"] = FLEET
+    return own | {key: combination[key] for key in ("method", "seed-policy") if key in combination}
+
+
+def check(combination: Combination) -> None:
+    """Go the way of a run: its settings are read, then engine, clients and task are known."""
+    config = RunConfig.of(settings_of(combination), "test")
+    check_features(dict(combination) | config.features)
+
+
+def pairs() -> Iterator[dict[str, str]]:
+    for (one, ones), (other, others) in combinations(DIMENSIONS.items(), 2):
+        for value in ones:
+            yield from ({one: value, other: another} for another in others)
+
+
+def usual(combination: Combination) -> dict[str, str]:
+    """The first values of the dimensions that a combination lacks."""
+    return {name: values[0] for name, values in DIMENSIONS.items()} | dict(combination)
+
+
+@pytest.mark.parametrize("pair", list(pairs()), ids=lambda pair: "-".join(pair.values()))
+def test_every_pair_of_values_is_accepted_or_refused_by_name(pair: dict[str, str]) -> None:
+    if is_supported(pair):
+        check(next(whole for whole in supported_combinations() if pair.items() <= whole.items()))
+        return
+    with pytest.raises(ConfigError) as refused:
+        check(usual(pair))
+    message = str(refused.value)
+    direct = [exclusion for exclusion in EXCLUSIONS if exclusion.excludes(pair)]
+    assert direct or refusals(usual(pair))
+    for exclusion in direct:
+        assert exclusion.reason in message
+        assert all(f"{name} {pair[name]}" in message for name in exclusion.values)
+
+
+def test_the_refusal_of_a_pair_is_heard_when_the_settings_are_read() -> None:
+    """Those of which both values are settings; no engine or task is needed for them."""
+    for combination, named in (
+        ({"method": "cluster", "clients": "emulated"}, "method cluster with clients emulated"),
+        ({"late reports": "counted", "seed-policy": "pool"}, "counted with seed-policy pool"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            RunConfig.of(settings_of(combination), "test")
+
+
+def test_every_exclusion_names_values_that_there_are() -> None:
+    for exclusion in EXCLUSIONS:
+        for name, values in exclusion.values.items():
+            assert set(values) < set(DIMENSIONS[name])
+
+
+def test_every_value_is_supported_somewhere_but_tasks_of_tune() -> None:
+    unsupported = [
+        value
+        for name, values in DIMENSIONS.items()
+        for value in values
+        if not is_supported({name: value})
+    ]
+    assert unsupported == ["open choice", "generation"]
+
+
+def test_methods_and_seed_policies_are_those_of_the_settings() -> None:
+    for key in ("method", "seed-policy"):
+        for value in DIMENSIONS[key]:
+            check({key: value})
+        with pytest.raises(ConfigError, match=f"{key}: Input should be"):
+            RunConfig.of({key: "other"}, "test")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("sst2", "classification"),
+        ("copa", "listed choice"),
+        ("record", "open choice"),
+        ("squad", "generation"),
+    ],
+)
+def test_a_task_has_a_kind(task: str, kind: str) -> None:
+    assert kind_of(load_task(task)) == kind

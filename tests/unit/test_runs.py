@@ -1,0 +1,52 @@
+"""The run id: equal for what computes the same numbers, wherever and however that is done."""
+
+from typing import Any
+
+import pytest
+from helpers import layout_of
+
+from shared.config import RunConfig
+from shared.runs import run_id_of
+from shared.settings import describe
+
+OTHER: dict[str, Any] = {
+    "memory-budget": 2**30,
+    "threads": 3,
+    "trunk-cache": 0,
+    "trunk-cache-folder": "cache",
+    "out": "elsewhere",
+    "model.path": "moved",
+    "model.stream": "disk",
+    "model.stream-direct": True,
+    "model.stream-folder": "blocks",
+    "ledger.snapshot-every": 7,
+}
+
+
+def run_id(settings: dict[str, Any], model_id: bytes = bytes(32), size: int = 20) -> bytes:
+    return run_id_of(RunConfig.of(settings, "test"), layout_of(size), model_id)
+
+
+@pytest.mark.parametrize(("key", "value"), list(OTHER.items()))
+def test_places_and_ways_of_execution_are_not_in_the_run_id(key: str, value: object) -> None:
+    assert run_id({key: value}) == run_id({})
+
+
+def test_exactly_these_settings_are_not_in_the_run_id() -> None:
+    apart = {key for key, setting in describe(RunConfig).items() if not setting.identity}
+    assert apart == set(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 1), ("rounds", 3), ("grouping", "inner"), ("micro-batch", 4), ("adapter.rank", 3)],
+)
+def test_what_decides_the_numbers_is_in_the_run_id(key: str, value: object) -> None:
+    assert run_id({key: value}) != run_id({})
+
+
+def test_data_are_known_by_their_path_and_the_model_by_its_id() -> None:
+    own = {"model.path": "m", "task": "sst2"}
+    assert run_id(own | {"data.path": "one"}) != run_id(own | {"data.path": "other"})
+    assert run_id({}, bytes(32)) != run_id({}, bytes([1] * 32))
+    assert run_id({}, size=20) != run_id({}, size=22)
