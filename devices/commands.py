@@ -1,4 +1,4 @@
-"""The commands that know devices: which there are, what a step costs, what this machine is."""
+"""The commands `samara device`: list profiles, estimate a step, calibrate this machine."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,11 +9,11 @@ import typer
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
 
-app = typer.Typer(help="Know devices before they are bought.", no_args_is_help=True)
+app = typer.Typer(help="Device profiles, and estimates of what a step costs.", no_args_is_help=True)
 
 
 class Grouping(StrEnum):
-    """Which points of a step share a pass."""
+    """The perturbations of a step that share a forward pass."""
 
     SEQUENTIAL = "sequential"
     INNER = "inner"
@@ -22,14 +22,14 @@ class Grouping(StrEnum):
 
 
 class Differences(StrEnum):
-    """Of which losses a projected gradient is made."""
+    """The losses that a projected gradient is computed from."""
 
     CENTRAL = "central"
     FORWARD = "forward"
 
 
 class Quantization(StrEnum):
-    """Of the weights in the blocks."""
+    """The storage type of the weights in the blocks."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -38,7 +38,7 @@ class Quantization(StrEnum):
 
 
 class Stream(StrEnum):
-    """Where blocks are that are not being computed with."""
+    """The storage of the blocks between their uses."""
 
     OFF = "off"
     AUTO = "auto"
@@ -58,7 +58,7 @@ def list_() -> None:
     from devices.hardware.profile import shipped_devices, shipped_links
 
     devices = Table(title="Devices")
-    for column in ("name", "what", "GB/s", "usable GiB", "power modes", "fit"):
+    for column in ("name", "description", "GB/s", "usable GiB", "power modes", "fit"):
         devices.add_column(column, no_wrap=column == "name")
     for device in shipped_devices():
         devices.add_row(
@@ -70,7 +70,7 @@ def list_() -> None:
             f"{device.fit.leave_one_out:.1%}" if device.fit else "assumed",
         )
     links = Table(title="Links")
-    for column in ("name", "what", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
+    for column in ("name", "description", "Mbit/s down", "up", "latency ms", "loss", "hours a day"):
         links.add_column(column, no_wrap=column == "name")
     for link in shipped_links():
         links.add_row(
@@ -85,7 +85,7 @@ def list_() -> None:
     console = Console()
     console.print(devices)
     console.print(links)
-    console.print("fit: mean error of step times on published cells that were held out")
+    console.print("fit: mean error of predicted step times on held-out published measurements")
 
 
 @app.command()
@@ -102,17 +102,20 @@ def estimate(
         Grouping, typer.Option(help="Which perturbations share a forward pass.")
     ] = Grouping.BOTH,
     differences: Annotated[
-        Differences, typer.Option(help="forward takes q + 1 losses in place of 2·q.")
+        Differences, typer.Option(help="forward takes q + 1 losses instead of 2·q.")
     ] = Differences.CENTRAL,
-    top: Annotated[int, typer.Option(min=0, help="Adapters on the top blocks only; 0: all.")] = 0,
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
+    top: Annotated[
+        int, typer.Option(min=0, help="Number of top blocks with adapters; 0: all.")
+    ] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters.")] = 16,
     supervised: Annotated[
-        int, typer.Option(min=0, help="Positions of an example that are read; 0: all.")
+        int, typer.Option(min=0, help="Supervised positions of an example; 0: all.")
     ] = 0,
     stream: Annotated[
-        Stream, typer.Option(help="Read blocks from disk in every step; auto: if it must be.")
+        Stream,
+        typer.Option(help="disk: read the blocks in every step; auto: only if they do not fit."),
     ] = Stream.OFF,
-    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default the usual one.")] = "",
+    power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict seconds, peak memory and energy of a P-RGE step, from the model's config alone.
@@ -130,8 +133,8 @@ def estimate(
 
     if stream is Stream.HOST:
         raise ConfigError(
-            "--stream host: the processors of a profiled device share one memory, so blocks that "
-            "wait there take what --stream off takes; choose disk, or off"
+            "--stream host: the processors of a profiled device share one memory, so it saves "
+            "nothing over off; choose off or disk"
         )
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
@@ -175,7 +178,7 @@ def _print(result: "StepEstimate") -> None:
         table.add_row(time, seconds, part, size)
     table.add_section()
     table.add_row(
-        "in all", f"{result.time.total:.3f}", "peak", f"{result.memory.total / 2**20:,.0f}"
+        "total", f"{result.time.total:.3f}", "peak", f"{result.memory.total / 2**20:,.0f}"
     )
     console = Console()
     console.print(table)
@@ -183,21 +186,23 @@ def _print(result: "StepEstimate") -> None:
         console.print(f"energy: at most {result.energy_joules:.1f} J")
     usable = result.usable_bytes / 2**20
     if result.fits:
-        console.print(f"fits: the device leaves {usable:,.0f} MiB to a process")
+        console.print(f"fits: {usable:,.0f} MiB are available to a process")
     else:
         over = (result.memory.total - result.usable_bytes) / 2**20
-        console.print(f"does not fit: {over:,.0f} MiB over the {usable:,.0f} MiB of a process")
-        remedies = "; or ".join(result.remedies) or "nothing that this command varies"
-        console.print(f"it would fit with: {remedies}")
+        console.print(f"does not fit: {over:,.0f} MiB more than the {usable:,.0f} MiB available")
+        remedies = "; or ".join(result.remedies) or "none of this command's options"
+        console.print(f"options that make it fit: {remedies}")
 
 
 @app.command()
 def calibrate(
-    out: Annotated[Path, typer.Option(help="File for the profile.")] = Path("this-machine.toml"),
-    watts: Annotated[float, typer.Option(min=0, help="Drawn at full load; 0: unknown.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="0 is one per core.")] = 0,
+    out: Annotated[Path, typer.Option(help="File to write the profile to.")] = Path(
+        "this-machine.toml"
+    ),
+    watts: Annotated[float, typer.Option(min=0, help="Power drawn at full load; 0: unknown.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: one per core.")] = 0,
 ) -> None:
-    """Measure this machine's memory, products and overheads on its CPU, and write a profile.
+    """Measure this machine's CPU and memory, and write a device profile.
 
     Example: samara device calibrate --out this-machine.toml
     """
@@ -207,7 +212,7 @@ def calibrate(
     from devices.hardware.profile import save_profile
 
     if not out.parent.is_dir():
-        raise typer.BadParameter(f"--out {out}: there is no such folder")
+        raise typer.BadParameter(f"--out {out}: the folder does not exist; create it first")
     name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
     profile = calibrate_cpu(name, watts, threads)
     save_profile(profile, out)

@@ -88,7 +88,7 @@ def _repeated(
     """Repeat a live run by clients with the data of its devices, one after the other."""
     clients = [ClientSettings.read(home) for home in homes]
     nodes: list[UserConfig] = [
-        {CLIENT_INDEX: client.device, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}
+        {CLIENT_INDEX: client.client_index, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}
         for client in clients
     ]
     config = config.among(len(clients))

@@ -1,9 +1,9 @@
-"""Measure this machine's CPU: memory, matrix products, what lies between them, and overheads.
+"""Calibration: microbenchmarks of this machine's CPU, from which a device profile is made.
 
-What is measured are pieces, never whole steps; benchmarks/devices/roofline_check.py compares the
-time model with whole steps. All pieces are timed in turn, several times over, and the best of
-each counts, because other work on a machine can only slow a piece down. With one thread the
-processor's own clock is read, so that waiting for other work does not count.
+Memory copies, matrix products, the operations between them and overheads are timed, never whole
+steps; benchmarks/devices/roofline_check.py compares the time model with whole steps. All
+microbenchmarks are timed in turn, several times over, and the best time of each counts, because
+other processes can only slow it down. With one thread, CPU time is measured instead of wall time.
 """
 
 import time
@@ -49,7 +49,7 @@ _RANK, _LAYERS = 16, 16
 
 
 class Microbenchmark(NamedTuple):
-    """What is timed, and its sizes."""
+    """The name of a timed operation, and its sizes."""
 
     what: str
     sizes: tuple[int, ...] = ()
@@ -59,10 +59,10 @@ Microbenchmarks = dict[Microbenchmark, Callable[[], object]]
 
 
 class Stopwatch:
-    """The best times of pieces of work.
+    """The best times of microbenchmarks.
 
     Args:
-        threads: of torch, which it sets; with one, waiting for other work does not count.
+        threads: number of torch's threads, which is set; with one, CPU time is measured.
     """
 
     def __init__(self, threads: int) -> None:
@@ -73,7 +73,7 @@ class Stopwatch:
 
     @torch.inference_mode()
     def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
-        """Time everything once more; short work is repeated until the clock can tell."""
+        """Time every microbenchmark once more; short ones are repeated to at least 2 ms."""
         for piece, work in works.items():
             if piece not in self._times:
                 self._seconds(work, 1)
@@ -89,12 +89,12 @@ class Stopwatch:
 
 
 def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile:
-    """Measure this machine.
+    """Measure this machine's CPU and return its profile.
 
     Args:
         name: of the profile.
-        watts: drawn at full load, as its owner knows it; 0 is unknown.
-        threads: CPU threads; 0 is one per core.
+        watts: power drawn at full load, as the user knows it; 0 means unknown.
+        threads: CPU threads; 0 means one per core.
     """
     runtime, before = peak_memory_bytes(), torch.get_num_threads()
     threads = threads or cores()
@@ -110,7 +110,7 @@ def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProf
 
 @torch.inference_mode()
 def microbenchmarks() -> Microbenchmarks:
-    """What is timed."""
+    """Return the microbenchmarks."""
     source = torch.ones(_COPIED_BYTES // 4)
     x, weight = torch.ones(1, 8), torch.ones(8, 8)
     works: Microbenchmarks = {
@@ -125,7 +125,7 @@ def microbenchmarks() -> Microbenchmarks:
     works[Microbenchmark("half", _HALF)] = partial(nn.functional.linear, *half)
     for inputs, outputs in _PRODUCTS:
         count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
-        # So many that no cache holds them, as in a model.
+        # more weights than any cache holds, as in a model
         weights = [torch.randn(outputs, inputs) for _ in range(count)]
         for tokens in _TOKENS:
             work = partial(_products, torch.randn(tokens, inputs), weights)
@@ -141,14 +141,14 @@ def _products(x: Tensor, weights: list[Tensor]) -> None:
 
 
 def _draw_and_apply() -> None:
-    """One direction of many adapted layers."""
+    """Draw and apply one direction of many adapted layers."""
     z = directions(np.zeros(1, np.uint64), _LAYERS * _RANK * 1024, "gaussian")
     state = np.zeros(z.shape[1], np.float32)
     state -= np.float32(1e-6) * z[0]
 
 
 def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
-    """What a Llama block does between its products."""
+    """Return the operations of a Llama block between its matrix products."""
     x, weight = torch.randn(tokens, hidden), torch.ones(hidden)
     gate, up = torch.randn(2, tokens, wide)
     turn = torch.randn(2, tokens, hidden)
@@ -167,7 +167,7 @@ def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
 
 
 def _quantized() -> Microbenchmarks:
-    """Dequantizing, where bitsandbytes is installed."""
+    """Return the dequantization of NF4 and INT8 weights; nothing without bitsandbytes."""
     weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
     try:
         return {
@@ -183,7 +183,7 @@ def _quantized() -> Microbenchmarks:
 
 
 def _forward() -> Microbenchmarks:
-    """The client's forward over two tokens of the embedded model, with one and with all blocks."""
+    """Return forward passes over two tokens of the embedded model, with one and with all blocks."""
     base = load_base_model(EMBEDDED_MODEL)
     task = load_task(EMBEDDED_DATA)
     assert isinstance(task, ClassificationTask)
@@ -210,13 +210,13 @@ def _forward() -> Microbenchmarks:
 def profile_from_times(
     name: str, best: Mapping[Microbenchmark, float], watts: float, threads: int, runtime: int
 ) -> DeviceProfile:
-    """What the best times of the pieces say about a machine.
+    """Return the device profile that follows from the best times of the microbenchmarks.
 
     Args:
         name: of the profile.
-        best: seconds of every piece.
-        watts: as in `calibrate_cpu`.
-        threads: that they were measured with.
+        best: seconds of every microbenchmark.
+        watts: power drawn at full load; 0 means unknown.
+        threads: number of threads of the measurement.
         runtime: bytes of a process that has loaded a client's libraries.
     """
     bandwidth = 2 * _COPIED_BYTES / best[Microbenchmark("copy")]
@@ -269,7 +269,7 @@ def profile_from_times(
             "memory": f"{here}: psutil; bandwidth is that of copying 128 MiB",
             "memory.on-chip-bytes": "0: caches are in timing.activation-share",
             "compute": f"{here}: products of matrices, fp16 in bfloat16",
-            "timing": f"{here}; shares are 1 because reached figures stand for those on paper",
+            "timing": f"{here}; shares are 1 because the rates are measured ones",
             "timing.nf4-operations": f"{here}: {dequantizing}",
             "timing.int8-operations": f"{here}: {dequantizing}",
             **({"power": "given to samara device calibrate"} if watts else {}),
@@ -280,13 +280,13 @@ def profile_from_times(
 def _rate(
     best: Mapping[Microbenchmark, float], bandwidth: float, smallest: float
 ) -> tuple[float, float]:
-    """(operations/s, tokens below which it gets no faster)."""
-    found = [
+    """Fit the operations/s and the tokens below which a product becomes no faster."""
+    measurements = [
         (*piece.sizes[:3], seconds / piece.sizes[3])
         for piece, seconds in best.items()
         if piece.what == "products"
     ]
-    inputs, outputs, tokens, seconds = np.array(found, np.float64).T
+    inputs, outputs, tokens, seconds = np.array(measurements, np.float64).T
     moved = 4 * (inputs * outputs + tokens * (inputs + outputs)) / bandwidth
 
     def errors(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -301,7 +301,7 @@ def _rate(
 
 
 def _between_bandwidth(best: Mapping[Microbenchmark, float], smallest: float) -> float:
-    """Bytes/s between products, as the time model counts bytes."""
+    """Return the bytes/s of the operations between products, by the time model's byte count."""
     rates = []
     for piece, seconds in best.items():
         if piece.what == "between":

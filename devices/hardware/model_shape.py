@@ -1,4 +1,4 @@
-"""The shape of a model: what a forward pass multiplies, from its configuration alone."""
+"""The shape of a model: the matrix sizes of its forward pass, from its configuration alone."""
 
 import json
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ BUILT_IN: dict[str, dict[str, int]] = {
         "max_position_embeddings": 4_096,
     },
 }
-"""Keys of transformers' LlamaConfig: Zhang et al., "TinyLlama" (2024), table 1; Touvron et al.,
-"Llama 2" (2023), whose 7B model has the sizes of "LLaMA" (2023), table 2."""
+"""Shapes by name, with keys of transformers' LlamaConfig. Zhang et al., "TinyLlama" (2024), table
+1; Touvron et al., "Llama 2" (2023), whose 7B model has the sizes of "LLaMA" (2023), table 2."""
 
 _INTO_ATTENTION = {
     *("q_proj", "k_proj", "v_proj", "query", "key", "value", "q_lin", "k_lin", "v_lin"),
@@ -42,14 +42,14 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer of a block.
+    """A linear layer of a transformer block.
 
     Attributes:
-        inputs: features.
-        outputs: features.
-        adapted: whether LoRA-FA adapts it where the block is adapted.
-        positionwise: whether it follows the attention, so that in the last block it is only needed
-            where the output is read.
+        inputs: number of input features.
+        outputs: number of output features.
+        adapted: whether LoRA-FA adapts the layer in an adapted block.
+        positionwise: whether the layer follows the attention, so that in the last block it runs
+            only at supervised positions.
     """
 
     inputs: int
@@ -59,22 +59,22 @@ class Linear:
 
     @property
     def weights(self) -> int:
-        """Entries of its matrix."""
+        """The number of entries of the layer's matrix."""
         return self.inputs * self.outputs
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model decides how long a pass takes and what it needs.
+    """The sizes of a model that decide the time and memory of a forward pass.
 
     Attributes:
-        name: for people.
-        blocks: the linear layers of each transformer block, lowest first.
-        attention: features that the scores of a block's attention are computed from, all heads.
+        name: name for messages.
+        blocks: linear layers of each transformer block, lowest first.
+        attention: query features of all heads of a block.
         hidden: features of the residual stream.
-        vocabulary: tokens that the head tells apart; 0 without a head (sentence encoders).
-        other_weights: parameters outside of the blocks' linear layers, tied ones once.
-        context: most tokens of a sequence, if the configuration says so.
+        vocabulary: number of tokens in the head; 0 without a head (sentence encoders).
+        other_weights: parameters outside the blocks' linear layers; tied ones count once.
+        context: most tokens of a sequence; None if the configuration does not contain it.
     """
 
     name: str
@@ -87,19 +87,19 @@ class ModelShape:
 
     @property
     def block_weights(self) -> int:
-        """Entries of all matrices in the blocks."""
+        """The number of entries of all matrices in the blocks."""
         return sum(linear.weights for block in self.blocks for linear in block)
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """Read a shape; no weights are needed, looked for, or loaded.
+    """Read a model's shape from its configuration; weights are not needed.
 
     Args:
         name_or_path: a name in `BUILT_IN`, a Hugging Face model folder, or its config.json.
 
     Raises:
-        ModelError: if there is no such name or file, or it describes a model without equal blocks,
-            without query and value projections, or with experts of which a token uses only some.
+        ModelError: if the name or file does not exist, or the model has no equal blocks, no query
+            and value projections, or experts of which a token uses only some.
     """
     if name_or_path in BUILT_IN:
         return llama_shape(name_or_path, BUILT_IN[name_or_path])
@@ -113,15 +113,15 @@ def model_shape(name_or_path: str) -> ModelShape:
         return shape_of_config(config, folder, detect_family(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{name_or_path}: its configuration cannot be used: {message}") from error
+        raise ModelError(f"{name_or_path}: cannot read its config.json: {message}") from error
 
 
 def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
-    """The shape of an untied Llama, which needs no library; as `shape_of_config` gives it.
+    """Return the shape of a Llama with untied embeddings, without loading a library.
 
     Args:
-        name: for people.
-        config: with the keys of `BUILT_IN`.
+        name: name for messages.
+        config: configuration with the keys of `BUILT_IN`.
     """
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -165,10 +165,10 @@ def _folder(path: str) -> Path:
 
 
 def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
-    """The shape of a transformers configuration.
+    """Return the shape of the model of a transformers configuration.
 
     Raises:
-        ModelError: as `model_shape`.
+        ModelError: as in `model_shape`.
     """
     import torch
 
@@ -179,8 +179,8 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     text = config.get_text_config()
     if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):
         raise ModelError(
-            f"{folder}: has {getattr(text, experts)} experts of which a token uses only some; "
-            "give a dense model"
+            f"{folder}: the model has {getattr(text, experts)} experts of which a token uses some; "
+            "choose a dense model"
         )
     network = empty_network(config, family, torch.float32)
     base = BaseModel(folder, bytes(32), family, network, None, "mean")

@@ -1,1 +1,1 @@
-"""What is particular to NVIDIA's Jetson boards."""
+"""Support for NVIDIA's Jetson boards: sensors, installation script, container, service."""

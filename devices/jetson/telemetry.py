@@ -1,4 +1,4 @@
-"""How the machine is: temperature, power, load; from jetson-stats where it is there."""
+"""The machine's temperature, power and load, read from jetson-stats if installed."""
 
 import shutil
 import subprocess
@@ -9,20 +9,20 @@ import psutil
 
 _RELEASE_FILE = Path("/etc/nv_tegra_release")
 _BUSY_PERCENT = 50.0
-"""Of all cores, or of the GPU, from which on a machine has something else to do."""
+"""Load of all cores, or of the GPU, above which a machine counts as busy."""
 _SAMPLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the machine is at a moment; what cannot be read is None.
+    """A reading of the machine's sensors; values that cannot be read are None.
 
     Attributes:
-        temperature: of the hottest sensor, °C.
-        on_mains: whether it is fed from the mains.
-        load: of the processors, the CPU's or the GPU's if that is higher, percent.
-        watts: taken by the board.
-        power_mode: as nvpmodel calls it.
+        temperature: temperature of the hottest sensor, °C.
+        on_mains: whether the machine is on mains power.
+        load: load of the CPU or the GPU, whichever is higher, in percent.
+        watts: power drawn by the board.
+        power_mode: nvpmodel's name of the power mode.
     """
 
     temperature: float | None = None
@@ -33,7 +33,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """How the machine is now; takes about 0.2 s, with jetson-stats about a second."""
+    """Read the sensors; takes about 0.2 s, with jetson-stats about a second."""
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     celsius = [entry.current for entries in sensors.values() for entry in entries]
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
@@ -48,15 +48,15 @@ def read() -> Reading:
 def pause_reason(
     reading: Reading, max_temperature: float, mains_only: bool, idle_only: bool
 ) -> str:
-    """Why nothing should be trained at present; empty if it may.
+    """Return the reason why training should pause now; empty if it should not.
 
-    A limit that is asked for and cannot be watched is a reason too.
+    A limit whose sensor cannot be read is a reason too.
 
     Args:
-        reading: of the machine, while it does not train.
-        max_temperature: °C; 0 is no limit.
-        mains_only: on battery is a reason.
-        idle_only: a busy machine is a reason.
+        reading: reading of the sensors while no training runs.
+        max_temperature: limit in °C; 0 means no limit.
+        mains_only: whether battery power is a reason.
+        idle_only: whether a busy machine is a reason.
     """
     if max_temperature:
         if reading.temperature is None:
@@ -71,25 +71,25 @@ def pause_reason(
 
 
 def is_jetson() -> bool:
-    """Whether this is a Jetson board, by the release file of its system."""
+    """Return whether this machine is a Jetson board, by the release file of its system."""
     return _RELEASE_FILE.exists()
 
 
 def power_mode() -> str:
-    """The power mode as nvpmodel tells it; empty if it cannot."""
+    """Return the power mode from nvpmodel; empty if it cannot be read."""
     program = shutil.which("nvpmodel") or "/usr/sbin/nvpmodel"
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [program, "-q"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return parse_power_mode(told.stdout)
+    return parse_power_mode(result.stdout)
 
 
-def parse_power_mode(told: str) -> str:
-    """The mode's name in what ``nvpmodel -q`` prints; empty if it is not there."""
-    for line in told.splitlines():
+def parse_power_mode(output: str) -> str:
+    """Return the mode's name in the output of ``nvpmodel -q``; empty if missing."""
+    for line in output.splitlines():
         _, mark, name = line.partition("Power Mode:")
         if mark:
             return name.strip()
@@ -97,7 +97,7 @@ def parse_power_mode(told: str) -> str:
 
 
 def _with_jetson_stats(reading: Reading) -> Reading:
-    """What jetson-stats knows better; its service may be missing or stopped."""
+    """Return the reading with jetson-stats' values, if its service runs."""
     try:
         from jtop import jtop
     except ImportError:
@@ -115,5 +115,5 @@ def _with_jetson_stats(reading: Reading) -> Reading:
                 watts=board.power["tot"]["power"] / 1000,
                 power_mode=str(board.nvpmodel) if board.nvpmodel else None,
             )
-    except Exception:  # whatever the service's version or state makes of it, psutil has read too
+    except Exception:  # any error of the service's version or state: psutil's values remain
         return reading

@@ -1,1 +1,1 @@
-"""A device in the field: checked, started, kept up, stopped."""
+"""Live clients: the processes, checks and settings of `samara client up`."""

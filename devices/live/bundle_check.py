@@ -1,8 +1,8 @@
-"""Which app a device serves: the one whose client half is the code that is installed here.
+"""The check that a shipped app bundle holds the same client code as the installed app.
 
-A SuperLink ships an app, and Flower's own client-app process runs whatever was shipped. Here
-nothing of it is run: the installed ClientApp answers (devices/live/executor.py), and the bundle is
-only compared with it, so that a server with other code is told so instead of being misunderstood.
+A SuperLink ships an app, and Flower's own client-app process runs the shipped code. A live client
+never runs it: the installed ClientApp answers messages (devices/live/executor.py), and the bundle
+is only compared with the installed code, so that a server with other code gets a clear error.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from typing import Any
 from shared.errors import CodeError, DeviceError
 
 COMPARED_PACKAGES = ("client", "shared")
-"""What runs on a device, or gives the frames and numbers their meaning."""
+"""Packages that run on a client or define frames and results."""
 _CLIENT_APP = "client.app:app"
 _MAX_FILE_BYTES = 10 * 2**20
 
 
 def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
-    """Refuse an app that is not this device's.
+    """Check that an app bundle holds the installed client code.
 
     Args:
-        bundle: as the SuperLink ships it.
-        trusted: SHA-256 of bundles, in hexadecimal, that are accepted though they differ.
+        bundle: app bundle (zip) as the SuperLink ships it.
+        trusted: SHA-256, in hexadecimal, of bundles that are accepted although they differ.
 
     Raises:
-        CodeError: saying what differs first, and both remedies.
+        CodeError: if the code differs; the message names the first difference and the remedies.
     """
     name = hashlib.sha256(bundle).hexdigest()
     if name in trusted:
@@ -42,13 +42,13 @@ def check_bundle(bundle: bytes, trusted: Collection[str] = ()) -> None:
         difference = f"it cannot be read: {error}"
     if difference:
         raise CodeError(
-            f"the app of the server is not the one installed here: {difference}; install the "
+            f"the server's app differs from the installed one: {difference}; install the "
             f"server's version of Samara, or trust the bundle with --trust {name}"
         )
 
 
 def installed_hashes() -> dict[str, str]:
-    """SHA-256 of every Python file of the pinned packages, by its path in a bundle."""
+    """Return the SHA-256 of every Python file of the compared packages, by path in a bundle."""
     hashes = {}
     for package in COMPARED_PACKAGES:
         spec = find_spec(package)
@@ -61,7 +61,7 @@ def installed_hashes() -> dict[str, str]:
 
 
 def _first_difference(archive: zipfile.ZipFile) -> str:
-    """What differs first between the code in a bundle and the installed code; empty if nothing."""
+    """Return the first difference between a bundle's code and the installed code, or ""."""
     installed = installed_hashes()
     shipped = {
         entry.filename: entry
@@ -70,11 +70,11 @@ def _first_difference(archive: zipfile.ZipFile) -> str:
     }
     for path in sorted(installed.keys() | shipped.keys()):
         if path not in shipped:
-            return f"{path} is missing from it"
+            return f"{path} is missing from the bundle"
         if path not in installed:
-            return f"{path} is new in it"
+            return f"{path} is not installed"
         if _hash(_read(archive, shipped[path])) != installed[path]:
-            return f"{path} is another"
+            return f"{path} differs"
     entry = archive.getinfo("pyproject.toml") if "pyproject.toml" in archive.namelist() else None
     components = _components(_read(archive, entry)) if entry else {}
     if components.get("clientapp") != _CLIENT_APP:

@@ -1,4 +1,4 @@
-"""Keeps a device in a run: the trainer, Flower's SuperNode, and what connects the two."""
+"""The supervisor of a live client: it runs the trainer, Flower's SuperNode and the executor."""
 
 import json
 import logging
@@ -40,20 +40,20 @@ _ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""A device talks to its server and to nobody else, and Flower not more than it must."""
+"""Variables that turn off Flower's telemetry, update checks and installation of dependencies."""
 REJECTION_HINT = (
-    "if the server turned it away, its key is not registered there, was revoked, or was connected "
+    "if the server rejected it, its key is not registered there, was revoked, or was connected "
     "within the last minute"
 )
-"""What it may be when a SuperNode ends with an error of its own."""
+"""The likely reason when a SuperNode ends with an error."""
 
 
 def load_client_index(folder: Path, key: Path | None) -> int:
-    """The index of this device; where there is no key, one is made and kept in its folder.
+    """Return the client index; without a key file, create a key in the client's folder.
 
     Args:
-        folder: of the client; made for its owner alone if it is not there.
-        key: private key file.
+        folder: folder of the client; created with mode 0700 if missing.
+        key: private key file, or None.
 
     Raises:
         DeviceError: if the folder or the key cannot be used.
@@ -70,33 +70,33 @@ def load_client_index(folder: Path, key: Path | None) -> int:
 
 
 def dry_run(settings: ClientSettings) -> None:
-    """Do one local step, then the checks; both print what they find.
+    """Do one local step, then the preflight; both print their results.
 
     Raises:
         DeviceError: if one of them fails.
     """
     with _locked_folder(settings):
         if status := _run_module("dry_run", settings.folder):
-            raise DeviceError(f"the dry run ended with status {status}; its message is above")
+            raise DeviceError(f"the dry run failed with status {status}; its message is above")
         _run_preflight(settings.folder)
 
 
 def up(settings: ClientSettings) -> None:
-    """Check the device and serve until SIGINT or SIGTERM; what dies is started again.
+    """Run the preflight, then serve until SIGINT or SIGTERM; processes that end are restarted.
 
     Raises:
         DeviceError: if a check fails, another process serves this client, or the trainer cannot be
             loaded.
     """
     with _locked_folder(settings):
-        log.info("%s begins", settings.name)
+        log.info("%s: starting", settings.name)
         _run_preflight(settings.folder)
         _ClientSupervisor(settings).serve()
 
 
 @contextmanager
 def _locked_folder(settings: ClientSettings) -> Iterator[None]:
-    """The client's folder for this process alone, with its settings in it."""
+    """Lock the client's folder for the duration of a block and write the settings to it."""
     with exclusive_lock(
         settings.folder / "up.lock", "another `samara client up` serves this client"
     ):
@@ -108,15 +108,15 @@ def _run_preflight(folder: Path) -> None:
     status = _run_module("preflight", folder)
     if status < 0:
         raise DeviceError(
-            f"the preflight died of signal {-status} after its last line: a library that does not "
-            "fit this machine; install the build for it (docs/clients.md)"
+            f"the preflight was killed by signal {-status} after its last line, by a library that "
+            "does not fit this machine; install the build for it (docs/clients.md)"
         )
     if status:
-        raise DeviceError("the preflight found what must be mended first")
+        raise DeviceError("a check of the preflight failed; follow its remedy above")
 
 
 class _ClientSupervisor:
-    """The processes of a client, and the thread that answers its messages."""
+    """The supervised processes of a client, and the thread that answers its messages."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._stop = settings, threading.Event()
@@ -134,7 +134,7 @@ class _ClientSupervisor:
         )
 
     def serve(self) -> None:
-        """See `up`."""
+        """Serve until SIGINT or SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         write_durably(self._secret, secrets.token_hex(32).encode())
@@ -147,30 +147,30 @@ class _ClientSupervisor:
                 executor.start()
             while not self._stop.wait(_POLL_SECONDS):
                 for child in (self._trainer, self._supernode):
-                    if news := child.restart_if_due():
-                        log.warning("%s", news)
+                    if message := child.restart_if_due():
+                        log.warning("%s", message)
         finally:
-            self._end(executor)
+            self._stop_all(executor)
 
     def _await_trainer(self) -> None:
-        """Until the trainer is ready, or somebody ends all."""
+        """Wait until the trainer is ready or a signal arrives."""
         begun = time.monotonic()
         self._settings.socket.unlink(missing_ok=True)
         self._trainer.start()
         while not self._stop.is_set():
             if self._trainer.exit_status == UNUSABLE_INPUT:
                 raise DeviceError("the trainer cannot be loaded; its message is above")
-            if news := self._trainer.restart_if_due():
-                log.warning("%s", news)
+            if message := self._trainer.restart_if_due():
+                log.warning("%s", message)
             try:
                 with RemoteTrainer(str(self._settings.socket), {}, _POLL_SECONDS) as trainer:
                     status = trainer.status()
                 log.info(
-                    "%s: trainer ready after %.1f s, %d MiB, device %d",
+                    "%s: trainer ready after %.1f s, %d MiB, client %d",
                     self._settings.name,
                     time.monotonic() - begun,
                     status.peak_memory_bytes // 2**20,
-                    self._settings.device,
+                    self._settings.client_index,
                 )
                 return
             except TrainerError:
@@ -187,7 +187,7 @@ class _ClientSupervisor:
         return Executor(app, check, self._secret.read_bytes())
 
     def _supernode_command(self) -> Sequence[str]:
-        """Flower's SuperNode on a free port of this machine."""
+        """Return the command of Flower's SuperNode, and note the address of its runtime API."""
         s = self._settings
         trainer = {TRAINER: str(s.socket.absolute())}
         command, self._runtime = supernode_command(s, self._secret, trainer)
@@ -196,8 +196,8 @@ class _ClientSupervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop.set()
 
-    def _end(self, executor: threading.Thread) -> None:
-        log.info("ending")
+    def _stop_all(self, executor: threading.Thread) -> None:
+        log.info("stopping")
         self._stop.set()
         for child in (self._supernode, self._trainer):
             child.terminate()
@@ -205,12 +205,12 @@ class _ClientSupervisor:
             child.end()
         if executor.is_alive():
             executor.join(_EXECUTOR_SECONDS)
-        for left in (self._secret, self._settings.socket):
-            left.unlink(missing_ok=True)
+        for file in (self._secret, self._settings.socket):
+            file.unlink(missing_ok=True)
 
 
 class SuperLinkSettings(Protocol):
-    """How a SuperLink is reached, as `ClientSettings` has it."""
+    """The settings of a connection to a SuperLink, which `ClientSettings` has."""
 
     @property
     def superlink(self) -> str: ...  # noqa: D102
@@ -228,27 +228,27 @@ class SuperLinkSettings(Protocol):
 def supernode_command(
     to: SuperLinkSettings, secret: Path, node_config: Mapping[str, str]
 ) -> tuple[list[str], str]:
-    """The command that starts Flower's SuperNode on a free port of this machine.
+    """Return the command that starts Flower's SuperNode on a free port of this machine.
 
     Args:
-        to: the SuperLink.
-        secret: file of the secret that its executor knows too.
-        node_config: what its ClientApp is told.
+        to: settings of the connection to the SuperLink.
+        secret: file of the secret shared with the executor.
+        node_config: node config for the ClientApp.
 
     Returns:
-        The command, and the address of the runtime API that it will serve.
+        The command, and the address of the runtime API that the SuperNode will serve.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         runtime = f"127.0.0.1:{probe.getsockname()[1]}"
-    told = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    assignments = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     command = [
         *_module_command("supernode", os.getpid()),
         *("--superlink", to.superlink),
         *("--isolation", "process"),
         *("--port", runtime.rpartition(":")[2]),
         *("--superexec-auth-secret-file", str(secret)),
-        *("--node-config", told),
+        *("--node-config", assignments),
     ]
     if to.insecure:
         return [*command, "--insecure"], runtime
@@ -258,18 +258,18 @@ def supernode_command(
 
 
 def _run_module(module: str, folder: Path) -> int:
-    """Run a module of this package to its end; returns its exit status."""
+    """Run a module of this package to its end and return its exit status."""
     command = _module_command(module, folder)
     return subprocess.run(command, env=child_environment(), check=False).returncode
 
 
 def _module_command(module: str, *arguments: object) -> list[str]:
-    """The command that runs a module of this package, whatever the working directory holds."""
+    """Return the command that runs a module of this package, not of the working directory."""
     return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of the processes: they run the code that this one runs."""
+    """Return the environment in which child processes import the code of this process."""
     here = str(Path(str(devices.__file__)).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}

@@ -1,4 +1,4 @@
-"""The command that brings a device into a run."""
+"""The command `samara client`: take part in a run with this machine."""
 
 import logging
 import sys
@@ -7,43 +7,49 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Take part in a run with this device.", no_args_is_help=True)
+app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
 
 
 @app.callback()
 def client() -> None:
-    """Take part in a run with this device."""
+    """Take part in a run with this machine."""
 
 
 @app.command()
 def up(
-    superlink: Annotated[str, typer.Option(help="Of the server, host:port.")],
-    name: Annotated[str, typer.Option(help="What you call this client.")],
-    model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
-    data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
+    superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
+    name: Annotated[str, typer.Option(help="Name of this client.")],
+    model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
+    data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or a name of device list.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or a device profile.")] = "cpu",
     stream: Annotated[
-        str, typer.Option(help="auto, host, disk, off: where blocks wait that do not fit.")
+        str, typer.Option(help="auto, host, disk, off: storage of blocks that do not fit.")
     ] = "auto",
-    key: Annotated[Path | None, typer.Option(help="From `samara server keys create`.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Key file from `samara server keys create`.")
+    ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Of model, data, threads, memory: key=value.")
+        list[str] | None, typer.Option("--set", help="Device setting, key=value.")
     ] = None,
     trust: Annotated[
-        list[str] | None, typer.Option(help="SHA-256 of another app to accept.")
+        list[str] | None, typer.Option(help="SHA-256 of an app bundle to accept.")
     ] = None,
     max_temperature: Annotated[
-        float, typer.Option(min=0, help="°C to pause above; 0 is none.")
+        float, typer.Option(min=0, help="Pause above this temperature, °C; 0: no limit.")
     ] = 0.0,
     mains_only: Annotated[bool, typer.Option("--mains-only", help="Pause on battery.")] = False,
-    idle_only: Annotated[bool, typer.Option("--idle-only", help="Pause when busy.")] = False,
-    home: Annotated[Path | None, typer.Option(help="Default ~/.samara/NAME.")] = None,
+    idle_only: Annotated[
+        bool, typer.Option("--idle-only", help="Pause while the machine is busy.")
+    ] = False,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="One local step, then end.")] = False,
 ) -> None:
-    """Check this device, load the model once, and serve a run until it is told to end.
+    """Run the preflight, load the model once, and serve a run until Ctrl-C or SIGTERM.
 
     Example: samara client up --superlink example.org:8000 --name kitchen-orin --key kitchen.key
     --certs ca.pem --model MODEL --data DATA --task sst2 --device jetson-orin-nano
@@ -62,7 +68,7 @@ def up(
     folder = (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
     if not insecure and key is None and not dry_run:
         raise ConfigError(
-            "--key FILE is missing; the server's `samara server keys create` makes it"
+            "--key FILE is missing; create one with `samara server keys create` on the server"
         )
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
@@ -72,7 +78,7 @@ def up(
         name=check_name(name),
         folder=folder,
         superlink=superlink,
-        device=live.load_client_index(folder, key),
+        client_index=live.load_client_index(folder, key),
         device_settings=device_settings,
         profile=profile,
         key=key.expanduser().absolute() if key else None,

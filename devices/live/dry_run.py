@@ -1,4 +1,4 @@
-"""A dry run: one local step as a round would ask for it, for its time and memory alone."""
+"""The dry run of a client: one local step, to measure its time and memory."""
 
 import sys
 import tempfile
@@ -17,10 +17,10 @@ from shared.replay import digest, zero_state
 
 
 def dry_run(settings: ClientSettings) -> str:
-    """Load model and data and do one step from the base model; nothing is sent or kept.
+    """Load model and data and do one step from the base model; nothing is sent or stored.
 
     Returns:
-        What it took, for the operator.
+        A line for the operator with times, memory and the first projected gradients.
 
     Raises:
         SamaraError: if model or data cannot be used.
@@ -28,7 +28,7 @@ def dry_run(settings: ClientSettings) -> str:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = settings.config
-        resident = ResidentTrainer.load(config, settings.device, Path(folder))
+        resident = ResidentTrainer.load(config, settings.client_index, Path(folder))
         loaded, runtime = time.monotonic(), resident.runtime
         state = zero_state(runtime.layout.size)
         instruction = TrainInstruction(
@@ -55,7 +55,7 @@ def dry_run(settings: ClientSettings) -> str:
         f"{ended - loaded:.1f} s, loss {report.mean_loss:.4f}; "
         f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB"
         f"{_gpu_peak(config.model.torch_device)}; "
-        f"scalars {np.array2string(report.gradients[0, :4], precision=3)} …"
+        f"projected gradients {np.array2string(report.gradients[0, :4], precision=3)} …"
     )
 
 
@@ -68,7 +68,7 @@ def _gpu_peak(device: str) -> str:
 
 
 def main() -> None:
-    """Rehearse for the client of a folder."""
+    """Do the dry run of the client whose folder is the argument."""
     try:
         print(dry_run(ClientSettings.read(Path(sys.argv[1]))), flush=True)
     except SamaraError as error:

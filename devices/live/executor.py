@@ -1,9 +1,9 @@
-"""Answers the messages of this device's SuperNode, in place of Flower's own executor.
+"""The executor: it answers the messages of this machine's SuperNode, in place of Flower's own.
 
-Flower starts a process per message, which runs the app that came with it. A SuperNode in the
-isolation mode "process" leaves that to somebody else: this executor asks it for tasks, over a
-loopback connection that a secret protects, and answers them by the installed ClientApp. So no code
-from the network is ever run, and no message waits for an interpreter to start.
+Flower starts a process per message, which runs the shipped app. A SuperNode in the isolation mode
+"process" leaves that to another process: this executor polls it for tasks, over a loopback
+connection protected by a secret, and answers them with the installed ClientApp. So no code from
+the network is run, and no message waits for an interpreter to start.
 """
 
 import logging
@@ -57,33 +57,33 @@ class Executor:
         self._last = "", ""
 
     def run(self, address: Callable[[], str], stop: Event) -> None:
-        """Answer until told to stop.
+        """Answer tasks until the stop event is set.
 
         Args:
-            address: of the SuperNode's runtime API at present, host:port.
-            stop: ends the loop before the next task.
+            address: function that returns the current host:port of the SuperNode's runtime API.
+            stop: event that ends the loop before the next task.
         """
         while not stop.is_set():
-            place = address()
+            current = address()
             try:
-                with self._door(place) as client:
-                    while not stop.is_set() and place == address():
+                with self._connect(current) as client:
+                    while not stop.is_set() and current == address():
                         offer = client.AcquireTask(
                             AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
                         )
                         if offer.HasField("task") and offer.token:
-                            with _task(place, offer.token) as task:
+                            with _task_connection(current, offer.token) as task:
                                 self._answer(task)
                         else:
                             stop.wait(_POLL_SECONDS)
             except (httpx.HTTPError, OSError):
-                stop.wait(_UNREACHABLE_SECONDS)  # the SuperNode is being started
-            except Exception as error:  # of one task, whatever it was; the next may be sound
-                log.warning("a task could not be answered: %r", error)
+                stop.wait(_UNREACHABLE_SECONDS)  # the SuperNode is starting
+            except Exception as error:  # any error of one task must not end the loop
+                log.warning("a task of the SuperNode could not be answered: %r", error)
                 stop.wait(_UNREACHABLE_SECONDS)
 
-    def _door(self, address: str) -> RuntimeHttpClient:
-        """Where tasks are handed out."""
+    def _connect(self, address: str) -> RuntimeHttpClient:
+        """Return a connection to the API that hands out tasks."""
         auth = SuperExecAuthHttpInterceptor(
             master_secret=self._secret, protected_methods=frozenset({_ACQUIRE})
         )
@@ -113,8 +113,8 @@ class Executor:
 
 
 @contextmanager
-def _task(address: str, token: str) -> Iterator[RuntimeHttpClient]:
-    """A connection for one task, whose SuperNode is told that it is being worked on."""
+def _task_connection(address: str, token: str) -> Iterator[RuntimeHttpClient]:
+    """Open a connection for one task and send heartbeats to its SuperNode until the block ends."""
     retry = make_simple_http_retry_invoker()
     retry.max_time = _RETRY_SECONDS
     interceptors: list[ProtobufClientInterceptor] = [
@@ -129,7 +129,7 @@ def _task(address: str, token: str) -> Iterator[RuntimeHttpClient]:
             try:
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except httpx.HTTPError:
-                log.warning("the SuperNode does not answer while its task is worked on")
+                log.warning("the SuperNode does not answer heartbeats of its task")
             return True
 
         heartbeat = HeartbeatSender(beat)

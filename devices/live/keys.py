@@ -1,4 +1,4 @@
-"""The key that a device is known by."""
+"""The private key that identifies a client."""
 
 from pathlib import Path
 
@@ -18,36 +18,36 @@ from shared.files import write_durably
 
 
 def read_client_index(file: Path) -> int:
-    """The index of the device that has this private key.
+    """Return the client index that belongs to a private key.
 
     Args:
         file: an OpenSSH private key on an elliptic curve, without a passphrase, as
             ``samara server keys create`` makes it.
 
     Raises:
-        DeviceError: if it is something else or cannot be read.
+        DeviceError: if the file is no such key or cannot be read.
     """
     try:
         key = load_ssh_private_key(file.read_bytes(), None)
     except OSError as error:
         raise DeviceError(f"{file}: the key cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DeviceError(f"{file}: not an OpenSSH private key without passphrase") from error
+        raise DeviceError(f"{file}: not an OpenSSH private key without a passphrase") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeviceError(f"{file}: not a key on an elliptic curve, which Flower asks for")
+        raise DeviceError(f"{file}: not an elliptic-curve key, which Flower requires")
     return client_index_of_key(
         key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )
 
 
 def create_key(file: Path) -> None:
-    """Make a private key, unless there is one.
+    """Create a private key file, unless the file exists.
 
     Args:
-        file: in a folder that nobody else may enter.
+        file: key file, in a folder that only its owner may read.
 
     Raises:
-        DeviceError: if the disk refuses.
+        DeviceError: if the file cannot be written.
     """
     if file.exists():
         return

@@ -1,4 +1,4 @@
-"""Whether a device has the memory that a step will take, by its profile and the model's shape."""
+"""Memory that is free on a device, and memory that a step is expected to take."""
 
 import psutil
 
@@ -22,7 +22,7 @@ _GROUPINGS: dict[str, Grouping] = {
 
 
 def free_memory(device: str) -> int:
-    """Bytes that a client may take on a torch device; a Jetson's GPU shares the processors'."""
+    """Return the free bytes for a torch device; a Jetson's GPU shares the CPU's memory."""
     free: int = psutil.virtual_memory().available
     if not device.startswith("cuda") or telemetry.is_jetson():
         return free
@@ -32,27 +32,27 @@ def free_memory(device: str) -> int:
 
 
 def default_profile(device: str) -> DeviceProfile:
-    """The shipped profile that stands for a torch device of an unknown machine.
+    """Return the shipped profile that is used for a machine without a profile of its own.
 
-    It is the one of its kind of processor whose libraries take most memory.
+    It is the profile with the same kind of processor whose libraries take most memory.
     """
     kind = "gpu" if device.startswith(("cuda", "mps")) else "cpu"
-    alike = [each for each in shipped_devices() if each.compute.processor == kind]
-    return max(alike, key=lambda each: each.memory.runtime_bytes)
+    profiles = [each for each in shipped_devices() if each.compute.processor == kind]
+    return max(profiles, key=lambda each: each.memory.runtime_bytes)
 
 
 def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootprint:
-    """What a step takes at its peak.
+    """Return the expected peak memory of a step.
 
-    What the server decides (queries, examples, adapters) is as in `config`, where a device that has
-    not met its server yet has the defaults.
+    The settings that the server decides (queries, examples, adapters) are taken from `config`,
+    which holds their defaults as long as the client has not connected.
 
     Args:
-        config: with the device's own settings.
-        profile: of the device.
+        config: run configuration with the device's settings.
+        profile: profile of the device.
 
     Raises:
-        SamaraError: if the model's shape cannot be read, for example because it is not here yet.
+        SamaraError: if the model's shape cannot be read, for example before its download.
     """
     model = config.model
     shape = model_shape(str(find_embedded_model()) if model.path == EMBEDDED_MODEL else model.path)
@@ -73,7 +73,7 @@ def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootp
 
 
 def _stored(config: RunConfig) -> Quantization:
-    """How the weights in the blocks are kept, as the time model calls it."""
+    """Return the storage type of the weights in the blocks, as the time model names it."""
     if config.model.quantization != "none":
         return config.model.quantization
     return "fp32" if config.model.dtype == "float32" else "fp16"

@@ -1,7 +1,7 @@
-"""What must be right before a device joins a run; each line passes, warns or fails, with a remedy.
+"""The preflight: checks before a client joins a run, which pass, warn or fail with a remedy.
 
-Runs in a process of its own: libraries that do not fit the machine may take the process with them,
-and what they leave in memory should not stay beside the trainer.
+It runs in a process of its own: libraries that do not fit the machine may crash the process, and
+memory that they allocate should not stay beside the trainer.
 """
 
 import http.client
@@ -31,14 +31,14 @@ _PYTHON = (3, 11)
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
 _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
-"""Of the bandwidth on paper."""
+"""Share of the profile's bandwidth below which the check warns."""
 _CONNECT_SECONDS = 10.0
 _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
-"""Seconds. Flower refuses a signed request whose time is so far from the server's own."""
+"""Seconds between a signed request's time and the server's. Flower refuses those outside."""
 
 
 class Outcome(StrEnum):
-    """Of a check."""
+    """The outcome of a check."""
 
     PASS = "pass"
     WARN = "warn"
@@ -50,10 +50,10 @@ class CheckResult:
     """One line of the preflight.
 
     Attributes:
-        outcome: whether it is right.
-        subject: what was looked at.
-        finding: what was found.
-        remedy: what to do about it; empty if nothing.
+        outcome: outcome of the check.
+        subject: name of the thing that was checked.
+        finding: result in words.
+        remedy: remedy for a warning or failure; empty if none is needed.
     """
 
     outcome: Outcome
@@ -67,7 +67,7 @@ class CheckResult:
 
 
 def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
-    """Every check, in the order in which a failure is best mended."""
+    """Run every check, in the order in which failures are best fixed."""
     config = settings.config
     model = config.model
     yield check_python()
@@ -85,16 +85,16 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else ""
     )
     yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
-    reached, skew = check_superlink(settings)
-    yield reached
+    connection, skew = check_superlink(settings)
+    yield connection
     yield check_clock(skew, signed=not settings.insecure)
 
 
 def check_python() -> CheckResult:
-    """Python and Flower."""
+    """Check the versions of Python and Flower."""
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _PYTHON:
-        remedy = "bring a newer one, e.g. `uv venv --python 3.12`"
+        remedy = "install a newer one, e.g. `uv venv --python 3.12`"
         return CheckResult(Outcome.FAIL, "python", f"{found} is too old", remedy)
     try:
         return CheckResult(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
@@ -103,7 +103,7 @@ def check_python() -> CheckResult:
 
 
 def check_torch(device: str) -> CheckResult:
-    """PyTorch, and a kernel on the device."""
+    """Check PyTorch by a matrix product on the torch device."""
     try:
         import torch
 
@@ -122,7 +122,7 @@ def check_torch(device: str) -> CheckResult:
 
 
 def check_bitsandbytes(device: str) -> CheckResult:
-    """A kernel of bitsandbytes; wheels for other boards import and fail only here."""
+    """Check bitsandbytes by a kernel; wheels for other boards import, and fail only here."""
     try:
         import torch
         from bitsandbytes import functional
@@ -140,18 +140,18 @@ def check_bitsandbytes(device: str) -> CheckResult:
 
 
 def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckResult:
-    """Free memory against what a step is expected to take.
+    """Compare the free memory with the expected peak memory of a step.
 
     Args:
-        free: bytes; on a board with unified memory the GPU's too.
-        config: of the device.
-        profile: of the device.
+        free: free bytes; with unified memory also the GPU's.
+        config: run configuration with the device's settings.
+        profile: profile of the device.
     """
     try:
         need = expected_footprint(config, profile).total
     except SamaraError:
-        found = f"{_size(free)} free; what {config.model.path} takes is not known"
-        return CheckResult(Outcome.WARN, "memory", found, "see what --dry-run takes")
+        found = f"{_size(free)} free; the shape of {config.model.path} cannot be read"
+        return CheckResult(Outcome.WARN, "memory", found, "measure it with --dry-run")
     examples = min(config.batch, config.micro_batch or config.batch)
     found = (
         f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
@@ -164,7 +164,7 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
 
 
 def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult | None:
-    """What the disk gives of a streamed model, against the profile; None where none streams."""
+    """Compare the disk's read rate with the profile; None unless the model streams from disk."""
     try:
         if choose_tier(model) != "disk":
             return None
@@ -176,11 +176,11 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
             return None
         rate = measure_disk_rate(files[-1], _PIECES_READ)
     except (SamaraError, OSError) as error:
-        return CheckResult(Outcome.WARN, "storage", _first_line(error), "see what --dry-run takes")
+        return CheckResult(Outcome.WARN, "storage", _first_line(error), "measure it with --dry-run")
     found = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
     if profile.storage is None:
         return CheckResult(Outcome.PASS, "storage", found)
-    found += f"; {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s on paper"
+    found += f"; the profile {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s"
     if rate < _SLOW_STORAGE * profile.storage.bandwidth:
         remedy = (
             "steps may wait for blocks: move the model to a faster disk, or quantize (--set "
@@ -191,7 +191,7 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
 
 
 def check_power_mode(jetson: bool, mode: str) -> CheckResult:
-    """The power mode of a Jetson; anything below the highest costs time."""
+    """Check that a Jetson is in its fastest power mode."""
     if not jetson:
         return CheckResult(Outcome.PASS, "power mode", "not a Jetson")
     if not mode:
@@ -203,17 +203,17 @@ def check_power_mode(jetson: bool, mode: str) -> CheckResult:
 
 
 def check_disk(free: int, folder: Path) -> CheckResult:
-    """Room for sessions, ledgers and logs."""
+    """Check the free disk space for sessions, ledgers and logs."""
     found = f"{_size(free)} free at {folder}"
     if free < _LEAST_DISK:
         return CheckResult(Outcome.FAIL, "disk", found, f"free {_size(_LEAST_DISK)} or set --home")
     if free < _ENOUGH_DISK:
-        return CheckResult(Outcome.WARN, "disk", found, "free some")
+        return CheckResult(Outcome.WARN, "disk", found, f"free {_size(_ENOUGH_DISK)}")
     return CheckResult(Outcome.PASS, "disk", found)
 
 
 def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:
-    """Whether the server answers, and how far this clock is ahead of its, in seconds."""
+    """Check that the server answers; also return the seconds by which this clock is ahead."""
     host, port = parse_address(settings.superlink)
     plain = settings.insecure
     try:
@@ -223,7 +223,7 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
         remedy = "give the server's CA with --certs FILE, and the host name it is made for"
         return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
     except ssl.SSLError:
-        found, remedy = "it does not speak TLS", "start the server with TLS, or type --insecure"
+        found, remedy = "it does not speak TLS", "start the server with TLS, or use --insecure"
         return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
     except (OSError, http.client.HTTPException) as error:
         if plain and _speaks_tls(host, port):
@@ -240,11 +240,11 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
 
 
 def check_clock(skew: float | None, signed: bool) -> CheckResult:
-    """This clock against the server's.
+    """Compare this clock with the server's.
 
     Args:
-        skew: seconds that it is ahead; None if unknown.
-        signed: requests carry a signed time, which the server checks.
+        skew: seconds by which this clock is ahead; None if unknown.
+        signed: whether requests carry a signed time, which the server checks.
     """
     if skew is None:
         return CheckResult(Outcome.WARN, "clock", "not compared: the server gave no time")
@@ -257,7 +257,7 @@ def check_clock(skew: float | None, signed: bool) -> CheckResult:
 
 
 def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) -> float | None:
-    """Ask a server for anything; returns how far this clock is ahead of the date it answers."""
+    """Return the seconds by which this clock is ahead of the date in a server's response."""
     connection = (
         http.client.HTTPSConnection(host, port, timeout=_CONNECT_SECONDS, context=context)
         if context
@@ -267,13 +267,13 @@ def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) ->
         connection.connect()
         begun = time.time()
         connection.request("GET", "/health")
-        told = connection.getresponse().getheader("Date")
+        date = connection.getresponse().getheader("Date")
         middle = (begun + time.time()) / 2
     finally:
         connection.close()
     try:
         # the header has whole seconds: on average half of one is cut off
-        return middle - (parsedate_to_datetime(told).timestamp() + 0.5) if told else None
+        return middle - (parsedate_to_datetime(date).timestamp() + 0.5) if date else None
     except ValueError:
         return None
 
@@ -304,7 +304,7 @@ def _size(count: int) -> str:
 
 
 def main() -> None:
-    """Check the client of a folder; exits with 1 if something fails."""
+    """Run the preflight of the client whose folder is the argument; exit with 1 on a failure."""
     try:
         settings = ClientSettings.read(Path(sys.argv[1]))
         failed = False

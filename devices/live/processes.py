@@ -1,4 +1,4 @@
-"""Processes that are kept up, and that do not outlive who started them."""
+"""Processes that are restarted when they end, and that end with the process that started them."""
 
 import ctypes
 import os
@@ -15,29 +15,29 @@ from filelock import FileLock, Timeout
 from shared.errors import DeviceError
 
 UNUSABLE_INPUT = 3
-"""Exit status of a process that was told something wrong; starting it again would not help."""
+"""Exit status of a process whose input is unusable; a restart would not help."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 """Seconds. A SuperLink refuses a key for about 60 s after its SuperNode died without a word."""
 _STEADY_SECONDS = 90.0
-"""A process that lasted so long failed anew, not again."""
+"""Run time after which a failure counts as the first one again."""
 _GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
 def restart_delay(failures: int) -> float:
-    """Seconds before a process is started again that has failed so often in a row."""
+    """Return the seconds before the restart of a process after consecutive failures."""
     return min(_FIRST_PAUSE * 2.0 ** (failures - 1), _LONGEST_PAUSE) if failures else 0.0
 
 
 class SupervisedProcess:
-    """A process that is started again when it ends.
+    """A process that is restarted when it ends.
 
     Args:
-        name: for the operator.
-        command: gives the command; called for every start.
-        environment: all of it.
-        clock: monotonic seconds.
-        hint: what it may be when it ends with an error of its own.
+        name: name in messages.
+        command: function that returns the command; called at every start.
+        environment: complete environment of the process.
+        clock: function that returns monotonic seconds.
+        hint: likely reason of an exit with a positive status, added to the message.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class SupervisedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it is there."""
+        """Return whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_status(self) -> int | None:
-        """Of the last time it ended; negative is a signal."""
+        """The exit status if the process has ended; a signal's number is negative."""
         return self._process.poll() if self._process else None
 
     def start(self) -> None:
-        """Start it, in a session of its own so that a terminal's Ctrl-C reaches it through us."""
+        """Start the process in a new session, which a terminal's Ctrl-C does not reach."""
         self._begun = self._clock()
         self._process = subprocess.Popen(
             list(self._command()),
@@ -74,7 +74,7 @@ class SupervisedProcess:
         )
 
     def restart_if_due(self) -> str:
-        """Start it again if that is due; returns what the operator should know, mostly nothing."""
+        """Restart the process if that is due; return a message if it has ended, otherwise ""."""
         if self._process is None:
             if self._clock() >= self._due:
                 self.start()
@@ -87,14 +87,14 @@ class SupervisedProcess:
         pause = restart_delay(self._failures)
         self._process, self._due = None, self._clock() + pause
         hint = f"; {self._hint}" if self._hint and status > 0 else ""
-        return f"{self.name} ended with status {status}; it is started again in {pause:g} s{hint}"
+        return f"{self.name} ended with status {status}; restarting it in {pause:g} s{hint}"
 
     def terminate(self) -> None:
-        """Send SIGTERM to it and what it started."""
+        """Send SIGTERM to the process and its children."""
         self._signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Wait for it to end; kill it, and whatever it started, when it takes too long."""
+        """Wait for the process to end; kill it and its children after 10 s."""
         if self._process is None:
             return
         try:
@@ -109,28 +109,28 @@ class SupervisedProcess:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Have the kernel end this process when the one that started it is gone; on Linux.
+    """Have the kernel end this process when its parent ends; on Linux only.
 
     Args:
-        parent: id of that process.
+        parent: process id of the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit("the process that started this one is gone")
+        sys.exit("the parent process has ended")
 
 
 @contextmanager
 def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file.
+    """Hold a lock file for the duration of a block.
 
     Args:
-        file: made if it is not there.
+        file: lock file; created if missing.
         what: others do who hold it, for the message.
-        patience: seconds to wait for one that is just ending.
+        patience: seconds to wait for another process to release it.
 
     Raises:
-        DeviceError: if another process holds it.
+        DeviceError: if another process holds the lock.
     """
     try:
         lock = FileLock(file, mode=0o600).acquire(timeout=patience)

@@ -1,4 +1,4 @@
-"""What ``samara client up`` was told, as its processes read it."""
+"""The settings of a client, which ``samara client up`` writes and its processes read."""
 
 import re
 from collections.abc import Iterable
@@ -22,22 +22,22 @@ _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 
 class ClientSettings(BaseModel):
-    """One client of this machine.
+    """The settings of one client of this machine.
 
     Attributes:
-        name: what the operator calls it.
-        folder: where it keeps everything.
-        superlink: host:port.
-        device: index, made of the key.
-        profile: of the device, a shipped one's name or a file; empty if none was named.
-        own: the device's settings by dotted key, as `RunConfig` has them.
-        key: private key file, given to the SuperLink as proof; none without TLS.
-        certificates: PEM file that proves the server; none is the system's.
-        insecure: plain text, no proof of either side.
-        trusted: SHA-256 of app bundles that are accepted though they differ from what is installed.
-        max_temperature: °C above which nothing is trained; 0 is no limit.
-        mains_only: train only when not on battery.
-        idle_only: train only when the machine has nothing else to do.
+        name: name that the operator gave the client.
+        folder: folder of the client's files.
+        superlink: address of the SuperLink, host:port.
+        client_index: client index, derived from the key.
+        profile: name or file of the device profile; empty if none was given.
+        device_settings: settings that the device decides, by dotted key of `RunConfig`.
+        key: private key file that authenticates the client to the SuperLink; None without TLS.
+        certificates: PEM file of the server's certificate authority; None means the system's.
+        insecure: whether the connection is plain text, without authentication of either side.
+        trusted: SHA-256 of app bundles that are accepted although they differ from the code here.
+        max_temperature: temperature in °C above which training pauses; 0 means no limit.
+        mains_only: whether training pauses on battery.
+        idle_only: whether training pauses while the machine is busy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class ClientSettings(BaseModel):
     name: str
     folder: Path
     superlink: str
-    device: int
+    client_index: int
     device_settings: dict[str, Scalar]
     profile: str = ""
     key: Path | None = None
@@ -58,19 +58,19 @@ class ClientSettings(BaseModel):
 
     @property
     def config(self) -> RunConfig:
-        """The device's settings; the run's come from the server."""
+        """The run configuration with the device's settings; the server decides the others."""
         return RunConfig.of(self.device_settings, "client up")
 
     @property
     def socket(self) -> Path:
-        """Of the trainer."""
+        """The path of the trainer's Unix socket."""
         return self.folder / SOCKET
 
     def write(self) -> None:
-        """Leave them in the client's folder.
+        """Write the settings to the client's folder.
 
         Raises:
-            DeviceError: if the disk refuses.
+            DeviceError: if the file cannot be written.
         """
         file = self.folder / SETTINGS_FILE
         try:
@@ -80,10 +80,10 @@ class ClientSettings(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Those of a client's folder.
+        """Read the settings from a client's folder.
 
         Raises:
-            DeviceError: if there are none, or they are damaged.
+            DeviceError: if the file is missing or damaged.
         """
         file = folder / SETTINGS_FILE
         try:
@@ -93,10 +93,10 @@ class ClientSettings(BaseModel):
 
 
 def check_name(name: str) -> str:
-    """The name, if a folder can be called so.
+    """Return the name if it is a valid folder name.
 
     Raises:
-        ConfigError: otherwise.
+        ConfigError: if the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -106,31 +106,31 @@ def check_name(name: str) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Of a SuperLink.
+    """Return the host and port of a SuperLink's address.
 
     Raises:
-        ConfigError: if it is not host:port.
+        ConfigError: if the address is not host:port.
     """
-    found = _ADDRESS.fullmatch(address)
-    if not found or not 0 < int(found[2]) < 2**16:
+    match = _ADDRESS.fullmatch(address)
+    if not match or not 0 < int(match[2]) < 2**16:
         raise ConfigError(f"--superlink {address}: write it as host:port, e.g. example.org:8000")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def resolve_device_settings(
     model: str, data: str, task: str, torch_device: str, assignments: Iterable[str]
 ) -> dict[str, Scalar]:
-    """What the device decides for itself, whole and sound.
+    """Return the validated settings that the device decides.
 
     Args:
-        model: folder, name on the hub, or embedded.
-        data: file, folder, name on the hub, or messages.
-        task: shipped task, or a task file.
-        torch_device: where the model goes.
+        model: model folder, name on the hub, or ``embedded``.
+        data: data file, folder, name on the hub, or ``messages``.
+        task: name of a shipped task, or a task file.
+        torch_device: torch device that the model is loaded to.
         assignments: ``key=value`` as given to ``--set``.
 
     Raises:
-        ConfigError: if a setting is unsound, or is the server's to decide.
+        ConfigError: if a setting is invalid, or is decided by the server.
     """
     device_settings = {
         "model.path": _absolute(model),
@@ -142,24 +142,26 @@ def resolve_device_settings(
     described = describe(RunConfig)
     for key, value in map(parse_assignment, assignments):
         if key in described and described[key].owner != "device":
-            raise ConfigError(f"--set {key}: the server decides this; set it there")
+            raise ConfigError(f"--set {key}: the server decides this setting; set it there")
         device_settings[key] = value
     config = RunConfig.of(device_settings, "client up")
     return {key: value for key, value in config.flat().items() if key in device_settings}
 
 
 def resolve_device(name: str) -> tuple[str, str]:
-    """The torch device that ``--device`` means, and the profile, if it names one.
+    """Return the torch device that ``--device`` means, and the device profile or "".
 
     Raises:
-        ConfigError: if it means neither, or a processor that torch does not run on.
+        ConfigError: if the name is neither, or torch does not run on the profile's processor.
     """
     if _TORCH_DEVICE.fullmatch(name):
         return name, ""
     try:
         processor = load_device(name).compute.processor
     except ConfigError as error:
-        raise ConfigError(f"--device: none of cpu, cuda, cuda:1 and mps, or {error}") from error
+        raise ConfigError(
+            f"--device: neither a torch device (cpu, cuda, mps) nor {error}"
+        ) from error
     if processor == "npu":
         raise ConfigError(f"--device {name}: torch does not run on its processor")
     is_file = Path(name).is_file()
@@ -167,5 +169,5 @@ def resolve_device(name: str) -> tuple[str, str]:
 
 
 def _absolute(path: str) -> str:
-    """The path from anywhere, if it is one."""
+    """Return the absolute path if the path exists, otherwise the text itself."""
     return str(Path(path).resolve()) if Path(path).exists() else path

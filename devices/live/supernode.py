@@ -1,4 +1,4 @@
-"""The process of the SuperNode: Flower's own, which ends when the one that started it does."""
+"""The process of Flower's SuperNode, which ends when its parent process ends."""
 
 import sys
 

@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 15.0
 
 
 def serve(settings: ClientSettings) -> NoReturn:
-    """Serve on the client's socket until a signal.
+    """Load the trainer and serve it on the client's socket until a signal.
 
     Raises:
         SamaraError: if model, data or folder cannot be used.
@@ -33,7 +33,7 @@ def serve(settings: ClientSettings) -> NoReturn:
         return pause_reason(read(), *limits) if any(limits) else ""
 
     def end(number: int, frame: FrameType | None) -> None:
-        # what is being trained is given up: the disk holds all that counts at every moment
+        # the current step is abandoned: all state that matters is on disk at every moment
         settings.socket.unlink(missing_ok=True)
         os._exit(0)
 
@@ -50,11 +50,11 @@ def serve(settings: ClientSettings) -> NoReturn:
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:
-    return ResidentTrainer.load(settings.config, settings.device, settings.folder)
+    return ResidentTrainer.load(settings.config, settings.client_index, settings.folder)
 
 
 def main() -> None:
-    """Serve the client of a folder; the arguments are the folder and the parent's process id."""
+    """Serve the client whose folder and parent process id are the arguments."""
     folder, parent = sys.argv[1:]
     exit_with_parent(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")

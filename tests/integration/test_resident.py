@@ -84,7 +84,7 @@ def device_settings(settings: Settings, device: int, folder: Path) -> ClientSett
         name="a",
         folder=folder,
         superlink="127.0.0.1:1",
-        device=device,
+        client_index=device,
         device_settings=device_settings,
         insecure=True,
     )

@@ -47,9 +47,9 @@ def test_the_installed_code_is_accepted_whatever_the_server_half_is() -> None:
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"client/app.py": b"import os"}, "client/app.py is another"),
-        ({"client/new.py": b""}, "client/new.py is new in it"),
-        ({"shared/model/extra.py": b""}, "shared/model/extra.py is new in it"),
+        ({"client/app.py": b"import os"}, "client/app.py differs"),
+        ({"client/new.py": b""}, "client/new.py is not installed"),
+        ({"shared/model/extra.py": b""}, "shared/model/extra.py is not installed"),
         ({"pyproject.toml": APP.replace(b"client.app:app", b"evil:app")}, "'evil:app'"),
         ({"pyproject.toml": b"[tool]\nflwr = 3"}, "its ClientApp is None"),
         ({"pyproject.toml": b"\xff"}, "cannot be read"),
@@ -140,10 +140,7 @@ def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
     assert child.restart_if_due() == ""
     child.end()
     assert child.exit_status == 4
-    assert (
-        child.restart_if_due()
-        == "it ended with status 4; it is started again in 2 s; it may be this"
-    )
+    assert child.restart_if_due() == "it ended with status 4; restarting it in 2 s; it may be this"
     clock.now = 1.9
     assert child.restart_if_due() == ""
     assert starts == [0]

@@ -82,7 +82,7 @@ def reaching(port: int, certificates: Path | None = None, insecure: bool = False
         name="a",
         folder=Path("/nowhere"),
         superlink=f"127.0.0.1:{port}",
-        device=1,
+        client_index=1,
         device_settings={},
         certificates=certificates,
         insecure=insecure,
@@ -207,7 +207,7 @@ def test_a_disk_that_is_slower_than_its_profile_says(
     streamed = model.model_copy(update={"stream": "disk"})
     found = check_storage(streamed, board)
     assert found is not None
-    assert re.search(r"\d MB/s of .*safetensors; .* on paper", found.finding)
+    assert re.search(r"\d MB/s of .*safetensors; the profile .* has \d+ MB/s", found.finding)
     monkeypatch.setattr(preflight, "measure_disk_rate", lambda file, pieces: rate)
     found = check_storage(streamed, board)
     assert found is not None
@@ -266,7 +266,7 @@ def test_settings_survive_the_way_to_another_process(tmp_path: Path) -> None:
         name="a",
         folder=tmp_path,
         superlink="[::1]:8000",
-        device=3,
+        client_index=3,
         device_settings=device_settings,
         insecure=True,
     )
