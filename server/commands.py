@@ -54,7 +54,7 @@ def up(
     from server.live.superlink import most_answer_bytes
     from server.live.superlink_process import Flower
     from server.live.watch import Watch
-    from shared.certificates import CERTIFICATES_FOLDER, own_certificates
+    from shared.certificates import CERTIFICATES_FOLDER, make_certificates
     from shared.features import check_features
 
     run = run.resolve()
@@ -66,7 +66,7 @@ def up(
     elif certificate:
         tls = given_certificates(certificate, key, authority)
     else:
-        tls = own_certificates(run / CERTIFICATES_FOLDER, names or [])
+        tls = make_certificates(run / CERTIFICATES_FOLDER, names or [])
     device_keys = Keys(run / KEYS_FOLDER) if tls else None
     most_bytes = 2 * most_answer_bytes(config)  # a frame, and what Flower puts around it
     keys_folder = run / KEYS_FOLDER if tls else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from server.store import METRICS_FILE
 from shared.errors import SamaraError
-from shared.events import Tail
+from shared.events import EventFollower
 
 
 def write_curves(run: Path, folder: Path) -> None:
@@ -28,7 +28,7 @@ def write_curves(run: Path, folder: Path) -> None:
         ) from error
     writer = EventFileWriter(str(folder))
     try:
-        for event in Tail(run / METRICS_FILE).new():
+        for event in EventFollower(run / METRICS_FILE).read_new():
             values = [Summary.Value(tag=tag, simple_value=x) for tag, x in _figures(event).items()]
             writer.add_event(Event(step=event["round"], summary=Summary(value=values)))
     finally:

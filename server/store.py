@@ -18,9 +18,9 @@ from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import Step, proven
 from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import VerifiedRound, verify_ledger
 from shared.result import RESULT_FILE
 
 log = logging.getLogger("samara.server")
@@ -191,10 +191,10 @@ def ledger_of(run: Path) -> Path:
     return run / LEDGER_FOLDER
 
 
-def replay_run(folder: Path) -> Iterator[Step]:
-    """Replay a run's ledger and check every digest on the way; see `proven`.
+def replay_run(folder: Path) -> Iterator[VerifiedRound]:
+    """Replay a run's ledger and check every digest on the way; see `verify_ledger`.
 
     Raises:
         SamaraError: at the first damage, naming file and round.
     """
-    return proven(ledger_of(folder), read_layout(folder))
+    return verify_ledger(ledger_of(folder), read_layout(folder))

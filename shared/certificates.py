@@ -24,7 +24,7 @@ _YEARS = timedelta(days=10 * 365)
 
 
 @dataclass(frozen=True)
-class Tls:
+class TlsFiles:
     """The PEM files that a server proves itself with.
 
     Attributes:
@@ -38,23 +38,23 @@ class Tls:
     authority: Path
 
 
-def own_certificates(folder: Path, names: Sequence[str]) -> Tls:
+def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
     """A server's own certificate, made at the first call; made again if it lacks a name.
 
     Args:
         folder: of the certificates. The authority in it is kept: devices have it.
         names: host names and addresses that devices reach the server by.
     """
-    tls = Tls(folder / "server.pem", folder / "server.key", folder / "ca.pem")
+    tls = TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
     authority_key = folder / "ca.key"
     wanted = {"localhost", "127.0.0.1", socket.gethostname(), *names}
     make_folder(folder)
     if not (tls.authority.exists() and authority_key.exists()):
         key = _new_key(authority_key)
         write_durably(tls.authority, _pem(_signed(_AUTHORITY, key, _AUTHORITY, key, None)))
-    if not tls.certificate.exists() or not wanted <= names_of(tls.certificate):
+    if not tls.certificate.exists() or not wanted <= certificate_names(tls.certificate):
         if tls.certificate.exists():
-            wanted |= names_of(tls.certificate)
+            wanted |= certificate_names(tls.certificate)
         issuer = _load_key(authority_key)
         certificate = _signed("Samara server", _new_key(tls.key), _AUTHORITY, issuer, wanted)
         write_durably(tls.certificate, _pem(certificate))
@@ -116,7 +116,7 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def names_of(certificate: Path) -> set[str]:
+def certificate_names(certificate: Path) -> set[str]:
     """Host names and addresses that a certificate is for.
 
     Raises:

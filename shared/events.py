@@ -46,18 +46,18 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     return events
 
 
-class Tail:
+class EventFollower:
     """The whole lines that a file gains, as JSON objects; what is none is passed over."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at = file, 0
 
-    def skip(self) -> None:
+    def skip_existing(self) -> None:
         """Begin behind what is there now."""
-        for _ in self.new():
+        for _ in self.read_new():
             pass
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def read_new(self) -> Iterator[dict[str, Any]]:
         """What was added since the last call."""
         try:
             with self._file.open("rb") as file:

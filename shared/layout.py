@@ -59,7 +59,7 @@ class Layout:
         """d, the number of trained elements."""
         return sum(tensor.size for tensor in self.tensors)
 
-    def place(self, name: str) -> tuple[slice, int]:
+    def tensor_slice(self, name: str) -> tuple[slice, int]:
         """Where a tensor lies in the flat vector, and how many rows it has."""
         return self._places[name]
 

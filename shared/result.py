@@ -29,7 +29,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class ClientFigures(_Part):
+class ClientMetrics(_Part):
     """How a client, or all together, fared on one split."""
 
     loss: float
@@ -39,12 +39,12 @@ class ClientFigures(_Part):
     confusion: list[list[Count]]
 
 
-class Column(ClientFigures):
+class Column(ClientMetrics):
     """One way of serving the clients: all examples together, then every client's own."""
 
     mean_client_accuracy: Share
     mean_client_macro_f1: Share
-    clients: dict[Count, ClientFigures]
+    clients: dict[Count, ClientMetrics]
 
 
 class Evaluation(_Part):

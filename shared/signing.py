@@ -1,4 +1,4 @@
-"""What a phone signs, and how that is checked: ECDSA with SHA-256 under the key it is known by."""
+"""A phone's signatures and how they are checked: ECDSA with SHA-256."""
 
 import hashlib
 from pathlib import Path
@@ -19,13 +19,17 @@ _PROOF = b"samara phone 1\0"
 _ANSWER = b"samara answer 1\0"
 
 
-def of_proof(nonce: bytes) -> bytes:
-    """The bytes that prove, signed, that a phone holds its key."""
+def proof_bytes(nonce: bytes) -> bytes:
+    """Return the bytes that a phone signs to prove that it holds its key.
+
+    Args:
+        nonce: 32 random bytes from the gateway.
+    """
     return _PROOF + nonce
 
 
-def of_answer(instruction: bytes, frame: bytes) -> bytes:
-    """The bytes that, signed, make a frame a phone's own answer to an instruction."""
+def answer_bytes(instruction: bytes, frame: bytes) -> bytes:
+    """Return the bytes that a phone signs so that a frame is its answer to an instruction."""
     return _ANSWER + hashlib.sha256(instruction).digest() + frame
 
 
@@ -33,10 +37,10 @@ class PhoneKey:
     """A phone's private key.
 
     Args:
-        file: as `devices.live.keys.create_key` writes it.
+        file: private key file, as `devices.live.keys.create_key` writes it.
 
     Raises:
-        DeviceError: if it cannot be read.
+        DeviceError: if the file cannot be read or holds no elliptic-curve key.
     """
 
     def __init__(self, file: Path) -> None:
@@ -50,16 +54,16 @@ class PhoneKey:
 
     @property
     def public(self) -> bytes:
-        """PEM."""
+        """The public key, PEM."""
         return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def sign(self, data: bytes) -> bytes:
-        """A signature, DER."""
+        """Return the signature of some bytes, DER."""
         return self._key.sign(data, ec.ECDSA(SHA256()))
 
 
-def verified(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the holder of a key signed these bytes."""
+def is_signed_by(public_key: bytes, signature: bytes, data: bytes) -> bool:
+    """Return whether a signature of these bytes was made with the private half of a key."""
     try:
         key = load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -70,11 +74,11 @@ def verified(public_key: bytes, signature: bytes, data: bytes) -> bool:
     return True
 
 
-def normalized(public_key: bytes) -> bytes:
-    """A public key as its own PEM, of which client index and name are made.
+def normalize_public_key(public_key: bytes) -> bytes:
+    """Return a public key in the one PEM form from which client index and name are derived.
 
     Raises:
-        DeviceError: if it is none, or not on an elliptic curve.
+        DeviceError: if it is no public key, or not on an elliptic curve.
     """
     try:
         key = load_pem_public_key(public_key)

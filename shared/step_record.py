@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import SamaraError
-from shared.events import Tail, append_event, read_events
+from shared.events import EventFollower, append_event, read_events
 from shared.step_size import Observation, StepSize
 
 STEP_SIZE_FILE = "step_size.jsonl"
 _CLIENTS = "clients"
 
 
-class StepRecord:
+class RecordedStepSize:
     """The step size of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class StepRecord:
                 )
             self.size = self.size.after(_observation(events[step], file))
 
-    def note(self, seen: Observation | None, clients: Collection[int] = ()) -> StepSize:
+    def record(self, seen: Observation | None, clients: Collection[int] = ()) -> StepSize:
         """The step size after one more observation, or none; it is on the disk when this returns.
 
         Args:
@@ -67,13 +67,13 @@ class StepRecord:
         return self.size
 
 
-def read_clients(file: Path) -> dict[int, list[int] | None]:
+def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
     """By step, whose reports were observed; None if some were and it was not written down whose.
 
     Of a step that was tried again the last try counts.
     """
     heard: dict[int, list[int] | None] = {}
-    for event in Tail(file).new():
+    for event in EventFollower(file).read_new():
         heard[event["step"]] = [] if list(event) == ["step"] else event.get(_CLIENTS)
     return heard
 

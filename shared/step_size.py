@@ -81,7 +81,7 @@ class Observation:
     directions: int
 
     @classmethod
-    def of_step(
+    def from_step(
         cls,
         loss: float,
         gradients: NDArray[np.float32],
@@ -102,7 +102,7 @@ class Observation:
         measured = queries if curvature is not None else 0
         return cls(loss, square, energy, energy, learning_rate, curvature, measured)
 
-    def times(self, factor: float) -> Self:
+    def scaled(self, factor: float) -> Self:
         """Of the same step, if it moves the state by so many times as much."""
         more = factor * factor
         return replace(self, energy=more * self.energy, local_energy=more * self.local_energy)

@@ -138,7 +138,7 @@ class Reader:
             raise FrameError(f"{self.left} bytes follow the end of the frame")
 
 
-def text_bytes(value: str) -> bytes:
+def encode_text(value: str) -> bytes:
     """A text as its length (uint32) and its UTF-8 bytes; `Reader.text` reads it back."""
     data = value.encode()
     return struct.pack("<I", len(data)) + data

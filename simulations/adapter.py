@@ -16,8 +16,8 @@ from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
 from shared.layout import ADAPTER_GROUP, Layout
 from shared.ledger.personal_file import PersonalFile
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_header, read_ledger
+from shared.ledger.verification import verify_ledger
 from shared.model.loading import BaseModel, load_structure
 from shared.model.peft import write_peft_adapter
 from shared.replay import digest, to_float32, zero_state
@@ -108,7 +108,7 @@ class FinishedRun:
         Raises:
             LedgerError: if there is no such client or ledger, or it is damaged.
         """
-        *_, last = proven(self._personal_ledger(client), self.layout)
+        *_, last = verify_ledger(self._personal_ledger(client), self.layout)
         return last.state
 
     def personal_file(self, client: int) -> PersonalFile:
@@ -120,7 +120,7 @@ class FinishedRun:
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
         try:
-            return PersonalFile.of(
+            return PersonalFile.from_records(
                 read_header(ledger),
                 read_ledger(ledger, strict=True),
                 self.config.seed,
@@ -185,7 +185,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     except OSError as error:
         raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
     return {
-        tensor.name: numbers[layout.place(tensor.name)[0]].tolist()
+        tensor.name: numbers[layout.tensor_slice(tensor.name)[0]].tolist()
         for tensor in layout.tensors
         if tensor.group != ADAPTER_GROUP
     }
@@ -233,7 +233,7 @@ def diff(run: Path, one: int, other: int) -> list[TensorDifference]:
     numbers = [to_float32(opened.personal_state(client)) for client in (one, other)]
     layout = opened.layout
     rows = [
-        _difference(tensor.name, [own[layout.place(tensor.name)[0]] for own in numbers])
+        _difference(tensor.name, [own[layout.tensor_slice(tensor.name)[0]] for own in numbers])
         for tensor in layout.tensors
     ]
     return [*rows, _difference("all", numbers)]

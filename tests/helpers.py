@@ -145,7 +145,7 @@ def history_of(deltas: Sequence[RoundDelta], layout: Layout) -> History:
     for delta in deltas:
         states.append(replay(states[-1], delta.scalar_groups(), layout.distribution))
         digests.append(digest(layout.hash, states[-1]))
-        record = Record.following(position, delta, digests[-1])
+        record = Record.create(position, delta, digests[-1])
         segment, position = segment + record.encode(), record.position
         links.append(record.link)
         sizes.append(len(segment))

@@ -99,7 +99,7 @@ def found(top: Top, seed: int, given: float | None = None) -> tuple[NDArray[np.f
             rows_left -= BATCH
         g = size.clipped(gradients(losses)[0].astype(np.float32))
         rate = size.learning_rate
-        size = size.after(Observation.of_step(float(losses.mean()), g, rate, curvature))
+        size = size.after(Observation.from_step(float(losses.mean()), g, rate, curvature))
         if size.back_to is None:
             theta = moved(theta, -rate * g[None].astype(np.float64) / QUERIES, z)
         else:

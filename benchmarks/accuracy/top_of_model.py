@@ -133,7 +133,7 @@ class Top(ABC):
         self, name: str, x: Tensor, thetas: Tensor, z: Tensor | None, epsilon: float
     ) -> Tensor:
         """What a layer gives at all points: [R, P, n, T, out] for inputs x = A·h [n, T, rank]."""
-        place, rows = self.layout.place(name)
+        place, rows = self.layout.tensor_slice(name)
         rank = self.layout.rank
 
         def product(flat: Tensor) -> Tensor:

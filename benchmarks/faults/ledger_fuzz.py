@@ -24,9 +24,9 @@ from client.protocol.session import Session
 from shared.errors import LedgerError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import proven
 from shared.ledger.reading import LOCK_FILE
 from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import verify_ledger
 from shared.replay import digest, quantize, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
@@ -214,7 +214,7 @@ def made_by_opening(folder: Path, every: int, rounds: int, truth: Truth) -> str:
 
 def proven_rounds(folder: Path, truth: Truth) -> int:
     last = 0
-    for step in proven(folder, LAYOUT):
+    for step in verify_ledger(folder, LAYOUT):
         truth.check(step.round, step.state, "proven")
         last = step.round
     return last

@@ -20,9 +20,9 @@ import numpy as np
 from shared.errors import LedgerError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import verify_ledger
 from shared.replay import digest, quantize
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
@@ -103,7 +103,7 @@ def kill(kills: int, seed: int, folder: Path) -> tuple[int, int, int]:
         end, last = ledger.position.round, max(acknowledged)
         if end < last:
             raise AssertionError(f"round {last} was acknowledged, and opening leads to {end}")
-        for step in proven(folder, LAYOUT):
+        for step in verify_ledger(folder, LAYOUT):
             proof = digest(LAYOUT.hash, step.state).hex()
             if acknowledged.get(step.round, proof) != proof:
                 raise AssertionError(f"round {step.round} is not the one that was acknowledged")

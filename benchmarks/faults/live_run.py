@@ -20,7 +20,7 @@ import psutil
 from client.protocol.session_store import decode_session
 from server.live.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, read_layout, replay_run
-from shared.events import Tail
+from shared.events import EventFollower
 from shared.replay import digest
 from shared.settings import Scalar
 
@@ -62,7 +62,10 @@ class LiveRun:
         self.run = run or folder / "run"
         self.settings, self.address = dict(settings), address
         self._place = server or Place()
-        self._metrics, self.rounds = Tail(self.run / METRICS_FILE), dict[int, dict[str, Any]]()
+        self._metrics, self.rounds = (
+            EventFollower(self.run / METRICS_FILE),
+            dict[int, dict[str, Any]](),
+        )
         self.server: subprocess.Popen[bytes] | None = None
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.devices: dict[str, int] = {}
@@ -150,7 +153,7 @@ class LiveRun:
 
     def last(self) -> int:
         """The last round that was acknowledged."""
-        for event in self._metrics.new():
+        for event in self._metrics.read_new():
             if event["event"] == "round":
                 self.rounds[event["round"]] = event
         return max(self.rounds, default=0)

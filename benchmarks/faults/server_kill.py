@@ -36,7 +36,7 @@ from server.live.keys import KEYS_FOLDER, Keys
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from server.store import METRICS_FILE, replay_run
 from shared.config import RunConfig
-from shared.events import Tail
+from shared.events import EventFollower
 from shared.result import RESULT_FILE, read_result
 from shared.settings import Scalar
 from simulations.engine import InProcessGrid
@@ -146,7 +146,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
         Keys(run / KEYS_FOLDER).create(f"device-{number}")
     acknowledged: dict[int, str] = {}
     killed: Counter[str] = Counter()
-    metrics = Tail(run / METRICS_FILE)
+    metrics = EventFollower(run / METRICS_FILE)
     command = _server_command(run, port, settings)
     with (folder / "said").open("ab") as said, (folder / "fleet").open("ab") as of_fleet:
         server = subprocess.Popen(command, stdout=said, stderr=said)
@@ -218,9 +218,9 @@ def _fleet_command(run: Path, port: int) -> list[str]:
     return [*fleet, "--ca", str(run / "certificates" / "ca.pem"), "--keys", str(run / KEYS_FOLDER)]
 
 
-def _new(metrics: Tail, acknowledged: dict[int, str]) -> int:
+def _new(metrics: EventFollower, acknowledged: dict[int, str]) -> int:
     """Take in what the run wrote; returns the last round."""
-    events = [event for event in metrics.new() if event["event"] == "round"]
+    events = [event for event in metrics.read_new() if event["event"] == "round"]
     acknowledged |= {event["round"]: event["digest"] for event in events}
     return max(acknowledged, default=0)
 

@@ -26,13 +26,13 @@ import typer
 from benchmarks.faults.slow_connections import all_held
 from devices.live.keys import create_key
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
-from shared.certificates import CERTIFICATES_FOLDER, own_certificates
+from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, of_answer, of_proof
+from shared.signing import PhoneKey, answer_bytes, proof_bytes
 
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0
@@ -47,7 +47,7 @@ async def hosted() -> None:
     folder = Path(sys.argv[2])
     admitted = {file.read_bytes() for file in folder.glob("*.pem")}
     gateway = Gateway(admitted.__contains__)
-    tls = own_certificates(folder / CERTIFICATES_FOLDER, [])
+    tls = make_certificates(folder / CERTIFICATES_FOLDER, [])
     proof = tls.certificate.read_bytes(), tls.key.read_bytes()
     _, port = await start_gateway(gateway, f"127.0.0.1:{sys.argv[3]}", *proof)
     print(f"{PORT_LINE}{port}", flush=True)
@@ -113,14 +113,14 @@ async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float)
             async with host.channel() as channel:
                 stream = GatewayStub(channel).Attach()
                 nonce = (await stream.read()).challenge.nonce
-                proof = Proof(public_key=key.public, signature=key.sign(of_proof(nonce)))
+                proof = Proof(public_key=key.public, signature=key.sign(proof_bytes(nonce)))
                 await stream.write(FromPhone(proof=proof))
                 while (said := await stream.read()) is not grpc.aio.EOF:
                     if dice.random() < vanishing:
                         break
                     task = said.task
                     frame = Refusal(token_of(task.instruction), device, 0, 0).encode()
-                    signature = key.sign(of_answer(task.instruction, frame))
+                    signature = key.sign(answer_bytes(task.instruction, frame))
                     done = Done(number=task.number, frame=frame, signature=signature)
                     await stream.write(FromPhone(done=done))
                 stream.cancel()
@@ -133,7 +133,7 @@ async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float)
 async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: int) -> str:
     """One stream that breaks a rule; returns what the gateway said."""
     borrowed = keys[turn % len(keys)]
-    forged = Proof(public_key=borrowed.public, signature=stranger.sign(of_proof(bytes(32))))
+    forged = Proof(public_key=borrowed.public, signature=stranger.sign(proof_bytes(bytes(32))))
     says: list[FromPhone] = [
         FromPhone(done=Done(frame=bytes(MAX_ANSWER_BYTES + 1))),
         FromPhone(done=Done(number=1)),
@@ -146,7 +146,7 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: in
             nonce = (await stream.read()).challenge.nonce
             said = says[turn % 5] if turn % 5 < 4 else None
             if said is None:
-                own = Proof(public_key=stranger.public, signature=stranger.sign(of_proof(nonce)))
+                own = Proof(public_key=stranger.public, signature=stranger.sign(proof_bytes(nonce)))
                 said = FromPhone(proof=own)
             writing = asyncio.ensure_future(stream.write(said))
             async with asyncio.timeout(LET_IN_SECONDS):

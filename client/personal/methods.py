@@ -96,7 +96,7 @@ def composition(config: RunConfig, layout: Layout) -> Composition:
             )
             raise ConfigError(f"personal.part: {name!r} is none of {choices}")
         for tensor_name in matches:
-            private[layout.place(tensor_name)[0]] = True
+            private[layout.tensor_slice(tensor_name)[0]] = True
     if private.all():
         raise ConfigError(
             "personal.part: nothing would be left to the federation; name fewer tensors, or set "

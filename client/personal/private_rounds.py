@@ -35,7 +35,7 @@ from shared.ledger.records import LedgerHeader
 from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
 from shared.runs import run_folder
-from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
 from shared.tasks.objectives import cross_entropy
 
@@ -121,7 +121,7 @@ def run_private_rounds(
         except (ReplayError, TrainingError):
             if number == 1:
                 raise
-        size = step_sizes.note(_observation(instruction, report))
+        size = step_sizes.record(_observation(instruction, report))
         if report is not None and size.back_to is None:
             private = apply(_private_delta(instruction, report, pull))
             continue
@@ -138,12 +138,14 @@ def run_private_rounds(
     return private
 
 
-def _step_record(config: RunConfig, ledger: Ledger | None, recorded_rounds: int) -> StepRecord:
+def _step_record(
+    config: RunConfig, ledger: Ledger | None, recorded_rounds: int
+) -> RecordedStepSize:
     """Return the step sizes of the private rounds, which the ledger's folder keeps."""
     rate = config.personal.learning_rate
     size = StepSize(config.private_rounds, None if rate == "auto" else rate, config.epsilon)
     file = ledger.folder.with_name(f"personal_{STEP_SIZE_FILE}") if ledger else None
-    return StepRecord(size, file, recorded_rounds)
+    return RecordedStepSize(size, file, recorded_rounds)
 
 
 def _mixture_shrinks(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shared.errors import CatchUpError, LedgerError
 from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp, advance
+from shared.ledger.catch_up import CatchUp, replay_records
 from shared.ledger.records import LedgerHeader, Position, read_records, records_after
 from shared.ledger.snapshots import Snapshot
 from shared.replay import Backend, digest, zero_state
@@ -77,7 +77,7 @@ class Session:
                     start, state = snapshot.position, snapshot.state
                     end_digest = snapshot.link.end_digest
             tail = records_after(catch_up.tail, start.round)
-            state, last = advance(
+            state, last = replay_records(
                 lambda: state,
                 lambda: read_records(io.BytesIO(tail), start),
                 layout,

@@ -26,7 +26,7 @@ from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajecto
 from client.tuning.tuning_setup import Figures, Split, TuningSetup
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.replay_torch import backend_for
-from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
 from shared.tasks.kinds import GenerationTask
 from shared.tasks.objectives import minus_answer_metric
@@ -83,7 +83,7 @@ class ZerothOrder:
         self._steps = len(self._trajectory.recorded.records)
         given = None if settings.estimates_its_rate else settings.rate
         size = StepSize(settings.steps, given, settings.epsilon)
-        self._step_sizes = StepRecord(size, folder / STEP_SIZE_FILE, self._steps)
+        self._step_sizes = RecordedStepSize(size, folder / STEP_SIZE_FILE, self._steps)
         self._rebuild(None)
 
     @property
@@ -124,8 +124,8 @@ class ZerothOrder:
         rate = learning_rate_at(
             step, settings.steps, size.learning_rate, settings.learning_rate_schedule
         )
-        seen = Observation.of_step(estimate.mean_loss, gradients, rate, estimate.curvature)
-        after = self._step_sizes.note(seen.times(_gain(self._update)))
+        seen = Observation.from_step(estimate.mean_loss, gradients, rate, estimate.curvature)
+        after = self._step_sizes.record(seen.scaled(_gain(self._update)))
         if after.back_to is None:
             self._descent.step(self._trajectory.append(gradients, rate))
         else:

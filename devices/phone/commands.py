@@ -63,10 +63,10 @@ def export(
     from devices.phone.export import ProgramShapes, export_program, prepare_model
     from devices.phone.extra import require_executorch
     from shared.config import RunConfig
-    from shared.noise import hush
+    from shared.machine import silence_libraries
     from shared.settings import parse_assignment
 
-    hush()
+    silence_libraries()
     require_executorch()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")

@@ -20,7 +20,7 @@ from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, FrameError
 from shared.proto.trainer_pb2 import Challenge, Task, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
-from shared.signing import normalized, of_answer, of_proof, verified
+from shared.signing import answer_bytes, is_signed_by, normalize_public_key, proof_bytes
 from shared.wire import MAX_FRAME_BYTES, kind_of
 
 log = logging.getLogger("samara.gateway")
@@ -64,7 +64,7 @@ class SignedAnswer:
     Attributes:
         public_key: PEM.
         frame: a hello, report, evaluation or refusal.
-        signature: over `shared.signing.of_answer`.
+        signature: over `shared.signing.answer_bytes`.
     """
 
     public_key: bytes
@@ -217,10 +217,10 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         if said is grpc.aio.EOF or said.WhichOneof("what") != "proof":
             raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "no proof of a key")
         try:
-            public_key = normalized(said.proof.public_key)
+            public_key = normalize_public_key(said.proof.public_key)
         except DeviceError as error:
             raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        if not verified(public_key, said.proof.signature, of_proof(nonce)):
+        if not is_signed_by(public_key, said.proof.signature, proof_bytes(nonce)):
             raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the proof is not of this key")
         if not self._admitted(public_key):
             raise _RejectionError(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted")
@@ -306,7 +306,7 @@ def _checked(said: Any, number: int, public_key: bytes, instruction: bytes) -> S
         kind_of(frame)
     except FrameError as error:
         raise _RejectionError(grpc.StatusCode.INVALID_ARGUMENT, "not a frame") from error
-    if not verified(public_key, signature, of_answer(instruction, frame)):
+    if not is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
         raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed by it")
     return SignedAnswer(public_key, frame, signature)
 

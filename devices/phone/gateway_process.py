@@ -21,10 +21,10 @@ from devices.live.keys import read_client_index
 from devices.live.processes import SupervisedProcess, exclusive_lock
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
-from shared.certificates import CERTIFICATES_FOLDER, own_certificates
+from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
-from shared.signing import normalized
+from shared.signing import normalize_public_key
 
 log = logging.getLogger("samara.gateway")
 
@@ -97,7 +97,7 @@ def _read(files: Iterable[str]) -> Iterator[bytes]:
     """The keys in files; one that is damaged is said and passed over."""
     for file in files:
         try:
-            yield normalized(Path(file).read_bytes())
+            yield normalize_public_key(Path(file).read_bytes())
         except (OSError, DeviceError) as error:
             log.warning("%s: %s", file, error)
 
@@ -143,7 +143,7 @@ def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
         return b"", b""
     certificate, key = settings.certificate, settings.certificate_key
     if certificate is None:
-        tls = own_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
+        tls = make_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
         log.info("phones verify this gateway with %s", tls.authority)
         certificate, key = tls.certificate, tls.key
     if key is None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_durably
-from shared.signing import normalized
+from shared.signing import normalize_public_key
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
@@ -103,7 +103,7 @@ class Keys:
         """
         self._check_name(name)
         try:
-            public = normalized(file.read_bytes())
+            public = normalize_public_key(file.read_bytes())
         except OSError as error:
             raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
         except DeviceError as error:

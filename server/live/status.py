@@ -8,7 +8,7 @@ from typing import Any
 from server.live.keys import KEYS_FOLDER, Keys
 from server.store import METRICS_FILE, ledger_of
 from shared.errors import SamaraError
-from shared.events import Tail
+from shared.events import EventFollower
 from shared.ledger.reading import read_ledger
 
 
@@ -63,7 +63,7 @@ def status_of(run: Path) -> RunStatus:
         raise SamaraError(f"{run}: there is no ledger; has a client introduced itself yet?")
     records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None
-    events = list(Tail(run / METRICS_FILE).new())
+    events = list(EventFollower(run / METRICS_FILE).read_new())
     clients: dict[int, ClientStatus] = {}
     for event in events:
         if event.get("event") == "round":

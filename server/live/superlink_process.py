@@ -15,7 +15,7 @@ import psutil
 from server.app import LIVE_VARIABLE
 from server.live.keys import KEYS_VARIABLE
 from server.live.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
-from shared.certificates import Tls
+from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -48,7 +48,7 @@ class Flower:
         folder: Path,
         host: str,
         port: int,
-        tls: Tls | None,
+        tls: TlsFiles | None,
         most_bytes: int,
         keys: Path | None = None,
     ) -> None:

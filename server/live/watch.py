@@ -12,7 +12,7 @@ from rich.text import Text
 
 from server.live.journal import JOURNAL_FILE
 from server.store import METRICS_FILE
-from shared.events import Tail
+from shared.events import EventFollower
 from shared.result import RESULT_FILE
 
 _ROUNDS_SHOWN = 12
@@ -24,10 +24,13 @@ class Watch:
 
     def __init__(self, run: Path, console: Console) -> None:
         self._console, self._run = console, run
-        self._journal, self._metrics = Tail(run / JOURNAL_FILE), Tail(run / METRICS_FILE)
-        self._journal.skip()
+        self._journal, self._metrics = (
+            EventFollower(run / JOURNAL_FILE),
+            EventFollower(run / METRICS_FILE),
+        )
+        self._journal.skip_existing()
         if not console.is_terminal:
-            self._metrics.skip()
+            self._metrics.skip_existing()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
         self._devices: dict[str, int] = {}
@@ -61,7 +64,7 @@ class Watch:
 
     def refresh(self) -> None:
         """Show what the run wrote since the last call."""
-        for event in self._metrics.new():
+        for event in self._metrics.read_new():
             if event.get("event") != "round":
                 continue
             self._rounds.append(event)
@@ -69,7 +72,7 @@ class Watch:
                 self._devices[client] = event["round"]
             if not self._live:
                 self.say(_line(event))
-        for line in self._journal.new():
+        for line in self._journal.read_new():
             if line.get("event") != "round":
                 style = "yellow" if line.get("level") in ("warning", "error") else ""
                 self.say(str(line.get("message", "")), style)

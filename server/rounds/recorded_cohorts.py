@@ -9,7 +9,7 @@ from server.store import ledger_of
 from shared.errors import LedgerError
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
-from shared.step_record import STEP_SIZE_FILE, read_clients
+from shared.step_record import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
 """By round and contributor, the round whose instruction the contributor answered, which is an
@@ -70,7 +70,7 @@ def read_cohorts(run: Path) -> CohortHistory:
             f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
             "record the run with ledger.snapshot-every=0 to repeat its cohorts"
         )
-    observed_clients = read_clients(run / STEP_SIZE_FILE)
+    observed_clients = read_observed_clients(run / STEP_SIZE_FILE)
     for number in [number for number, contributors in cohorts.items() if not contributors]:
         clients = observed_clients.get(number, [])
         if clients is None:

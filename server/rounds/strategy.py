@@ -36,7 +36,7 @@ from shared.frames.instructions import (
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, revert_delta
-from shared.step_record import STEP_SIZE_FILE, StepRecord
+from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import StepSize
 
 log = logging.getLogger("samara.server")
@@ -74,7 +74,7 @@ class ScalarStrategy(Strategy):
         given = None if config.learning_rate == "auto" else config.learning_rate
         size = StepSize(config.federated_rounds, given, config.epsilon)
         done = min(store.ledger.position.round, config.federated_rounds)
-        self._step_sizes = StepRecord(size, store.folder / STEP_SIZE_FILE, done)
+        self._step_sizes = RecordedStepSize(size, store.folder / STEP_SIZE_FILE, done)
         self._request: Request[TrainInstruction] | None = None
         self._sequence: Generator[list[Message], Iterable[Message], None] | None = None
         self._validation_messages: list[Message] = []
@@ -339,7 +339,7 @@ class ScalarStrategy(Strategy):
             observation = observe_round(instruction, list(reports.values()), weight_cap)
             if is_unused:
                 observation = replace(observation, learning_rate=0.0)
-        return self._step_sizes.note(observation, reports.keys())
+        return self._step_sizes.record(observation, reports.keys())
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
         """Return a round that reverts all after an earlier one, or as far as the ledger goes.

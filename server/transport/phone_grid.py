@@ -24,7 +24,7 @@ from shared.errors import FrameError
 from shared.flower_compat import ErrorCode, HttpGrid, set_message_id
 from shared.frames.hello import Hello
 from shared.ledger.catch_up import CatchUp
-from shared.signing import of_answer, verified
+from shared.signing import answer_bytes, is_signed_by
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 log = logging.getLogger("samara.server")
@@ -310,7 +310,7 @@ def _signed_frames(reply: Message, instruction: bytes) -> Iterator[tuple[bytes, 
         return
     for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
         are_bytes = all(isinstance(part, bytes) for part in (public_key, frame, signature))
-        if are_bytes and verified(public_key, signature, of_answer(instruction, frame)):
+        if are_bytes and is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
             yield public_key, frame
         else:
             log.warning("a frame in the reply of a gateway is dropped: its signature is not valid")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import FrameError
-from shared.wire import Kind, Reader, pack, text_bytes, unpack
+from shared.wire import Kind, Reader, encode_text, pack, unpack
 
 MAX_LABELS = 1024
 MAX_COLUMNS = 64
@@ -51,7 +51,7 @@ class Evaluation:
         labels = len(self.columns[0].counts)
         parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
         for column in self.columns:
-            parts += [text_bytes(column.name), self._LOSS.pack(column.mean_loss)]
+            parts += [encode_text(column.name), self._LOSS.pack(column.mean_loss)]
             parts.append(column.counts.astype("<u4").tobytes())
         return pack(Kind.EVALUATION, b"".join(parts))
 

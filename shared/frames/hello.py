@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shared.client_index import check_client_index
-from shared.wire import Kind, Reader, pack, text_bytes, unpack
+from shared.wire import Kind, Reader, encode_text, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Hello:
     def encode(self) -> bytes:
         """The introduction as a frame."""
         fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
-        return pack(Kind.HELLO, fields + text_bytes(self.layout) + text_bytes(self.facts))
+        return pack(Kind.HELLO, fields + encode_text(self.layout) + encode_text(self.facts))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:

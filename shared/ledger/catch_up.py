@@ -34,11 +34,11 @@ class CatchUp:
         return len(self.snapshot) + len(self.tail)
 
 
-class _WrongDigestError(LedgerError):
+class _DigestMismatchError(LedgerError):
     """Replaying a round leads elsewhere than its record says."""
 
 
-def follow(
+def replay_batch(
     state: NDArray[np.int64],
     records: Sequence[Record],
     layout: Layout,
@@ -61,13 +61,13 @@ def follow(
     entries = [entry for record in records for entry in record.delta.scalar_groups()]
     state = rebuild(state, entries, layout.distribution, backend)
     if digest(layout.hash, state) != records[-1].end_digest:
-        raise _WrongDigestError(
+        raise _DigestMismatchError(
             f"round {records[-1].delta.round}: replaying it gives another digest than recorded"
         )
     return state
 
 
-def advance(
+def replay_records(
     start: Callable[[], NDArray[np.int64]],
     records: Callable[[], Iterable[Record]],
     layout: Layout,
@@ -91,16 +91,16 @@ def advance(
         LedgerError: naming the first round that leads elsewhere than it says.
     """
     try:
-        return _advance(start(), _batches(records(), CHECK_EVERY), layout, backend)
-    except _WrongDigestError:
-        _advance(start(), _batches(records(), 1), layout, backend)
+        return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)
+    except _DigestMismatchError:
+        _replay_batches(start(), _batches(records(), 1), layout, backend)
         raise LedgerError(
             "replaying gave a wrong digest, and the right one when repeated: the memory or "
             "processor of this machine makes mistakes; use another one"
         ) from None
 
 
-def _advance(
+def _replay_batches(
     state: NDArray[np.int64],
     batches: Iterable[Sequence[Record]],
     layout: Layout,
@@ -108,7 +108,7 @@ def _advance(
 ) -> tuple[NDArray[np.int64], Record | None]:
     last = None
     for batch in batches:
-        state, last = follow(state, batch, layout, backend), batch[-1]
+        state, last = replay_batch(state, batch, layout, backend), batch[-1]
     return state, last
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shared.errors import LedgerError
 from shared.files import make_folder, sync_folder, write_durably
 from shared.layout import Layout
-from shared.ledger.catch_up import CatchUp, advance
+from shared.ledger.catch_up import CatchUp, replay_records
 from shared.ledger.reading import (
     LOCK_FILE,
     Segment,
@@ -120,13 +120,13 @@ class Ledger:
         self._end = self._segments[-1].path.stat().st_size if self._segments else 0
         self.position, self.recovered = found.position, "\n".join(found.notes)
         since = found.start.round
-        self.state, last = advance(
+        self.state, last = replay_records(
             lambda: self._state_at(since),
             lambda: read_ledger(self.folder, since) if found.position != found.start else (),
             self._layout,
         )
         self.digest = digest(self._layout.hash, self.state)
-        for path in found.useless:
+        for path in found.unusable_snapshots:
             path.unlink()
         self._snapshots = list(snapshot_paths(self.folder))
         if last:
@@ -160,7 +160,7 @@ class Ledger:
         if delta.track != self.header.track:
             raise LedgerError(f"{self.folder}: a delta of track {delta.track} does not belong here")
         state = replay(self.state, delta.scalar_groups(), self._layout.distribution)
-        record = Record.following(self.position, delta, digest(self._layout.hash, state))
+        record = Record.create(self.position, delta, digest(self._layout.hash, state))
         try:
             if self._segment_is_full():
                 self._begin_segment(record.encode())

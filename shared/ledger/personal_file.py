@@ -74,7 +74,7 @@ class PersonalFile:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<QIIHH32s32sBB")
 
     @classmethod
-    def of(
+    def from_records(
         cls,
         header: LedgerHeader,
         records: Iterable[Record],

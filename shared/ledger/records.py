@@ -154,7 +154,7 @@ class Record:
     link: Link
 
     @classmethod
-    def following(cls, previous: Position, delta: RoundDelta, end_digest: bytes) -> Self:
+    def create(cls, previous: Position, delta: RoundDelta, end_digest: bytes) -> Self:
         """The record that extends a ledger by one round.
 
         Raises:
@@ -276,7 +276,7 @@ def records_after(tail: bytes, round_number: int) -> bytes:
     return tail[at:]
 
 
-def never_written(rest: bytes) -> bool:
+def is_unwritten_record(rest: bytes) -> bool:
     """Whether what should be the last record is zeros, or ends in zeros instead of a hash.
 
     Some file systems leave that after a power cut: the length of an append is on the disk, its

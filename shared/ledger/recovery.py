@@ -20,32 +20,32 @@ from shared.ledger.records import (
     LedgerHeader,
     Position,
     TornRecordError,
-    never_written,
+    is_unwritten_record,
     read_records,
 )
 from shared.ledger.snapshots import UnreadableError, read_snapshot
 
 
 @dataclass(frozen=True)
-class Recovered:
+class Recovery:
     """A ledger's folder after recovery.
 
     Attributes:
         segments: those that lead to the end without a gap or damage, oldest first.
         start: where replaying begins: at a snapshot, or before round 1.
         position: the end, behind the last whole record.
-        useless: snapshots that are damaged or lie beside the chain.
+        unusable_snapshots: snapshots that are damaged or lie beside the chain.
         notes: what the operator should know.
     """
 
     segments: tuple[Segment, ...]
     start: Position
     position: Position
-    useless: tuple[Path, ...]
+    unusable_snapshots: tuple[Path, ...]
     notes: tuple[str, ...]
 
 
-def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovered:
+def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovery:
     """Find the last whole round of a ledger, and cut off what a crash left behind it.
 
     Raises:
@@ -69,13 +69,13 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovered:
             f"{later[-1].path}: dropped {torn} bytes of round {position.round + 1}, which was "
             f"never completely written; the last whole round is {position.round}"
         )
-    kept = [*_leading_to(start, segments[: len(segments) - len(later)], problems), *later]
+    kept = [*_segments_leading_to(start, segments[: len(segments) - len(later)], problems), *later]
     oldest = kept[0].start.round if kept else position.round
     for number, path in snapshot_paths(folder).items():
         if number < oldest and path not in useless:
             problems.append(f"{path}: the records after round {number} are missing")
     problems += [f"{path}: deleted; the rest makes up for it" for path in useless]
-    return Recovered(tuple(kept), start, position, tuple(useless), tuple(problems))
+    return Recovery(tuple(kept), start, position, tuple(useless), tuple(problems))
 
 
 def _segments(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[str]]:
@@ -111,7 +111,7 @@ def _start(
     for path in reversed(snapshot_paths(folder).values()):
         try:
             position = read_snapshot(path, header, layout).position
-            if start is None and not _joined(position, segments):
+            if start is None and not _records_continue_at(position, segments):
                 raise LedgerError(f"{path}: the records do not lead through it")
             start = start or position
         except UnreadableError:
@@ -124,7 +124,7 @@ def _start(
     return start or header.start, useless
 
 
-def _joined(position: Position, segments: Sequence[Segment]) -> bool:
+def _records_continue_at(position: Position, segments: Sequence[Segment]) -> bool:
     """Whether the records continue at a position, or end there."""
     later = [segment for segment in segments if segment.start.round >= position.round]
     if later:
@@ -146,7 +146,7 @@ def _scan(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
                     position, end = record.position, end + record.size
             except LedgerError as error:
                 file.seek(end)
-                crashed = isinstance(error, TornRecordError) or never_written(file.read())
+                crashed = isinstance(error, TornRecordError) or is_unwritten_record(file.read())
                 if not (crashed and segment is segments[-1]):
                     raise LedgerError(f"{segment.path}: {error}") from error
         if position.round and position == segment.start:
@@ -154,7 +154,9 @@ def _scan(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
     return position, end
 
 
-def _leading_to(goal: Position, segments: Sequence[Segment], problems: list[str]) -> list[Segment]:
+def _segments_leading_to(
+    goal: Position, segments: Sequence[Segment], problems: list[str]
+) -> list[Segment]:
     """Those of the segments before a position that lead there; clients may still need them."""
     leading: list[Segment] = []
     for segment in reversed(segments):

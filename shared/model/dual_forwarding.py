@@ -91,7 +91,7 @@ class DualForwarding:
 
     def tensor(self, name: str) -> Tensor:
         """One tensor of all of them, float32 [P, rows, columns]."""
-        place, rows = self.layout.place(name)
+        place, rows = self.layout.tensor_slice(name)
         return self.b[..., place].reshape(self.count, rows, -1)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from shared import DISTRIBUTION
 from shared.errors import ModelError
+from shared.machine import silence_libraries
 from shared.model.checkpoint import (
     CheckpointEntry,
     load_outside_blocks,
@@ -23,10 +24,9 @@ from shared.model.checkpoint import (
 )
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
-from shared.noise import hush
 from shared.sections import EMBEDDED_MODEL
 
-hush()  # transformers imports the noisy ones when it loads a model
+silence_libraries()  # transformers imports the noisy ones when it loads a model
 
 Family = Literal["causal", "masked", "encoder"]
 _EMBEDDED_FOLDER = Path("shared", "model", "embedded")

@@ -130,7 +130,7 @@ class Perturbations:
 
     def tensor(self, name: str) -> TorchTensor:
         """Compute one tensor of all perturbations, float32 [P·C, rows, columns]."""
-        elements, rows = self.layout.place(name)
+        elements, rows = self.layout.tensor_slice(name)
         flat = self.center[..., elements]
         if self.directions is not None:
             step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)

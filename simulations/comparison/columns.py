@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from shared.errors import SamaraError
-from shared.result import ClientFigures, RunResult
+from shared.result import ClientMetrics, RunResult
 from shared.tasks.metrics import Confusion
 
-Figures = Mapping[int, ClientFigures]
+Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""
 
 MAJORITY, ZERO_SHOT, LOCAL, GLOBAL = "majority", "zero-shot", "local-only", "global"
@@ -60,7 +60,7 @@ def _constant(figures: Figures, label: int) -> Figures:
         counts = np.zeros_like(client_figures.confusion)
         counts[:, label] = np.sum(client_figures.confusion, axis=1)
         confusion = Confusion(counts)
-        answered[client] = ClientFigures(
+        answered[client] = ClientMetrics(
             loss=math.nan,
             examples=client_figures.examples,
             accuracy=confusion.accuracy,

@@ -20,9 +20,9 @@ from client.protocol.session import Session
 from shared.directions import directions
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import verify_ledger
 from shared.replay import to_float32
 from shared.wire import Kind
 
@@ -77,7 +77,7 @@ def test_the_ledger_in_the_folder_replays_to_its_states() -> None:
     assert header.start.head.hex() == begin["record_hash"]
     records = list(read_ledger(folder, strict=True))
     assert [r.position.head.hex() for r in records] == [r["record_hash"] for r in rounds]
-    _, *steps = proven(folder, layout)
+    _, *steps = verify_ledger(folder, layout)
     for step, expected in zip(steps, rounds, strict=True):
         assert [str(number) for number in step.state.tolist()] == expected["state"]
     assert to_float32(steps[-1].state).tolist() == said["weights"]

@@ -283,7 +283,7 @@ def made_ledger() -> dict[str, Any]:
     ]
     for delta in rounds():
         state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
-        record = Record.following(position, delta, digest(LAYOUT.hash, state))
+        record = Record.create(position, delta, digest(LAYOUT.hash, state))
         position, segment = record.position, NEXT_SEGMENT if SNAPSHOT in files else SEGMENT
         files[segment] += record.encode()
         steps.append(

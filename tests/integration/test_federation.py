@@ -24,8 +24,8 @@ from shared.errors import DataError, SamaraError, TrainingError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
+from shared.ledger.verification import verify_ledger
 from shared.model.lora_fa import Perturbations
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from shared.result import read_result
@@ -138,7 +138,7 @@ def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Setting
     layout = read_layout(folder)
     for client in range(3):
         ledger = folder / "clients" / str(client) / "personal.ledger"
-        _, *steps = proven(ledger, layout)
+        _, *steps = verify_ledger(ledger, layout)
         for step in steps:
             assert step.record is not None
             assert [c.client for c in step.record.delta.contributors] == [client]
@@ -333,7 +333,9 @@ def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
     assert set(read_result(folder)["clients"]) == {"0", "1"}
 
 
-def test_a_client_refuses_an_instruction_for_another_layout(settings: Settings) -> None:
+def test_a_client_refuses_an_instruction_for_another_layout(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     config = config_of(settings, rounds=1)
     grid = grid_of(config)
     plain = grid._deliver
@@ -348,7 +350,8 @@ def test_a_client_refuses_an_instruction_for_another_layout(settings: Settings) 
     grid._deliver = with_another_layout  # type: ignore[method-assign]
     (only,) = read_result(serve(config, grid))["rounds"]
     assert list(only["refused"]) == ["1"]
-    assert "layout 000000000000" in only["refused"]["1"]
+    assert "is not the run's 00000000 (code 9)" in only["refused"]["1"]
+    assert "client 1 refuses: the instruction is for layout 000000000000" in caplog.text
 
 
 def test_a_node_without_a_place_in_the_partition_is_refused(settings: Settings) -> None:

@@ -17,14 +17,14 @@ from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
 from devices.phone.gateway_process import AdmittedKeys
 from devices.phone.reference_client.attachment import answer_tasks, attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
-from shared.certificates import Tls, own_certificates
+from shared.certificates import TlsFiles, make_certificates
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, ToPhone, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, of_answer, of_proof, verified
+from shared.signing import PhoneKey, answer_bytes, is_signed_by, proof_bytes
 
 SECONDS = 20.0
 NOT_A_PROOF = FromPhone(done=Done(number=1))
@@ -51,7 +51,7 @@ class Echo:
 class Served:
     """A gateway on a loop of its own."""
 
-    def __init__(self, admitted: Callable[[bytes], bool], tls: Tls | None = None) -> None:
+    def __init__(self, admitted: Callable[[bytes], bool], tls: TlsFiles | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -124,9 +124,9 @@ def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[Pho
             assert client_index_of_key(answer.public_key) == device
             refusal = Refusal.decode(answer.frame)
             assert (refusal.client, refusal.code) == (device, len(b"tail"))
-            data = of_answer(b"do it", answer.frame)
-            assert verified(answer.public_key, answer.signature, data)
-            assert not verified(answer.public_key, answer.signature, data + b"!")
+            data = answer_bytes(b"do it", answer.frame)
+            assert is_signed_by(answer.public_key, answer.signature, data)
+            assert not is_signed_by(answer.public_key, answer.signature, data + b"!")
         only = served.ask(Work.HELLO, b"", SECONDS, devices=devices[:1])
         assert sorted(only) == devices[:1]
 
@@ -189,7 +189,7 @@ def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
 
     def says() -> Iterator[FromPhone]:
         there.wait(SECONDS)
-        signature = key.sign(of_proof(nonce[0]))
+        signature = key.sign(proof_bytes(nonce[0]))
         yield FromPhone(proof=Proof(public_key=key.public, signature=signature))
         yield from more
         forever.wait(SECONDS)
@@ -233,7 +233,7 @@ def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
     served: Served, keys: list[PhoneKey]
 ) -> None:
     with grpc.insecure_channel(served.door.address) as channel:
-        forged = Proof(public_key=keys[0].public, signature=keys[1].sign(of_proof(bytes(32))))
+        forged = Proof(public_key=keys[0].public, signature=keys[1].sign(proof_bytes(bytes(32))))
         with pytest.raises(grpc.RpcError, match="not of this key"):
             list(GatewayStub(channel).Attach(iter([FromPhone(proof=forged)])))
     with pytest.raises(DeviceError, match="not admitted"):
@@ -271,7 +271,7 @@ def _replying(channel: Any, key: PhoneKey, reply: FromPhone) -> Iterator[ToPhone
         for said in stream:
             if said.WhichOneof("what") == "challenge":
                 proof = Proof(
-                    public_key=key.public, signature=key.sign(of_proof(said.challenge.nonce))
+                    public_key=key.public, signature=key.sign(proof_bytes(said.challenge.nonce))
                 )
                 outgoing.put(FromPhone(proof=proof))
             else:
@@ -349,7 +349,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
 def test_what_a_gateway_is_told_is_checked_before_anything_runs(
     option: str, content: str | None, problem: str, keys: list[PhoneKey], tmp_path: Path
 ) -> None:
-    own_certificates(tmp_path, [])
+    make_certificates(tmp_path, [])
     (tmp_path / "phones").mkdir()
     wrong = tmp_path / "wrong"
     if content is not None:
@@ -381,7 +381,7 @@ class Once(threading.Event):
 def test_over_tls_the_right_authority_gets_in_and_nobody_else(
     keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tls, other = (own_certificates(tmp_path / name, []) for name in ("own", "other"))
+    tls, other = (make_certificates(tmp_path / name, []) for name in ("own", "other"))
     served = Served(lambda key: True, tls)
     address, phone = served.door.address, Echo(client_index_of_key(keys[0].public))
     try:
@@ -408,7 +408,7 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = GatewayEndpoint(served.door.address, own_certificates(tmp_path / "tls", []).authority)
+    door = GatewayEndpoint(served.door.address, make_certificates(tmp_path / "tls", []).authority)
     attach(Echo(client_index_of_key(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
     assert "it does not speak TLS" in caplog.text
     assert served.gateway.attached_phones == []

@@ -209,7 +209,7 @@ def test_only_what_moves_is_tried(settings: Settings) -> None:
     runtime, source = RUNS.run_for(config_of(settings))
     layout, data = runtime.layout, source.share_of(0, 3)
     moving = np.zeros(layout.size, np.bool_)
-    moving[layout.place(layout.tensors[0].name)[0]] = True
+    moving[layout.tensor_slice(layout.tensors[0].name)[0]] = True
     asked = instruction_with(layout_hash=layout.hash, steps=2, queries=2, batch=4)
     state = np.full(layout.size, 2**45)
     report = take_local_steps(runtime, data, asked, state, moving)

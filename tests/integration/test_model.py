@@ -164,7 +164,7 @@ def test_words_of_several_tokens_are_averaged(model_folder: ModelFolder) -> None
 def test_label_bias_is_added_per_point(model_folder: ModelFolder) -> None:
     base, scorer, adapter = assembled(model_folder("encoder"), **{"label-bias": True})
     engine = ResidentForward(adapter, scorer, PerturbedBody(base, adapter.first_block))
-    place, rows = adapter.layout.place(LABEL_BIAS)
+    place, rows = adapter.layout.tensor_slice(LABEL_BIAS)
     assert rows == 2
     center = np.zeros(adapter.layout.size, np.float32)
     plain = engine.scores(Perturbations.from_arrays(adapter.layout, center), prompts_of(scorer))

@@ -15,7 +15,7 @@ from test_federation import config_of
 from client.personal.private_rounds import personal_ledger
 from server.store import read_layout, replay_run
 from shared.errors import LedgerError, ModelError, SamaraError
-from shared.ledger.proving import proven
+from shared.ledger.verification import verify_ledger
 from shared.model.loading import load_base_model, load_structure
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.peft import write_peft_adapter
@@ -142,13 +142,13 @@ def test_a_run_is_exported_globally_and_for_one_client(
     result = read_result(run)
     config = config_of(result["config"])
     kept = personal_ledger(config, bytes.fromhex(result["run_id"]), 1)
-    *_, (_, personal, _) = proven(kept, layout)
+    *_, (_, personal, _) = verify_ledger(kept, layout)
     settings = AdapterSettings(layers="top:2", **{"label-bias": True})
     for client, whole in ((None, state), (1, state + personal)):
         out = tmp_path / str(client)
         left_out = export(run, client, out)
         numbers = to_float32(whole)
-        place, _ = layout.place("label bias")
+        place, _ = layout.tensor_slice("label bias")
         np.testing.assert_array_equal(left_out["label bias"], numbers[place])
         _, expected = ours(model_folder("causal"), numbers, settings)
         found = theirs(model_folder("causal"), out)
@@ -176,19 +176,19 @@ def test_every_method_s_own_model_is_exported(
     if method != "local":
         *_, (_, w, _) = replay_run(folder)
     kept = personal_ledger(config_of(result["config"]), bytes.fromhex(result["run_id"]), 1)
-    *_, (_, p, _) = proven(kept, layout)
+    *_, (_, p, _) = verify_ledger(kept, layout)
     whole = w + p
     if method == "partial":
         whole = w.copy()
         (own,) = [t.name for t in layout.tensors if t.name.endswith("1.self_attn.q_proj")]
         for name in (own, "label bias"):
-            place, _ = layout.place(name)
+            place, _ = layout.tensor_slice(name)
             whole[place] = p[place]
     numbers = to_float32(whole)
     settings = AdapterSettings(layers="top:2", **{"label-bias": True})
     _, expected = ours(model, numbers, settings)
     left_out = export(folder, 1, tmp_path / "adapter")
-    place, _ = layout.place("label bias")
+    place, _ = layout.tensor_slice("label bias")
     np.testing.assert_array_equal(left_out["label bias"], numbers[place])
     found = theirs(model, tmp_path / "adapter")
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)

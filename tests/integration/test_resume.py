@@ -22,8 +22,8 @@ from shared.errors import LedgerError, RefusalCode
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_ledger
+from shared.ledger.verification import verify_ledger
 from shared.result import RESULT_FILE, read_result
 from shared.step_size import Observation
 from simulations.adapter import export
@@ -301,7 +301,7 @@ def test_private_rounds_are_the_same_from_a_compacted_ledger(
             out=str(tmp_path / str(every)),
         )
         folder = simulate(config) / "clients" / "0" / "personal.ledger"
-        *_, last = proven(folder, read_layout(Path(config.out)))
+        *_, last = verify_ledger(folder, read_layout(Path(config.out)))
         ends.append(last)
     assert sorted(files_of(folder)) == ["0000000003.snap", "0000000004.seg", "0000000004.snap"]
     assert [end.round for end in ends] == [4, 4]

@@ -39,7 +39,7 @@ def test_layouts_hash_alike_only_if_they_are_alike(layouts: list[Layout]) -> Non
 def test_tensors_lie_side_by_side(layout: Layout) -> None:
     end = 0
     for tensor in layout.tensors:
-        place, rows = layout.place(tensor.name)
+        place, rows = layout.tensor_slice(tensor.name)
         assert (place.start, place.stop - place.start) == (end, tensor.size)
         assert rows == tensor.rows
         end = place.stop

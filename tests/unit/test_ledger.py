@@ -13,9 +13,9 @@ from helpers import delta_of, files_of, history_of, layout_of, no_room, no_sync,
 from shared.errors import LedgerError, ReplayError
 from shared.ledger import ledger as ledgers
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import proven
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.records import LedgerHeader
+from shared.ledger.verification import verify_ledger
 from shared.replay import CoefficientBlock
 from shared.round_delta import Group, RoundDelta
 
@@ -54,7 +54,7 @@ def test_a_ledger_is_the_same_files_however_often_it_is_reopened(
     records = list(read_ledger(once, strict=True))
     assert [r.delta.encode() for r in records] == [d.encode() for d in HISTORY.deltas]
     assert read_header(once) == HISTORY.header
-    begin, *steps = proven(once, LAYOUT)
+    begin, *steps = verify_ledger(once, LAYOUT)
     assert (begin.round, begin.record) == (0, None)
     for step, state in zip(steps, HISTORY.states[1:], strict=True):
         np.testing.assert_array_equal(step.state, state)

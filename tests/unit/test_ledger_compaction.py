@@ -14,7 +14,7 @@ from client.protocol.session import Session
 from shared.errors import LedgerError
 from shared.ledger import ledger as ledgers
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import proven
+from shared.ledger.verification import verify_ledger
 
 ROUNDS = 7
 DELTAS = [delta_of(n) for n in range(1, ROUNDS + 1)]
@@ -84,7 +84,7 @@ def test_a_segment_goes_when_every_client_has_passed_it(
     with opened(tmp_path, LARGE) as ledger:
         assert not ledger.recovered
         assert_everybody_catches_up(ledger, LARGE)
-    assert [step.round for step in proven(tmp_path, LARGE.layout)][-1] == 7
+    assert [step.round for step in verify_ledger(tmp_path, LARGE.layout)][-1] == 7
 
 
 def test_a_segment_goes_when_the_snapshot_is_shorter_though_a_client_is_still_before_it(
@@ -95,7 +95,7 @@ def test_a_segment_goes_when_the_snapshot_is_shorter_though_a_client_is_still_be
         ledger.compact(0)
         assert sorted(files_of(tmp_path)) == names(4, 5, 6, 7)
         assert_everybody_catches_up(ledger, SMALL)
-    assert [step.round for step in proven(tmp_path, SMALL.layout)] == [4, 5, 6, 7]
+    assert [step.round for step in verify_ledger(tmp_path, SMALL.layout)] == [4, 5, 6, 7]
 
 
 def test_a_ledger_stays_bounded_however_long_it_grows(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_ledger_stays_bounded_however_long_it_grows(tmp_path: Path) -> None:
             size = sum(map(len, files_of(tmp_path).values()))
             headers = 124 * len(list(tmp_path.glob("*.seg")))
             assert size - headers <= 3 * snapshot + 3 * 2 * record
-    assert [step.round for step in proven(tmp_path, history.layout)][-1] == 40
+    assert [step.round for step in verify_ledger(tmp_path, history.layout)][-1] == 40
 
 
 def test_without_snapshots_every_round_is_kept(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_deleted_on_the_word_of_a_damaged_snapshot(tmp_path: Path) ->
         ledger.compact(3)
         assert sorted(files_of(tmp_path)) == names(2, 3, 5, 6, 7)
         assert newest in files_of(tmp_path)
-    assert [step.round for step in proven(tmp_path, LARGE.layout)] == [2, 3, 4, 5, 6, 7]
+    assert [step.round for step in verify_ledger(tmp_path, LARGE.layout)] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_damaged_snapshot_is_not_sent(tmp_path: Path) -> None:
@@ -201,5 +201,5 @@ def test_every_way_through_a_ledger_is_the_replay_of_all_rounds(data: st.DataObj
                 done = until
         with opened(folder, history, every) as ledger:
             assert_everybody_catches_up(ledger, history)
-        *_, last = proven(folder, history.layout)
+        *_, last = verify_ledger(folder, history.layout)
         np.testing.assert_array_equal(last.state, history.states[ROUNDS])

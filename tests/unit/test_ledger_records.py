@@ -72,7 +72,7 @@ def test_records_out_of_their_order_are_refused() -> None:
 
 
 def test_a_record_that_names_another_round_than_its_place_is_refused() -> None:
-    record = Record.following(Position(4, HISTORY.position(1).head), delta_of(5), bytes(32))
+    record = Record.create(Position(4, HISTORY.position(1).head), delta_of(5), bytes(32))
     with pytest.raises(LedgerError, match="round 2: the record says it is round 5"):
         read_all(RECORDS[0] + record.encode())
 
@@ -86,7 +86,7 @@ def test_records_of_another_run_do_not_continue_the_chain() -> None:
 @pytest.mark.parametrize("wrong", [1, 3, 4])
 def test_only_the_next_round_can_be_made_a_record(wrong: int) -> None:
     with pytest.raises(LedgerError, match=f"round {wrong} does not follow round 1"):
-        Record.following(HISTORY.position(1), delta_of(wrong), bytes(32))
+        Record.create(HISTORY.position(1), delta_of(wrong), bytes(32))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])

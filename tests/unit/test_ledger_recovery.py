@@ -14,9 +14,9 @@ from shared.errors import LedgerError
 from shared.layout import Layout
 from shared.ledger import catch_up
 from shared.ledger.ledger import Ledger
-from shared.ledger.proving import proven
 from shared.ledger.records import Record
 from shared.ledger.snapshots import Snapshot
+from shared.ledger.verification import verify_ledger
 from shared.replay import Backend, digest
 
 LAYOUT = layout_of()
@@ -48,7 +48,7 @@ def assert_recovers(folder: Path, files: Files, number: int, said: str) -> None:
             ledger.append(delta)
     with opened(folder) as ledger:
         assert (ledger.position.round, ledger.recovered) == (7, "")
-    assert [step.round for step in proven(folder, LAYOUT)][-1] == 7
+    assert [step.round for step in verify_ledger(folder, LAYOUT)][-1] == 7
 
 
 def assert_refused(folder: Path, files: Files, said: str) -> None:
@@ -152,7 +152,7 @@ def test_a_crash_between_any_two_calls_loses_no_acknowledged_round(
                 ledger.append(delta)
             ledger.compact(7)
         assert files_of(folder) == without(SOUND, FIRST, SECOND, "0000000002.snap")
-        assert [step.round for step in proven(folder, LAYOUT)] == [4, 5, 6, 7]
+        assert [step.round for step in verify_ledger(folder, LAYOUT)] == [4, 5, 6, 7]
         call += 1
     assert call > 25
 
@@ -224,8 +224,8 @@ def test_a_ledger_whose_snapshots_are_all_damaged_and_old_rounds_gone_is_refused
 
 def test_a_snapshot_of_another_history_is_not_believed(tmp_path: Path) -> None:
     """It is sound in itself, and of this run; but the records do not lead through it."""
-    link = Record.following(HISTORY.position(4), delta_of(5), HISTORY.digests[6]).link
-    other = Record.following(link.position, delta_of(6), HISTORY.digests[1]).link
+    link = Record.create(HISTORY.position(4), delta_of(5), HISTORY.digests[6]).link
+    other = Record.create(link.position, delta_of(6), HISTORY.digests[1]).link
     foreign = b"".join(Snapshot(HISTORY.header, other, HISTORY.states[1]).parts())
     assert_recovers(tmp_path, {**SOUND, NEWEST: foreign}, 7, "do not lead through it")
     files = HISTORY.files(6, 2)
@@ -291,7 +291,7 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed: list[int] = []
-    plain = catch_up.follow
+    plain = catch_up.replay_batch
 
     def counted(
         state: NDArray[np.int64],
@@ -302,7 +302,7 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
         replayed.extend(record.delta.round for record in records)
         return plain(state, records, layout, backend)
 
-    monkeypatch.setattr(catch_up, "follow", counted)
+    monkeypatch.setattr(catch_up, "replay_batch", counted)
     with opened(write_files(tmp_path, SOUND)):
         assert replayed == [7]
 
@@ -310,7 +310,7 @@ def test_opening_replays_only_what_follows_the_newest_snapshot(
 def test_a_record_whose_digest_was_made_up_is_named_on_opening(tmp_path: Path) -> None:
     position, segment = HISTORY.position(1), HISTORY.files(1)[FIRST]
     for number in (2, 3, 4):
-        wrong = Record.following(position, HISTORY.deltas[number - 1], HISTORY.digests[1])
+        wrong = Record.create(position, HISTORY.deltas[number - 1], HISTORY.digests[1])
         position, segment = wrong.position, segment + wrong.encode()
     assert_refused(tmp_path, {FIRST: segment}, "round 2: replaying it gives another digest")
 
@@ -319,7 +319,7 @@ def test_long_records_are_proved_and_let_go_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    plain = catch_up.follow
+    plain = catch_up.replay_batch
 
     def counted(
         state: NDArray[np.int64],
@@ -330,7 +330,7 @@ def test_long_records_are_proved_and_let_go_early(
         lengths.append(len(records))
         return plain(state, records, layout, backend)
 
-    monkeypatch.setattr(catch_up, "follow", counted)
+    monkeypatch.setattr(catch_up, "replay_batch", counted)
     write_files(tmp_path, HISTORY.files(7))
     for most, size, expected in ((256, 300, [2, 2, 2, 1]), (3, 10_000, [3, 3, 1]), (7, 1, [1] * 7)):
         monkeypatch.setattr(catch_up, "CHECK_EVERY", most)

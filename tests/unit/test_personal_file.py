@@ -33,20 +33,22 @@ def records(rounds: int, steps: int, queries: int, first: int = 1) -> list[Recor
         delta = RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group,))
         state = replay(state, delta.scalar_groups(), LAYOUT.distribution)
         before = Position(number - 1, position.head)
-        found.append(Record.following(before, delta, digest(LAYOUT.hash, state)))
+        found.append(Record.create(before, delta, digest(LAYOUT.hash, state)))
         position = found[-1].position
     return found
 
 
 def file_of(rounds: int = 5, steps: int = 2, queries: int = 4) -> PersonalFile:
-    return PersonalFile.of(HEADER, records(rounds, steps, queries), SEED, CLIENT, STARTED)
+    return PersonalFile.from_records(HEADER, records(rounds, steps, queries), SEED, CLIENT, STARTED)
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
 def test_it_leads_where_the_ledger_leads(rounds: int, steps: int, queries: int) -> None:
     kept = records(rounds, steps, queries)
-    read = PersonalFile.decode(PersonalFile.of(HEADER, kept, SEED, CLIENT, STARTED).encode())
+    read = PersonalFile.decode(
+        PersonalFile.from_records(HEADER, kept, SEED, CLIENT, STARTED).encode()
+    )
     state = zero_state(LAYOUT.size)
     for record in kept:
         state = replay(state, record.delta.scalar_groups(), LAYOUT.distribution)
@@ -128,11 +130,9 @@ def test_another_layout_is_refused() -> None:
 
 def test_what_it_cannot_hold_is_refused() -> None:
     with pytest.raises(LedgerError, match="no private round"):
-        PersonalFile.of(HEADER, [], SEED, CLIENT, STARTED)
+        PersonalFile.from_records(HEADER, [], SEED, CLIENT, STARTED)
     with pytest.raises(LedgerError, match=r"round 4 does not follow.*snapshot"):
-        PersonalFile.of(HEADER, records(2, 1, 2, first=4), SEED, CLIENT, STARTED)
-    empty = Record.following(
-        HEADER.start, RoundDelta(1, PERSONAL_TRACK, bytes(8), (), ()), bytes(32)
-    )
+        PersonalFile.from_records(HEADER, records(2, 1, 2, first=4), SEED, CLIENT, STARTED)
+    empty = Record.create(HEADER.start, RoundDelta(1, PERSONAL_TRACK, bytes(8), (), ()), bytes(32))
     with pytest.raises(LedgerError, match="round 1 is not one group"):
-        PersonalFile.of(HEADER, [empty], SEED, CLIENT, STARTED)
+        PersonalFile.from_records(HEADER, [empty], SEED, CLIENT, STARTED)

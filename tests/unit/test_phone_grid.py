@@ -23,7 +23,7 @@ from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
-from shared.signing import PhoneKey, of_answer
+from shared.signing import PhoneKey, answer_bytes
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 from simulations.engine import InProcessGrid
 
@@ -60,7 +60,7 @@ class Gateway:
                 refusal = Refusal(token_of(instruction), client, 0, RefusalCode.PAUSED).encode()
                 frames.append(hello(client) if asks_hello else refusal)
                 keys.append(self.keys[client].public)
-                data = of_answer(instruction, frames[-1]) + b"!" * self.forge
+                data = answer_bytes(instruction, frames[-1]) + b"!" * self.forge
                 signatures.append(self.keys[client].sign(data))
         parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)

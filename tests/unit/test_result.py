@@ -12,7 +12,7 @@ from results import result_of, write_result
 from shared.errors import SamaraError
 from shared.result import (
     ClientFacts,
-    ClientFigures,
+    ClientMetrics,
     ClientRound,
     Column,
     Evaluation,
@@ -99,7 +99,7 @@ def test_shares_outside_0_to_1_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        *(RunResult, Round, ClientRound, Evaluation, Column, ClientFigures, ClientFacts),
+        *(RunResult, Round, ClientRound, Evaluation, Column, ClientMetrics, ClientFacts),
         *(Fleet, FleetRound, FleetJob, FleetDevice),
     ],
 )

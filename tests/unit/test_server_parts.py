@@ -19,11 +19,11 @@ from server.live.keys import Keys
 from server.live.superlink import DOOR_PATH, Door, is_open_to
 from server.rounds.health import ClientHealth
 from server.transport import deadline_grid as post
-from shared.certificates import own_certificates
+from shared.certificates import make_certificates
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.events import Tail
+from shared.events import EventFollower
 from shared.flower_compat import HttpGrid, ObjectPullError, ObjectUnavailableError, http_grid
 from shared.signing import PhoneKey
 
@@ -92,11 +92,11 @@ def test_a_name_is_taken_once_and_only_what_is_there_is_revoked(tmp_path: Path) 
 
 
 def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> None:
-    tls = own_certificates(tmp_path, ["server.example"])
+    tls = make_certificates(tmp_path, ["server.example"])
     authority = tls.authority.read_bytes()
     first = tls.certificate.read_bytes()
-    assert own_certificates(tmp_path, []).certificate.read_bytes() == first
-    own_certificates(tmp_path, ["10.0.0.7"])
+    assert make_certificates(tmp_path, []).certificate.read_bytes() == first
+    make_certificates(tmp_path, ["10.0.0.7"])
     assert tls.certificate.read_bytes() != first
     assert tls.authority.read_bytes() == authority
     for name in ("127.0.0.1", "server.example", "10.0.0.7"):
@@ -126,7 +126,7 @@ def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bo
 
 
 def test_a_certificate_of_ones_own_needs_its_key_and_this_machines_name(tmp_path: Path) -> None:
-    tls = own_certificates(tmp_path, [])
+    tls = make_certificates(tmp_path, [])
     with pytest.raises(SamaraError, match="--cert needs --key"):
         given_certificates(tls.certificate, None, None)
     with pytest.raises(SamaraError, match="there is no such file"):
@@ -233,13 +233,13 @@ def test_the_bundle_is_the_same_bytes_and_has_every_setting() -> None:
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    tail = Tail(file)
-    assert list(tail.new()) == []
+    tail = EventFollower(file)
+    assert list(tail.read_new()) == []
     file.write_text('{"a": 1}\nnot json\n[]\n{"b"')
-    assert list(tail.new()) == [{"a": 1}]
+    assert list(tail.read_new()) == [{"a": 1}]
     with file.open("a") as more:
         more.write(": 2}\n")
-    assert list(tail.new()) == [{"b": 2}]
+    assert list(tail.read_new()) == [{"b": 2}]
 
 
 def test_a_reply_that_never_comes_whole_does_not_hold_the_others(

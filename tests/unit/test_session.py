@@ -97,10 +97,10 @@ def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
     """Also where digests are checked at the end only."""
     position, tail = HISTORY.position(1), HISTORY.tail(0, 1)
     for number, end_digest in ((2, bytes(32)), (3, HISTORY.digests[3])):
-        record = Record.following(position, HISTORY.deltas[number - 1], end_digest)
+        record = Record.create(position, HISTORY.deltas[number - 1], end_digest)
         position, tail = record.position, tail + record.encode()
     catch_up(Session.begin(HEADER, LAYOUT), CatchUp(tail=tail), 3)
-    wrong = Record.following(position, delta_of(4), bytes(32))
+    wrong = Record.create(position, delta_of(4), bytes(32))
     for every in (1, 2, 3, 256):
         monkeypatch.setattr(catching_up, "CHECK_EVERY", every)
         begun = Session.begin(HEADER, LAYOUT)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import SamaraError
-from shared.step_record import StepRecord
+from shared.step_record import RecordedStepSize
 from shared.step_size import (
     FIRST_SHARE,
     MOST_AT_ONCE,
@@ -48,7 +48,7 @@ def quadratic(size: StepSize, steps: int, factor: float = 1.0) -> tuple[float, f
         bend = float(np.mean(z * z @ curvatures))
         g, rate = size.clipped(g), size.learning_rate
         measured = bend if size.measures_curvature(step, QUERIES) else None
-        size = size.after(Observation.of_step(loss(x), g, rate, measured))
+        size = size.after(Observation.from_step(loss(x), g, rate, measured))
         x = kept[size.back_to] if size.back_to is not None else x - rate / QUERIES * g @ z
         kept.append(x)
     return before, loss(x), size
@@ -224,22 +224,24 @@ def test_a_curvature_that_is_not_known_to_be_positive_counts_as_its_error() -> N
 
 def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
-    record = StepRecord(StepSize(STEPS), file)
+    record = RecordedStepSize(StepSize(STEPS), file)
     for step in range(30):
-        record.note(replace(CALM, loss=0.7 - 0.001 * step, learning_rate=record.size.learning_rate))
-    assert StepRecord(StepSize(STEPS), file, 30).size == record.size
+        record.record(
+            replace(CALM, loss=0.7 - 0.001 * step, learning_rate=record.size.learning_rate)
+        )
+    assert RecordedStepSize(StepSize(STEPS), file, 30).size == record.size
     # The last step was never written, and gives the same observation when it is tried again.
-    again = StepRecord(StepSize(STEPS), file, 29)
-    again.note(replace(CALM, loss=0.7 - 0.001 * 29, learning_rate=again.size.learning_rate))
+    again = RecordedStepSize(StepSize(STEPS), file, 29)
+    again.record(replace(CALM, loss=0.7 - 0.001 * 29, learning_rate=again.size.learning_rate))
     assert again.size == record.size
-    assert StepRecord(StepSize(STEPS), file, 30).size == record.size
+    assert RecordedStepSize(StepSize(STEPS), file, 30).size == record.size
 
 
 def test_a_record_that_lacks_a_step_or_is_damaged_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
-    StepRecord(StepSize(STEPS), file).note(CALM)
+    RecordedStepSize(StepSize(STEPS), file).record(CALM)
     with pytest.raises(SamaraError, match="lacks step 2 of 2; restore it"):
-        StepRecord(StepSize(STEPS), file, 2)
+        RecordedStepSize(StepSize(STEPS), file, 2)
     file.write_text('{"step": 1, "loss": 0.5}\n')
     with pytest.raises(SamaraError, match="damaged"):
-        StepRecord(StepSize(STEPS), file, 1)
+        RecordedStepSize(StepSize(STEPS), file, 1)

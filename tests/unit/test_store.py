@@ -168,7 +168,7 @@ def test_verify_finds_a_result_that_says_otherwise(
 
 
 def test_verify_finds_a_record_whose_digest_was_made_up(tmp_path: Path, verify: Verify) -> None:
-    record = Record.following(HISTORY.position(1), HISTORY.deltas[1], HISTORY.digests[3])
+    record = Record.create(HISTORY.position(1), HISTORY.deltas[1], HISTORY.digests[3])
     files = HISTORY.files(1)
     segment = write_run(tmp_path) / LEDGER_FOLDER / "0000000001.seg"
     segment.write_bytes(files[segment.name] + record.encode())

@@ -16,7 +16,7 @@ from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Task, ToPhone, Work
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, of_answer, of_proof
+from shared.signing import PhoneKey, answer_bytes, proof_bytes
 
 log = logging.getLogger("samara.phone")
 
@@ -94,13 +94,13 @@ def _reply(said: ToPhone, phone: Phone, key: PhoneKey) -> tuple[FromPhone, int]:
                 "update the older of the two"
             )
         log.info("the gateway is reached")
-        signature = key.sign(of_proof(said.challenge.nonce))
+        signature = key.sign(proof_bytes(said.challenge.nonce))
         return FromPhone(proof=Proof(public_key=key.public, signature=signature)), 0
     task, begun = said.task, time.monotonic()
     frame = _frame(task, phone)
     if task.work != Work.HELLO:  # which gateways ask again and again
         log.info("answered: %s, %.2f s", Work.Name(task.work).lower(), time.monotonic() - begun)
-    signature = key.sign(of_answer(task.instruction, frame))
+    signature = key.sign(answer_bytes(task.instruction, frame))
     return FromPhone(done=Done(number=task.number, frame=frame, signature=signature)), task.number
 
 

@@ -18,7 +18,7 @@ from devices.phone.manifest import Manifest
 from shared.directions import Distribution
 from shared.errors import DeviceError
 from shared.layout import Layout
-from shared.noise import hush
+from shared.machine import silence_libraries
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 
@@ -176,7 +176,7 @@ def load_module(file: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            hush()
+            silence_libraries()
             from executorch.extension.pybindings.portable_lib import _load_for_executorch
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error

@@ -1,4 +1,4 @@
-"""Proving a ledger: everything in its folder is read, replayed and held against everything else."""
+"""Verification of a ledger: every file in its folder is read, replayed and checked."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.errors import LedgerError
 from shared.layout import Layout
-from shared.ledger.catch_up import follow
+from shared.ledger.catch_up import replay_batch
 from shared.ledger.reading import (
     LOCK_FILE,
     read_header,
@@ -23,13 +23,14 @@ from shared.ledger.snapshots import read_snapshot
 from shared.replay import zero_state
 
 
-class Step(NamedTuple):
-    """A proven round.
+class VerifiedRound(NamedTuple):
+    """A round whose record, digest and snapshot have been verified.
 
     Attributes:
-        round: its number.
-        state: int64 [d], after it.
-        record: of the round; None where the proof begins, at nothing or at a snapshot.
+        round: number of the round.
+        state: int64 [d], after the round.
+        record: record of the round; None for the state that verification starts from, which is
+            zero or a snapshot's.
     """
 
     round: int
@@ -37,22 +38,22 @@ class Step(NamedTuple):
     record: Record | None
 
 
-def proven(folder: Path, layout: Layout) -> Iterator[Step]:
-    """Replay a ledger from as far back as it goes, and prove everything that is in the folder.
+def verify_ledger(folder: Path, layout: Layout) -> Iterator[VerifiedRound]:
+    """Replay a ledger from its oldest state, and verify every file in its folder.
 
-    It begins at nothing if round 1 is there, and at the oldest snapshot otherwise. Every record
-    must be whole and continue the chain, every digest is reproduced, every snapshot must be the
-    state that the records lead to, and no file may be left over.
+    Replay starts from zero if round 1 is kept, and from the oldest snapshot otherwise. Every record
+    must be whole and continue the chain, every digest is reproduced, every snapshot must equal the
+    state after its round, and the folder may hold no other file.
 
     Args:
-        folder: of a ledger that nobody is writing.
-        layout: of the adapter.
+        folder: folder of a ledger that no process is writing.
+        layout: layout of the adapter.
 
     Yields:
-        Where the proof begins, and then every round.
+        The state that replay starts from, then every round.
 
     Raises:
-        LedgerError: at the first thing that is damaged, naming file and round.
+        LedgerError: at the first damage, naming file and round.
     """
     _check_names(folder)
     header = read_header(folder)
@@ -60,7 +61,7 @@ def proven(folder: Path, layout: Layout) -> Iterator[Step]:
         raise LedgerError(f"{folder}: round 0: the ledger is for another layout")
     snapshots = snapshot_paths(folder)
 
-    def kept_at(position: Position) -> NDArray[np.int64] | None:
+    def snapshot_state(position: Position) -> NDArray[np.int64] | None:
         path = snapshots.pop(position.round, None)
         if path is None:
             return None
@@ -70,25 +71,25 @@ def proven(folder: Path, layout: Layout) -> Iterator[Step]:
         return snapshot.state
 
     begin = read_segment(next(iter(segment_paths(folder).values()))).start
-    state = kept_at(begin) if begin.round else zero_state(layout.size)
+    state = snapshot_state(begin) if begin.round else zero_state(layout.size)
     if state is not None:
-        yield Step(begin.round, state, None)
+        yield VerifiedRound(begin.round, state, None)
     for record in read_ledger(folder, strict=True):
         number = record.delta.round
         if state is None:
-            if (state := kept_at(record.position)) is not None:
-                yield Step(number, state, None)
+            if (state := snapshot_state(record.position)) is not None:
+                yield VerifiedRound(number, state, None)
             continue
         try:
-            state = follow(state, [record], layout)
+            state = replay_batch(state, [record], layout)
         except LedgerError as error:
             raise LedgerError(f"{folder}: {error}") from error
-        kept_at(record.position)
-        yield Step(number, state, record)
+        snapshot_state(record.position)
+        yield VerifiedRound(number, state, record)
     for number, path in snapshots.items():
         raise LedgerError(f"{path}: round {number}: its record is missing")
     if state is None:
-        raise LedgerError(f"{folder}: neither round 1 nor a snapshot is there to begin with")
+        raise LedgerError(f"{folder}: holds neither round 1 nor a snapshot to start from")
 
 
 def _check_names(folder: Path) -> None:
