@@ -60,8 +60,8 @@ def test_a_later_round_is_reverted(
     assert all(len(its.clients) == config.data.clients for its in last.columns.values())
 
 
-def test_there_is_nothing_to_go_back_to_from_the_first(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_an_error_in_the_first_round_is_a_refusal(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def client_0_fails(plain: Any, *arguments: Any) -> Report:
         report: Report = plain(*arguments)
@@ -71,4 +71,7 @@ def test_there_is_nothing_to_go_back_to_from_the_first(
 
     wrap_local_steps(monkeypatch, client_0_fails)
     folder = simulate(config_of(settings, method="local", personal__learning_rate=RATE))
-    assert RunResult.read(folder).evaluations[-1].refused == {0: "too far"}
+    (refusal,) = RunResult.read(folder).evaluations[-1].refused.items()
+    assert refusal[0] == 0
+    assert refusal[1].startswith("coefficients do not fit the exact range of its state")
+    assert "client 0 refuses: too far" in caplog.text
