@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from client.baselines.first_order import FirstOrder
-from client.baselines.icl import InContext
-from client.baselines.linear_probe import LinearProbe
-from client.baselines.zero_shot import zero_shot
+from client.tuning.baselines.first_order import FirstOrder
+from client.tuning.baselines.icl import InContext
+from client.tuning.baselines.linear_probe import LinearProbe
+from client.tuning.baselines.zero_shot import zero_shot
 from client.tuning.learner import Learner
 from client.tuning.settings import TuneSettings
 from client.tuning.tuning_curves import Curves, curves_in

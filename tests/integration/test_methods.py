@@ -449,9 +449,9 @@ def test_runs_of_different_methods_fit_one_page(small: Settings, tmp_path: Path)
         for method in methods
     ]
     comparison = compare_runs(folders)
-    shown = [comparison.named(line.arm) for line in comparison.lines]
+    shown = [comparison.name_of(line.condition) for line in comparison.summaries]
     assert shown[-4:] == methods
-    assert len(comparison.new_lines) == len(comparison.lines)
+    assert len(comparison.newcomer_summaries) == len(comparison.summaries)
     page = page_of(comparison)
     assert all(f"{method} against" in page for method in methods)
 

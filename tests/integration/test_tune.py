@@ -13,13 +13,13 @@ import torch
 from filelock import FileLock
 from tuning import Settings, lasting, small, tuned, tuning_of
 
-from client.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
-from client.baselines.icl import InContext, demonstration
-from client.baselines.linear_probe import LinearProbe
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.spaces.low_rank import LoRAFASpace
 from client.tuning import run as runs
+from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, FirstOrder
+from client.tuning.baselines.icl import InContext, demonstration
+from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.settings import SPACES
 from client.tuning.trajectory import read_trajectory
