@@ -1,4 +1,4 @@
-"""Models of a finished run as files, global or a client's own, and how two clients' differ."""
+"""Exports of a finished run's models, global or personal, and differences between two clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ State = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose models are wanted.
+    """A finished run, opened to read its models.
 
     Attributes:
-        folder: of the run.
-        result: of it.
-        config: its settings, with this folder.
-        layout: of the adapter.
+        folder: folder of the run.
+        result: content of its result.json.
+        config: settings of the run, with `out` set to this folder.
+        layout: layout of the adapter.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class FinishedRun:
 
     @classmethod
     def at(cls, folder: Path) -> "FinishedRun":
-        """Open a run.
+        """Open a finished run.
 
         Raises:
             SamaraError: if it is not finished or damaged.
@@ -54,10 +54,10 @@ class FinishedRun:
         return cls(folder, result, config, read_layout(folder))
 
     def check_model(self, base: BaseModel) -> None:
-        """Refuse another model than the run's.
+        """Check that a base model is the one of the run.
 
         Raises:
-            ModelError: if it is.
+            ModelError: if it is another model.
         """
         if base.model_id.hex() != self.result.model_id:
             raise ModelError(
@@ -66,10 +66,10 @@ class FinishedRun:
             )
 
     def global_state(self, client: int | None = None) -> State:
-        """Of the federation after the last round, int64 [d], replayed and proven.
+        """Return the global state after the last round, int64 [d], replayed and checked.
 
         Args:
-            client: where there are clusters, one of those that the state is for.
+            client: a client of the cluster whose state is wanted, in a run with clusters.
 
         Raises:
             SamaraError: if the ledger is damaged, or there are clusters and the client is in none.
@@ -88,11 +88,11 @@ class FinishedRun:
         return state
 
     def model(self, client: int | None = None, private: State | None = None) -> State:
-        """The global model, or the one that a client uses, int64 [d].
+        """Return the state of the global model or of a client's personal model, int64 [d].
 
         Args:
-            client: whose private rounds are in it; None for nobody's.
-            private: these instead, int64 [d].
+            client: the client whose private rounds are added; None for the global model.
+            private: a private state to use instead of the client's ledger, int64 [d].
 
         Raises:
             SamaraError: if a ledger is damaged or missing.
@@ -103,7 +103,7 @@ class FinishedRun:
         return parts.model(self.global_state(client), private)
 
     def personal_state(self, client: int) -> State:
-        """What a client's private rounds lead to, int64 [d], replayed and proven.
+        """Return the state of a client's private rounds, int64 [d], replayed and checked.
 
         Raises:
             LedgerError: if there is no such client or ledger, or it is damaged.
@@ -112,10 +112,10 @@ class FinishedRun:
         return last.state
 
     def personal_file(self, client: int) -> PersonalFile:
-        """A client's private rounds in the small form.
+        """Return a client's private rounds as a personal file.
 
         Raises:
-            LedgerError: if they cannot be put so.
+            LedgerError: if a personal file cannot hold them.
         """
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
@@ -131,7 +131,7 @@ class FinishedRun:
             raise LedgerError(f"{ledger}: {error}; export the PEFT form instead") from error
 
     def state_in(self, file: Path) -> State:
-        """What the private rounds in a file add, int64 [d].
+        """Return the private state that a personal file holds, int64 [d].
 
         Raises:
             LedgerError: if the file is damaged, or belongs to another run or state.
@@ -166,11 +166,11 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
 
     Args:
         run: folder of a finished run.
-        client: whose private rounds are added; None for the global model.
-        out: folder of the adapter.
+        client: the client whose private rounds are added; None for the global model.
+        out: folder that the adapter is written to.
 
     Returns:
-        What PEFT cannot hold and is left out: tensors of the layout beside the adapter's.
+        Names of the tensors that PEFT has no form for and that are left out.
 
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
@@ -207,13 +207,13 @@ def export_ledger(run: Path, client: int, out: Path) -> int:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """Two clients' private numbers of one tensor, or of all together.
+    """The difference between two clients' private states in one tensor, or in all together.
 
     Attributes:
-        name: of the tensor.
-        one, other: Euclidean norms.
-        distance: norm of the difference.
-        cosine: of the angle between them; NaN if one is zero.
+        name: name of the tensor.
+        one, other: Euclidean norms of the two.
+        distance: Euclidean norm of their difference.
+        cosine: cosine of the angle between them; NaN if one of them is zero.
     """
 
     name: str
@@ -224,7 +224,7 @@ class TensorDifference:
 
 
 def diff(run: Path, one: int, other: int) -> list[TensorDifference]:
-    """How far apart the private rounds of two clients lead, tensor by tensor and in all.
+    """Compare the private states of two clients, tensor by tensor and in all.
 
     Raises:
         SamaraError: if the run or a client's ledger cannot be used.

@@ -1,4 +1,4 @@
-"""A run's curves for TensorBoard, all clients' together and each one's own."""
+"""TensorBoard curves of a run, of all clients together and of each one."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from shared.events import read_events
 
 
 def write_curves(folder: Path) -> None:
-    """Write the curves of a run's metrics anew; nothing without TensorBoard, which is said.
+    """Write the curves of a run's metrics; without TensorBoard, log that there are none.
 
     Raises:
         SamaraError: if the metrics are damaged.

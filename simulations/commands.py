@@ -15,14 +15,14 @@ adapter = typer.Typer(help="Look at models of runs, carry them away.", no_args_i
 
 
 class Form(StrEnum):
-    """How a model is written."""
+    """Form of an exported model."""
 
     PEFT = "peft"
     LEDGER = "ledger"
 
 
 class Engine(StrEnum):
-    """What delivers the messages."""
+    """Engine that delivers the messages."""
 
     IN_PROCESS = "in-process"
     FLOWER = "flower"
@@ -34,7 +34,7 @@ def demo(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
     ] = None,
 ) -> None:
-    """Eight emulated clients learn from messages that come with Samara, as does the model.
+    """Run a small federation: eight clients, generated messages, and the embedded model.
 
     Example: samara demo --out runs/demo
     """
@@ -59,7 +59,7 @@ def simulate(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara\\[ray]).")
+        Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara-fl\\[ray]).")
     ] = Engine.IN_PROCESS,
     cohorts_from: Annotated[
         Path | None, typer.Option("--cohorts-from", help="Repeat the cohorts of this run.")
@@ -72,7 +72,7 @@ def simulate(
         Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
     ] = None,
 ) -> None:
-    """Run a federation of emulated clients in this process.
+    """Run a federation of simulated clients on this machine.
 
     Example: samara simulate sst2 --set data.path=DATA --set model.path=MODEL --out runs/first
     """
@@ -87,7 +87,7 @@ def simulate(
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
-    """Tune methods, and say of every run what it reached on validation."""
+    """Search settings for each method, and print what every run reached on validation."""
     from rich.console import Console
 
     from shared.result import RunResult
@@ -145,9 +145,9 @@ def compare(
         Path | None, typer.Option("--csv", help="Write every client's figures here.")
     ] = None,
 ) -> None:
-    """Compare ways of serving clients, or runs, client by client, with tests.
+    """Compare the models of one run, or several runs, client by client, with tests.
 
-    Runs that differ in nothing but the seed are averaged within a client first.
+    Runs that differ in their seeds alone are averaged within each client first.
 
     Example: samara compare runs/first runs/second --html report.html
     """
@@ -168,7 +168,7 @@ def compare(
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file that was asked for, and say where it is."""
+    """Write a requested file and print its path."""
     from rich.console import Console
     from rich.text import Text
 
@@ -201,7 +201,7 @@ def tune(
     steps: Annotated[int | None, typer.Option(help="How many; 1,000.")] = None,
     queries: Annotated[int | None, typer.Option(help="Directions of a step.")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step; 16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: it is found.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Default: automatic.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Default by space.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps; 100.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of draw, batches, directions.")] = None,
@@ -265,7 +265,7 @@ def export(
         Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
     ] = Form.PEFT,
 ) -> None:
-    """Write a model of a run: a LoRA adapter for PEFT, or private rounds in 4 bytes a scalar.
+    """Export a model of a run: a LoRA adapter for PEFT, or a client's private rounds.
 
     Example: samara adapter export runs/first --client 3 --out adapters/third
     """
@@ -299,7 +299,7 @@ def apply(
         Path | None, typer.Option("--personal", help="Add those of an exported ledger file.")
     ] = None,
 ) -> None:
-    """Show what base, global and personal model make of a text.
+    """Show the answers of the base, global and personal model to a text.
 
     Example: samara adapter apply runs/first "what a day" --client 3
     """
@@ -332,7 +332,7 @@ def diff(
     one: Annotated[int, typer.Argument(help="A client.")],
     other: Annotated[int, typer.Argument(help="Another.")],
 ) -> None:
-    """Show how far apart the private rounds of two clients lead.
+    """Show the differences between the private rounds of two clients.
 
     Example: samara adapter diff runs/first 3 5
     """

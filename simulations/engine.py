@@ -1,7 +1,7 @@
 """The in-process engine: one Flower `Grid` that runs the unmodified ClientApp by calling it.
 
-No sockets, no serialization, no polling: what is left is the training itself. Message and context
-objects are Flower's own, so the same ServerApp and ClientApp run under Flower's engines unchanged.
+It has no sockets, no serialization and no polling. Message and context objects are Flower's own,
+so the same ServerApp and ClientApp run under Flower's engines unchanged.
 """
 
 import logging
@@ -23,7 +23,7 @@ FIRST_CLIENT_NODE = 1000
 
 
 class LocalGrid(Grid):
-    """What grids of this process have in common; node `FIRST_CLIENT_NODE` + i is client i."""
+    """A base of in-process grids, in which node `FIRST_CLIENT_NODE` + i is client i."""
 
     def __init__(self) -> None:
         self._run = Run.create_empty(RUN_ID)
@@ -59,16 +59,16 @@ class LocalGrid(Grid):
 
 
 class InProcessGrid(LocalGrid):
-    """Delivers every message by a function call.
+    """A grid that delivers every message by a function call.
 
     Args:
         client_app: the app that every node runs.
-        clients: how many nodes there are; node i holds partition i.
-        run_config: handed to every client.
-        on_message: called with the message type and partition after each message was answered.
-        pool: answers so many messages side by side, each client's in their order; without it
-            they are answered one after the other.
-        nodes: what each node's config has beside its partition.
+        clients: number of nodes; node i holds partition i.
+        run_config: Flower's run config, passed to every client.
+        on_message: called with message type and partition after each answered message.
+        pool: threads that answer messages of different clients at the same time; without it
+            messages are answered one after the other.
+        nodes: additional node config of each node.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class InProcessGrid(LocalGrid):
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; in process, everybody is always there."""
+        """Return all nodes: in process, every client is always connected."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -109,7 +109,7 @@ class InProcessGrid(LocalGrid):
         return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out the replies to these messages, each once."""
+        """Return the replies to these messages, each once."""
         return [self._replies.pop(m) for m in list(message_ids) if m in self._replies]
 
     def _deliver(self, message: Message) -> Message:

@@ -15,7 +15,7 @@ from shared.settings import Scalar
 
 
 class _Configured(ClientApp):
-    """The client app under a given run config, which Flower's simulation does not hand on."""
+    """A client app with a run config of its own, which Flower's simulation does not pass on."""
 
     def __init__(self, run_config: dict[str, Scalar]) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
     """Train with Flower's simulation engine; returns the run's folder.
 
     Args:
-        config: of the run.
-        of_client: the same with the number of threads, hence CPUs, that each client gets.
+        config: settings of the run.
+        of_client: the same settings with the threads, and so the CPUs, of each client.
 
     Raises:
         SamaraError: if Ray is not installed, or the run cannot begin or go on.

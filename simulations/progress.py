@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ _PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 
 
 class _Lines(logging.Handler):
-    """Prints what a run says, and turns the bar's label with every round or validation."""
+    """A log handler that prints a run's log lines and labels the bar with the latest event."""
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -45,8 +45,8 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
     """Show the progress of a run; yields the callback that the engine calls per message.
 
     Args:
-        config: of the run.
-        brief: only the bar and warnings.
+        config: settings of the run.
+        brief: show only the bar and warnings.
     """
     with _shown("samara.server", brief) as (console, progress, task):
         clients = config.data.clients
@@ -80,7 +80,7 @@ def watched_tuning() -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def _shown(logger_name: str, brief: bool = False) -> Iterator[tuple[Console, Progress, TaskID]]:
-    """A bar while a model is loaded and works, and what a logger says above it."""
+    """Show a bar, with the lines of a logger above it."""
     console = Console()
     progress = Progress(
         TextColumn("{task.description}", markup=False),

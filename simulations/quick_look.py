@@ -1,4 +1,4 @@
-"""What a run's models make of a text: base, global, and a client's own."""
+"""The answers of a run's base, global and personal models to a text."""
 
 import json
 from pathlib import Path
@@ -26,13 +26,13 @@ Probabilities = NDArray[np.float64]
 def quick_look(
     run: Path, text: str, client: int | None = None, personal: Path | None = None
 ) -> tuple[list[str], dict[str, Probabilities]]:
-    """Labels, and their probabilities under each model.
+    """Return the labels and their probabilities under each model.
 
     Args:
         run: folder of a finished run.
-        text: what is asked about; a JSON object where the task reads several fields.
-        client: whose private rounds are added under "personal".
-        personal: a file of private rounds, instead of the client's ledger.
+        text: the text; a JSON object where the task reads several fields.
+        client: the client whose private rounds make the personal model.
+        personal: a personal file to use instead of the client's ledger.
 
     Raises:
         SamaraError: if the run, the model, the text or the private rounds cannot be used.
@@ -61,21 +61,23 @@ def quick_look(
         raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
     forward = ResidentForward(adapter, scorer, body)
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
-    found = {}
+    probabilities = {}
     for name, state in states.items():
         perturbations = Perturbations.from_arrays(
             layout, to_float32(state), device=torch.device(model.torch_device)
         )
-        found[name] = softmax(forward.scores(perturbations, prompts)[0, 0].astype(np.float64))
+        probabilities[name] = softmax(
+            forward.scores(perturbations, prompts)[0, 0].astype(np.float64)
+        )
     labels = task.words if isinstance(task, ClassificationTask) else example.answers
-    return list(labels), found
+    return list(labels), probabilities
 
 
 def _example(task: Task, text: str) -> Example:
-    """The text as an example of the task; its label is of no account.
+    """Return the text as an example of the task, with an arbitrary label.
 
     Raises:
-        DataError: if it lacks what the task reads.
+        DataError: if it lacks a field that the task reads.
     """
     if isinstance(task, GenerationTask) or not task.labels:
         raise DataError(f"task {task.name!r} has no fixed labels to show")

@@ -32,18 +32,18 @@ def simulate(
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
 ) -> Path:
-    """Train a federation of emulated clients; returns the run's folder.
+    """Train a federation of simulated clients and return the run's folder.
 
     Model, task and data are loaded first, so that a mistake in them is found before anything is
     written. A folder that holds the beginning of the same run is continued.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         on_message: see `InProcessGrid`; Flower's engine does not call it.
         engine: in-process, or Flower's simulation with Ray.
-        cohorts_from: a recorded run, whose cohorts are repeated; in process only.
-        homes: folders of the live clients that took part in it; each is stood for by a client of
-            its index, with its model and data.
+        cohorts_from: a recorded run whose cohorts are repeated; in-process engine only.
+        homes: folders of the live clients that took part in it; each is simulated with its
+            index, model and data.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
@@ -85,7 +85,7 @@ def _repeated(
     cohorts: RecordedCohorts | None,
     homes: Sequence[Path],
 ) -> Path:
-    """Repeat a live run by clients with the data of its devices, one after the other."""
+    """Repeat a live run with simulated clients that have its clients' data, one at a time."""
     clients = [ClientSettings.read(home) for home in homes]
     nodes: list[UserConfig] = [
         {CLIENT_INDEX: client.client_index, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}
@@ -97,7 +97,7 @@ def _repeated(
 
 
 def clients_together(config: RunConfig) -> int:
-    """How many clients train side by side: as many as there are cores for, one on a GPU."""
+    """Return the number of clients that train at the same time: one per core, or one on a GPU."""
     if config.model.torch_device != "cpu":
         return 1
     cohort = math.ceil(config.cohort.fraction * config.data.clients)

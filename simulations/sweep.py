@@ -1,4 +1,4 @@
-"""Settings found on validation examples alone, with as many trials for every method.
+"""A search for settings on validation examples alone, with as many trials for every method.
 
 Successive halving (Jamieson and Talwalkar, 2016, algorithm 1): all trials of a method run on a
 part of the budget of rounds, the better half goes on with twice as much, until one is left or the
@@ -35,12 +35,12 @@ Choices = dict[str, Scalar]
 
 
 class Sweep(BaseModel):
-    """What is tried: the content of a sweep file.
+    """The content of a sweep file.
 
     Attributes:
-        methods: to be tuned, each by itself.
-        trials: of every method, as far as its grid has so many points.
-        rungs: budgets of rounds, each half of the next; 1 is no halving.
+        methods: methods to search settings for.
+        trials: number of trials of every method, or the size of its grid if that is smaller.
+        rungs: number of budgets, each half of the next; 1 is no halving.
         settings: values of settings, for every method that reads them.
         only: values of more settings, or other values of the same, for one method.
     """
@@ -80,10 +80,10 @@ class Sweep(BaseModel):
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
     def trials_of(self, method: Method, seed: int) -> list[Choices]:
-        """Perturbations of a method's grid, the same for the same seed.
+        """Draw points of a method's grid, the same for the same seed.
 
-        None is drawn twice, and each is the one whose values were drawn least so far: a few trials
-        try every value of a setting about as often.
+        No point is drawn twice, and each is the one whose values were drawn least so far, so that
+        a few trials use every value of a setting about equally often.
         """
         values = {key: values for key, values in self.settings.items() if _tries(method, key)}
         values |= self.only.get(method, {})
@@ -101,16 +101,16 @@ class Sweep(BaseModel):
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a sweep.
+    """One run of a sweep.
 
     Attributes:
-        method: that was run.
-        rung: counted from 1.
-        number: of the trial, from 1.
-        choices: its settings.
-        accuracy: on validation, the mean over the clients that train.
-        loss: likewise.
-        folder: of the run.
+        method: method of the run.
+        rung: number of the budget, from 1.
+        number: number of the trial, from 1.
+        choices: settings of the trial.
+        accuracy: validation accuracy, the mean over the clients that train.
+        loss: validation loss, the mean over the clients that train.
+        folder: folder of the run.
     """
 
     method: str
@@ -127,7 +127,7 @@ def sweep(
 ) -> Iterator[Trial]:
     """Tune every method of a plan; the folder then holds sweep.json and METHOD.toml of each.
 
-    Finished runs are not repeated, so the same command goes on where it was.
+    Finished runs are not repeated, so the same command continues an interrupted sweep.
 
     Args:
         base: the settings that are not tried, and the budget of rounds.
@@ -167,13 +167,13 @@ def sweep(
 
 
 def validated(result: RunResult) -> tuple[float, float]:
-    """Accuracy and loss of the model that a run gives its clients, on validation examples.
+    """Return accuracy and loss of the clients' final models on validation examples.
 
     Returns:
         Means over the clients that trained; the last validation counts.
 
     Raises:
-        SamaraError: if nobody validated.
+        SamaraError: if no client validated.
     """
     for evaluation in reversed(result.evaluations):
         if evaluation.split == "validation" and evaluation.columns:
@@ -186,7 +186,7 @@ def validated(result: RunResult) -> tuple[float, float]:
 
 
 def _tries(method: Method, key: str) -> bool:
-    """Whether a setting of a sweep means anything to a method."""
+    """Return whether a method reads a setting of a sweep."""
     if key == SHARE:
         return reads(method, "learning-rate") and reads(method, "personal.learning-rate")
     return reads(method, key)
@@ -195,7 +195,7 @@ def _tries(method: Method, key: str) -> bool:
 def _configured(
     base: RunConfig, method: Method, choices: Choices, share: float, out: Path
 ) -> RunConfig:
-    """The run of a trial on a share of the budget of rounds, or without a folder the chosen one."""
+    """Return the settings of a trial on a share of the budget."""
     given: dict[str, Any] = dict(choices)
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))
     part = float(given.pop(SHARE, base.personal.rounds / (base.rounds + base.personal.rounds)))

@@ -113,7 +113,7 @@ class Comparison:
 
     @cached_property
     def newcomer_summaries(self) -> list[ConditionSummary]:
-        """The same summaries over the newcomers; empty if the run has none."""
+        """The summary of every displayed condition, over the newcomers; empty if there are none."""
         return [_summary(condition) for condition in self.runs.displayed(newcomers=True)]
 
     @cached_property

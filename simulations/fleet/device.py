@@ -1,4 +1,4 @@
-"""The devices of a fleet: what each is, what a step costs it, and its battery."""
+"""The emulated devices of a fleet: profiles, the cost of a step, and the battery."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from shared.fleet_settings import DeviceGroup
 from shared.frames.instructions import Split
 
 SHIFT_HOURS = 1.0
-"""By which people's days are earlier or later than their group's, at most."""
+"""The largest shift of a device's hours of the day against its group's, in hours."""
 _SAMPLED_CLIENTS = 8
 _WHOLE_DAY = 24.0
 _HOUR = 3600.0
@@ -28,18 +28,18 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a fleet.
+    """An emulated device of a fleet.
 
     Attributes:
-        number: of the client that it is.
-        group: what it has in common with others.
-        profile: in its power mode.
-        link: with hours of its own.
-        charging: hours of the day at a charger, its own.
-        estimate: of a step with one micro-batch.
-        measuring: the same of a step that measures curvature.
-        passes: micro-batches that a step's examples are cut into.
-        charge: Wh in its battery when the run begins.
+        number: index of the client that runs on it.
+        group: settings that it shares with the devices of its group.
+        profile: device profile in its power mode.
+        link: link profile with this device's hours of the day.
+        charging: hours of the day at a charger.
+        estimate: time and memory of a step with one micro-batch.
+        measuring: time and memory of such a step that also measures curvature.
+        passes: number of micro-batches in a step.
+        charge: Wh in the battery when the run begins.
     """
 
     number: int
@@ -54,15 +54,15 @@ class Device:
 
     @property
     def step_seconds(self) -> float:
-        """Of a step that measures no curvature."""
+        """The duration of a step that measures no curvature, in seconds."""
         return self._seconds(self.estimate)
 
     def work(self, steps: int, measuring: int) -> tuple[float, int]:
-        """Seconds that local steps take, and bytes at their peak.
+        """Return the duration of local steps in seconds and their peak memory in bytes.
 
         Args:
-            steps: all of them.
-            measuring: how many of them measure curvature.
+            steps: number of steps.
+            measuring: number of these steps that measure curvature.
         """
         plain = steps - measuring
         own = [self.estimate] * bool(plain) + [self.measuring] * bool(measuring)
@@ -71,15 +71,15 @@ class Device:
 
     @property
     def watts(self) -> float | None:
-        """Drawn while it computes, at most; None if nobody knows."""
+        """The largest power drawn while computing, in watts; None if unknown."""
         return self.profile.watts
 
     def is_free(self, at: float, charge: float) -> bool:
-        """Whether it can take part at a virtual second: link there, and battery or charger."""
+        """Return whether it can take part at a virtual second: connected and powered."""
         return is_available(self.link, at) and self._has_power(at, charge)
 
     def next_change(self, at: float, charge: float) -> float:
-        """When a device that is not free may become so; ∞ if never.
+        """Return when a device that cannot take part may be able to; ∞ if never.
 
         Args:
             at: virtual seconds.
@@ -90,7 +90,7 @@ class Device:
         return inf if there is None or power is None else max(there, power)
 
     def charge_after(self, charge: float, begun: float, ended: float) -> float:
-        """Wh in the battery after some time, by its charger and its owner."""
+        """Return the Wh in the battery after some time of charging and of its owner's use."""
         clock, group = begun, self.group
         for window in chain(time_windows(self.charging, begun), [(inf, inf)]):
             begin, end = (min(moment, ended) for moment in window)
@@ -104,11 +104,11 @@ class Device:
         return charge
 
     def at_charger(self, at: float) -> bool:
-        """Whether it hangs at a charger, or has no battery."""
+        """Return whether it is at a charger or has no battery."""
         return not self.group.battery or next_time_within(self.charging, at) == at
 
     def _seconds(self, step: StepEstimate) -> float:
-        """Adapters are drawn and updated once in a step, however often passes are made."""
+        """Return the duration of a step: adapters are drawn once, passes made per micro-batch."""
         return step.time.adapters + self.passes * (step.time.total - step.time.adapters)
 
     def _has_power(self, at: float, charge: float) -> bool:
@@ -124,8 +124,8 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
         data: source of the clients' data, which determine the length of sequences.
 
     Raises:
-        ConfigError: naming every profile, link or power mode that there is not.
-        ModelError: if the model whose times are wanted cannot be read, or is too small.
+        ConfigError: naming every unknown profile, link or power mode.
+        ModelError: if the model of `fleet.timed-as` cannot be read, or is too small.
     """
     groups, mistakes = config.fleet.devices, []
     kinds: list[tuple[DeviceProfile, LinkProfile]] = []
@@ -168,7 +168,7 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
-    """Devices of each group by largest remainders, in all as many as there are clients."""
+    """Divide clients among groups by largest remainders."""
     whole = sum(group.share for group in groups)
     exact = [clients * group.share / whole for group in groups]
     counts = [int(share) for share in exact]
@@ -179,7 +179,7 @@ def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
 
 
 def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tuple[float, float]]:
-    """Hours of a day that begins earlier or later; a whole day stays one."""
+    """Shift hours of the day; a whole day stays a whole day."""
     for begin, end in hours:
         whole = end - begin >= _WHOLE_DAY
         moved = begin if whole else (begin + shift) % _WHOLE_DAY
@@ -194,7 +194,7 @@ def _workload(
     group: DeviceGroup,
     own_shape: bool,
 ) -> tuple[Workload, int]:
-    """The run's step with a micro-batch on a device of a group, and how many of them a step has."""
+    """Return the workload of a micro-batch on a device of a group, and their number in a step."""
     clients = config.data.clients
     prompts = [
         prompt

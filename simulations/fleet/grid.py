@@ -1,4 +1,4 @@
-"""The grid of a fleet: Flower messages on one side, devices on a virtual clock on the other."""
+"""The grid of a fleet, which delivers Flower messages to devices on a virtual clock."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
 
 @dataclass(eq=False)
 class _Asked:
-    """The clients of a round whose reports will come, and those reports that were needed so far."""
+    """The clients of a round that will report, and their reports as far as computed."""
 
     instruction: TrainInstruction
     session: Session
@@ -34,7 +34,7 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class _Due:
-    """A report that will be there at a virtual second."""
+    """A report that arrives at a virtual second."""
 
     message: Message
     job: Job
@@ -42,17 +42,17 @@ class _Due:
 
 
 class FleetGrid(LocalGrid):
-    """Delivers training on the virtual clock, everything else at once.
+    """A grid that delivers training on the virtual clock and everything else at once.
 
-    A report is computed when the server fetches it, along with those that share its passes and
-    those that fill the other threads: what a deadline cuts off costs nothing.
+    A report is computed when the server fetches it, together with those that share its forward
+    passes and those that fill the other threads. Reports that miss a deadline are not computed.
 
     Args:
-        clock: keeps the clock.
-        clients: answer.
-        clients_count: how many they are.
-        threads: groups of clients that train side by side.
-        on_message: called with the message type and client after each message was answered.
+        clock: virtual clock of the fleet.
+        clients: clients that answer.
+        clients_count: number of clients.
+        threads: number of groups of clients that train at the same time.
+        on_message: called with message type and client after each answered message.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FleetGrid(LocalGrid):
         self._due: dict[str, _Due] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; the clock knows which of them can be reached."""
+        """Return all nodes; the clock decides which of them can be reached."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -94,7 +94,7 @@ class FleetGrid(LocalGrid):
         return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out the replies to these messages that are there by now, each once."""
+        """Return the replies to these messages that have arrived, each once."""
         wanted, now = set(message_ids), self._clock.now()
         there = [i for i in self._due if i in wanted and self._due[i].job.ended <= now]
         for identifier in there:
@@ -103,7 +103,7 @@ class FleetGrid(LocalGrid):
         return [self._replies.pop(i) for i in sorted(wanted & self._replies.keys(), key=int)]
 
     def _begin(self, sent: dict[str, Message]) -> None:
-        """Let every device begin with the round's instruction."""
+        """Start the round's instruction on every device."""
         jobs: dict[str, Job] = {}
         size, measuring, instruction = 0, 0, None
         for identifier, message in sent.items():
@@ -138,7 +138,7 @@ class FleetGrid(LocalGrid):
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 
     def _report(self, due: _Due) -> bytes:
-        """A report; if it is not made yet, with its group and one more for each other thread."""
+        """Return a report; compute it, its group and a group for each other thread if needed."""
         asked, number = due.asked, due.job.device
         if number not in asked.reports:
             ahead = (group for group in asked.groups if group[0] not in asked.reports)
@@ -149,7 +149,7 @@ class FleetGrid(LocalGrid):
         return asked.reports[number]
 
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
-        """Measure; it takes no virtual time, but what clients receive they owe to the clock."""
+        """Evaluate: it takes no virtual time, but the bytes received count on the link later."""
         asked: dict[str, int] = {}
         frame = b""
         for identifier, message in sent.items():
@@ -175,7 +175,7 @@ def _client(message: Message) -> int:
 
 
 def _report_size(instruction: TrainInstruction) -> int:
-    """Bytes of a report's frame; they do not depend on what it says."""
+    """Return the size of a report's frame, which does not depend on its values."""
     gradients = np.zeros((instruction.steps, instruction.queries), np.float32)
     pooled = instruction.seed_policy is SeedPolicy.POOL
     curvature = 0.0 if instruction.measured_directions(instruction.steps) else None

@@ -1,4 +1,4 @@
-"""What a device makes of an instruction on the virtual clock. Pure."""
+"""The simulated execution of an instruction by a device, as a pure function."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,21 +14,21 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Job:
-    """A device's part in a round.
+    """A device's execution of an instruction.
 
     Attributes:
-        device: number.
-        outcome: of it.
-        begun: virtual second when it was asked.
-        ended: virtual second when its report is with the server, or it gives up.
-        compute: seconds.
-        transfer: seconds on its link.
-        waited: seconds until its link was there.
-        bytes_down: that crossed the link, headers and repeated packets included.
-        bytes_up: the same.
-        joules: that computing took, at most; None if nobody knows.
-        peak_bytes: of the process.
-        slow: whether something else slowed its steps down.
+        device: index of the device's client.
+        outcome: "reported", or why there is no report.
+        begun: virtual second at which the instruction was sent.
+        ended: virtual second at which its report arrived or it failed.
+        compute: seconds of computing.
+        transfer: seconds of transfer on its link.
+        waited: seconds until its link was available.
+        bytes_down: bytes received over the link, with headers and repeated packets.
+        bytes_up: bytes sent over the link, with headers and repeated packets.
+        joules: largest energy of the computing; None if unknown.
+        peak_bytes: peak memory of the process.
+        slow: whether other work slowed its steps down.
         charge: Wh in its battery at the end.
     """
 
@@ -57,17 +57,17 @@ def job(
     seed: list[int],
     measuring: int = 0,
 ) -> Job:
-    """Receive an instruction, take its steps, send the report; or fail on the way.
+    """Simulate receiving an instruction, taking its steps and sending the report.
 
     Args:
-        device: that is asked.
-        at: virtual seconds.
+        device: emulated device.
+        at: virtual second at which the instruction is sent.
         down: bytes of instruction and catch-up.
         up: bytes of the report.
-        steps: local steps.
+        steps: number of local steps.
         charge: Wh in its battery.
-        seed: decides about jitter, loss, dropout and slowness.
-        measuring: how many of the steps measure curvature.
+        seed: seed of jitter, packet loss, dropout and slowness.
+        measuring: number of steps that measure curvature.
     """
     random, group = np.random.default_rng(seed), device.group
     drops, moment, slow = random.random() < group.dropout, random.random(), random.random()

@@ -1,4 +1,4 @@
-"""What is noted of a fleet: of a device in a round, and of a device in a run (docs/result.md)."""
+"""The fleet's part of events and results: devices in a round and in a run (docs/result.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _DIGITS = 6
 
 
 def of_job(done: Job, now: float) -> dict[str, Any]:
-    """A device's part in a round that ends now; it waits for the others once it has reported."""
+    """Return a device's entry in the event of a round that ends now."""
     late = done.outcome == "reported" and done.ended > now
     waited = done.waited
     if done.outcome == "reported" and not late:
@@ -32,20 +32,20 @@ def of_job(done: Job, now: float) -> dict[str, Any]:
 
 
 def of_devices(devices: Sequence[Device], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fleet's part of the result: when it ran, and what it took of every device.
+    """Return the fleet's part of the result: its hours, and the totals of every device.
 
     Args:
-        devices: of the fleet.
+        devices: devices of the fleet.
         rounds: events of all rounds.
     """
-    told = [event["fleet"] for event in rounds if "fleet" in event]
+    parts = [event["fleet"] for event in rounds if "fleet" in event]
     return {
-        "begun": told[0]["begun"] if told else 0.0,
-        "ended": told[-1]["ended"] if told else 0.0,
+        "begun": parts[0]["begun"] if parts else 0.0,
+        "ended": parts[-1]["ended"] if parts else 0.0,
         "devices": {
             str(device.number): _of_device(
                 device,
-                [own for each in told if (own := each["devices"].get(str(device.number)))],
+                [own for each in parts if (own := each["devices"].get(str(device.number)))],
             )
             for device in devices
         },

@@ -1,4 +1,4 @@
-"""Run a federation on a fleet of emulated devices."""
+"""Federations on a fleet of emulated devices."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +21,8 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     """Train with the devices of ``fleet.devices``; returns the run's folder.
 
     Args:
-        config: of the run, which has a fleet.
-        on_message: called with the message type and client after each message was answered.
+        config: settings of the run, with `fleet.devices`.
+        on_message: called with message type and client after each answered message.
 
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.

@@ -1,1 +1,1 @@
-"""What runs say: on the terminal, and as a page."""
+"""Reports of finished runs: on the terminal, and as an HTML page."""

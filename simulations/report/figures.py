@@ -25,7 +25,7 @@ except ImportError as missing:
     raise SamaraError("a report needs matplotlib: pip install 'samara-fl[report]'") from missing
 
 DRAWN_CLIENTS = 300
-"""Of more clients, so many are drawn, have_equal_row_counts by how they rank."""
+"""The largest number of clients drawn; of more, an even selection by rank is drawn."""
 _WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
 # Stand-ins that become the page's own colours, light or dark.
 _COLOURS = {
@@ -72,10 +72,10 @@ class Figure:
     """A figure of the page.
 
     Attributes:
-        name: unique on the page.
-        title: what it shows.
-        caption: how to read it.
-        svg: an inline element with an accessible name.
+        name: identifier, unique on the page.
+        title: title of the figure.
+        caption: explanation of how to read it.
+        svg: inline SVG element with an accessible name.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Figure:
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:
-    """All figures, in the order of the page.
+    """Return all figures in the order of the page.
 
     Raises:
-        SamaraError: without matplotlib.
+        SamaraError: if matplotlib is not installed.
     """
     variants = comparison.runs.variants
     figures = [_slopes(comparison, variant) for variant in variants]
@@ -137,7 +137,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         f"{name} {format_percent(mean / 100)} %"
         for name, mean in zip(stops, values.mean(axis=1), strict=True)
     )
-    return drawn(
+    return draw_figure(
         f"slopes{variant.label}",
         f"Every client's way{of}",
         f"Accuracy, %. A line is a client, rust where {stops[-1]} is worse than {stops[-2]}; "
@@ -170,12 +170,12 @@ def _differences(comparison: Comparison) -> Figure:
         axes.set_xlabel("points of accuracy, better to the right")
 
     (title, *more) = comparison.by_title()
-    told = "; ".join(_told(name, tested) for name, tested in rows)
-    return drawn(
+    description = "; ".join(_told(name, tested) for name, tested in rows)
+    return draw_figure(
         "differences",
         "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
         "A dot is a client, rust where it loses; bold are mean and 95 % interval.",
-        f"Differences of accuracy by client. {told}.",
+        f"Differences of accuracy by client. {description}.",
         draw,
         1.0 + 0.46 * len(rows),
     )
@@ -203,16 +203,16 @@ def _distribution(comparison: Comparison) -> Figure:
         axes.grid(axis="x")
         axes.set_xlabel("accuracy, %")
 
-    told = "; ".join(
+    description = "; ".join(
         f"{comparison.name_of(line.condition)}: mean {line.accuracy.mean:.1%}, "
         f"worst tenth {line.accuracy.worst:.1%}"
         for line in lines
     )
-    return drawn(
+    return draw_figure(
         "distribution",
         "How have_equal_row_counts clients are served",
         "A dot is a client; the bold mark is their mean.",
-        f"Distribution of accuracy over clients. {told}.",
+        f"Distribution of accuracy over clients. {description}.",
         draw,
         1.0 + 0.4 * len(lines),
     )
@@ -239,25 +239,25 @@ def _learning(comparison: Comparison) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
 
-    told = "; ".join(
+    description = "; ".join(
         f"{variant.label}: from {curve[0].accuracy.mean():.1%} to {curve[-1].accuracy.mean():.1%}"
         for variant in comparison.runs.variants
         if (curve := comparison.curve(variant))
     )
     alone = len(comparison.runs.variants) == 1
-    return drawn(
+    return draw_figure(
         "learning",
         "The global model learns",
         "Accuracy on validation examples, %, mean over clients"
         + ("; thin lines are clients." if alone else "."),
-        f"Validation accuracy of the global model by round. {told}.",
+        f"Validation accuracy of the global model by round. {description}.",
         draw,
         3.0,
     )
 
 
 def _or_nan(loss: float | None) -> float:
-    """A round without a report has no loss."""
+    """Return a round's loss, or NaN for a round without reports."""
     return np.nan if loss is None else loss
 
 
@@ -284,14 +284,14 @@ def _loss(comparison: Comparison) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
 
-    told = "; ".join(
+    description = "; ".join(
         f"{label}: from {losses[0]:.3f} to {losses[-1]:.3f}" for label, losses in curves.items()
     )
-    return drawn(
+    return draw_figure(
         "loss",
         "Loss while training",
         "Mean over the clients of a round, on their own batches.",
-        f"Training loss by round. {told}.",
+        f"Training loss by round. {description}.",
         draw,
         3.0,
     )
@@ -327,24 +327,24 @@ def _cost(comparison: Comparison) -> Figure:
         axes.set_xlabel("KiB per client, up and down")
         axes.margins(x=0.04)
 
-    told = "; ".join(
+    description = "; ".join(
         f"{variant.label}: {curve[-1].accuracy.mean():.1%} for {curve[-1].bytes / 1024:.1f} KiB"
         for variant in variants
         if (curve := comparison.curve(variant))
     )
-    return drawn(
+    return draw_figure(
         "cost",
         "Accuracy for bytes",
         "Validation accuracy, %, against traffic in training. "
         "Dashed: what one transfer of the adapter's numbers would take.",
-        f"Validation accuracy of the global model against bytes per client. {told}.",
+        f"Validation accuracy of the global model against bytes per client. {description}.",
         draw,
         3.0,
     )
 
 
 def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> None:
-    """A dot per client around a line, scattered by a fixed seed."""
+    """Draw a dot per client around a line, scattered by a fixed seed."""
     chosen = _chosen(values)
     lift = np.random.default_rng(0).uniform(-0.24, 0.24, len(chosen))
     for colour in dict.fromkeys(colours):
@@ -363,13 +363,13 @@ def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> 
 def _label_ends(
     axes: Axes, comparison: Comparison, ends: Mapping[str, tuple[float, float]], side: int
 ) -> None:
-    """The variants' labels where their lines end; lines that end together share one.
+    """Label the variants where their lines end; lines that end together share a label.
 
     Args:
-        axes: of the figure.
-        comparison: with several variants; one needs no label.
-        ends: x and y of each.
-        side: 1 puts the label of a line that others go on from above it, −1 below.
+        axes: axes of the figure.
+        comparison: comparison with several variants; a single one gets no label.
+        ends: x and y of the end of each line.
+        side: 1 to put a label above a line that others continue from, −1 below.
     """
     if len(comparison.runs.variants) == 1:
         return
@@ -390,7 +390,7 @@ def _series(comparison: Comparison, label: str) -> str:
 
 
 def _chosen(values: Numbers) -> list[int]:
-    """Clients to draw: all, or so many have_equal_row_counts by rank."""
+    """Return the indices of the clients to draw: all, or an even selection by rank."""
     order = np.argsort(values, kind="stable")
     count = min(len(values), DRAWN_CLIENTS)
     return sorted(order[np.linspace(0, len(values) - 1, count).astype(int)].tolist())
@@ -401,18 +401,23 @@ def _around(values: Numbers) -> tuple[float, float]:
     return max(0.0, float(values.min()) - room), min(100.0, float(values.max()) + room)
 
 
-def drawn(
-    name: str, title: str, caption: str, told: str, draw: Callable[[Axes], None], height: float
+def draw_figure(
+    name: str,
+    title: str,
+    caption: str,
+    description: str,
+    draw: Callable[[Axes], None],
+    height: float,
 ) -> Figure:
-    """A figure of one pair of axes.
+    """Draw a figure with one pair of axes.
 
     Args:
-        name: unique on the page.
-        title: what it shows.
-        caption: how to read it.
-        told: the same for those who cannot see it.
-        draw: draws it.
-        height: inches.
+        name: identifier, unique on the page.
+        title: title of the figure.
+        caption: explanation of how to read it.
+        description: accessible name for readers who cannot see it.
+        draw: function that draws on the axes.
+        height: height in inches.
     """
     with mpl.rc_context(_STYLE):
         canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
@@ -420,17 +425,17 @@ def drawn(
         drawing = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         canvas.savefig(drawing, format="svg", transparent=True, metadata=nothing)
-    return Figure(name, title, caption, _inline(drawing.getvalue(), name, told))
+    return Figure(name, title, caption, _inline(drawing.getvalue(), name, description))
 
 
-def _inline(svg: str, name: str, told: str) -> str:
-    """An SVG file as an element of a page: its own ids, the page's colours, an accessible name."""
+def _inline(svg: str, name: str, description: str) -> str:
+    """Return an SVG file as an element of a page, with unique ids and an accessible name."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     for variable, colour in _COLOURS.items():
         svg = svg.replace(colour, f"var(--{variable})")
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None, "matplotlib writes a viewBox"
-    begin = f'<svg role="img" aria-label="{escape(told)}" {box[0]} '
+    begin = f'<svg role="img" aria-label="{escape(description)}" {box[0]} '
     begin += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return begin + svg[svg.index(">") + 1 :]

@@ -1,4 +1,4 @@
-"""What a fleet's devices of each kind have in common, for tables and figures. Pure."""
+"""The devices of a fleet by kind, for tables and figures, as pure functions."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from shared.result import Fleet, FleetDevice
 
 @dataclass(frozen=True)
 class Kind:
-    """Devices with one profile, link and quantization; figures are means over them.
+    """The devices with one profile, link and quantization; figures are means over them.
 
     Attributes:
         name: profile, its power mode, quantization and link.
-        numbers: of the devices.
-        step_seconds: of a local step.
-        compute_seconds: in the whole run, as all that follow.
-        transfer_seconds: on the link.
-        waiting_seconds: for the link, and for the round to end.
+        numbers: client indices of the devices.
+        step_seconds: duration of a local step.
+        compute_seconds: seconds of computing in the whole run.
+        transfer_seconds: seconds of transfer in the whole run.
+        waiting_seconds: seconds of waiting for the link and for the end of a round.
         energy_joules: None if nobody knows.
         bytes_up: on the link.
         bytes_down: on the link.
@@ -39,18 +39,18 @@ class Kind:
 
     @property
     def count(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.numbers)
 
     @property
     def failures(self) -> str:
-        """What became of the rounds in which a device did not report in time."""
-        told = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
-        return ", ".join(text for text in told if not text.endswith(" reported"))
+        """The outcomes of rounds in which a device did not report in time, with their counts."""
+        outcomes = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
+        return ", ".join(text for text in outcomes if not text.endswith(" reported"))
 
 
 def kinds_of(fleet: Fleet) -> list[Kind]:
-    """The kinds of a fleet, in the order of their first devices."""
+    """Return the kinds of a fleet, in the order of their first devices."""
     named: dict[str, dict[int, FleetDevice]] = {}
     for number, device in sorted(fleet.devices.items()):
         named.setdefault(kind_name(device), {})[number] = device
@@ -58,13 +58,13 @@ def kinds_of(fleet: Fleet) -> list[Kind]:
 
 
 def kind_name(device: FleetDevice) -> str:
-    """What devices are told apart by."""
+    """Return the name of a device's kind: profile, power mode, quantization and link."""
     mode = f" {device.power_mode}" if device.power_mode else ""
     return f"{device.device}{mode}, {device.quantization}, {device.link}"
 
 
 def clock_of(second: float) -> str:
-    """A virtual second as day and time: day 1, 22:05:30."""
+    """Return a virtual second as day and time: day 1, 22:05:30."""
     minutes, seconds = divmod(int(second), 60)
     time = f"{minutes // 60 % 24:02}:{minutes % 60:02}:{seconds:02}"
     return f"day {minutes // 1440 + 1}, {time}"
@@ -75,9 +75,9 @@ class Unit:
     """A unit of time.
 
     Attributes:
-        name: of one.
-        symbol: short for it.
-        seconds: in it.
+        name: name in the singular.
+        symbol: abbreviation.
+        seconds: duration in seconds.
     """
 
     name: str
@@ -93,18 +93,18 @@ SECOND, MINUTE, HOUR = (
 
 
 def unit_for(seconds: float) -> Unit:
-    """The largest unit of which a time has two or more; seconds if there is none."""
+    """Return the largest unit of which a time has two or more; seconds if there is none."""
     return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
 
 
 def unit_of_parts(kinds: Sequence[Kind]) -> Unit:
-    """In which it is told where the time of devices goes: minutes, or seconds if it is short."""
+    """Return the unit for the parts of a device's time: minutes, or seconds if they are short."""
     longest = max(max(kind.compute_seconds, kind.waiting_seconds) for kind in kinds)
     return SECOND if unit_for(longest) is SECOND else MINUTE
 
 
 def span_of(seconds: float) -> str:
-    """A time in the unit that suits it: 42.0 s, 3.5 min, 23.8 h."""
+    """Return a time in a unit of its size: 42.0 s, 3.5 min, 23.8 h."""
     unit = unit_for(seconds)
     return f"{seconds / unit.seconds:.1f} {unit.symbol}"
 

@@ -1,4 +1,4 @@
-"""The figures of an emulated fleet: its rounds and stragglers, its days, where its time goes."""
+"""The figures of a fleet: its rounds and stragglers, its days, and the parts of its time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from shared.result import FleetJob, FleetRound, RunResult
-from simulations.report.figures import DOWN, INK, MUTED, SERIES, Figure, drawn
+from simulations.report.figures import DOWN, INK, MUTED, SERIES, Figure, draw_figure
 from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_for, unit_of_parts
 
 DRAWN_DEVICES = 60
-"""Of more devices, so many have a line, have_equal_row_counts over the kinds."""
+"""The largest number of devices with a line of their own; of more, an even selection by kind."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
-"""Of kinds of devices; what is left of the series looks like failure."""
+"""The colours of kinds of devices; the other colours of the series stand for failures."""
 _MARKERS = "os^D"
-"""Of kinds beyond those that have a colour to themselves."""
+"""The markers of kinds beyond the number of colours."""
 _LABEL_LINES = 2
-"""That a kind's name takes above its devices."""
+"""The number of lines of a kind's name above its devices."""
 _MANY_TIMES = 20
-"""By which the longest report takes longer than the shortest where a scale is logarithmic."""
+"""The ratio of the longest to the shortest report above which the scale is logarithmic."""
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of virtual time: hours of the day, or what has passed of a short run."""
+    """The axis of virtual time: hours of the day, or elapsed time of a short run."""
 
     origin: float
     unit: Unit
@@ -34,47 +34,47 @@ class _Clock:
 
     @classmethod
     def of(cls, rounds: Sequence[FleetRound]) -> Self:
-        """That of some rounds."""
+        """Return the axis for some rounds."""
         begun, unit = rounds[0].begun, unit_for(rounds[-1].ended - rounds[0].begun)
         if unit is HOUR:
             return cls(0.0, unit, "hour, from the first midnight on")
         return cls(begun, unit, f"{unit.name}s after the run began")
 
-    def place(self, second: float) -> float:
-        """Where a virtual second is."""
+    def position(self, second: float) -> float:
+        """Return the position of a virtual second on the axis."""
         return (second - self.origin) / self.unit.seconds
 
 
 def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
-    """The figures of a run with a fleet; none of another.
+    """Return the figures of a run with a fleet; none for other runs.
 
     Args:
-        letter: of the run on its page.
-        result: of it.
+        letter: label of the run on its page.
+        result: result of the run.
     """
     if result.fleet is None:
         return []
-    rounds = [told.fleet for told in result.rounds if told.fleet is not None]
+    rounds = [event.fleet for event in result.rounds if event.fleet is not None]
     kinds = kinds_of(result.fleet)
     return [_rounds(letter, rounds, kinds), _days(letter, rounds, kinds), _split(letter, kinds)]
 
 
 def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
-    """When each report came, counted from the beginning of its round."""
+    """Draw the time of each report, counted from the beginning of its round."""
     colours = _colours(kinds)
-    jobs = [(told, number, job) for told in rounds for number, job in told.devices.items()]
-    in_time = [found for found in jobs if found[2].outcome == "reported"]
-    late = [found for found in jobs if found[2].outcome == "late"]
-    times = [job.ended - told.begun for told, _, job in (*in_time, *late)]
-    longest = max((told.ended - told.begun for told in rounds), default=0.0)
+    jobs = [(event, number, job) for event in rounds for number, job in event.devices.items()]
+    in_time = [entry for entry in jobs if entry[2].outcome == "reported"]
+    late = [entry for entry in jobs if entry[2].outcome == "late"]
+    times = [job.ended - event.begun for event, _, job in (*in_time, *late)]
+    longest = max((event.ended - event.begun for event in rounds), default=0.0)
     unit, clock = unit_for(longest), _Clock.of(rounds)
 
     def draw(axes: Axes) -> None:
         for index, kind in enumerate(kinds):
-            own = [found for found in in_time if found[1] in kind.numbers]
+            own = [entry for entry in in_time if entry[1] in kind.numbers]
             axes.plot(
-                [clock.place(told.begun) for told, _, _ in own],
-                [(job.ended - told.begun) / unit.seconds for told, _, job in own],
+                [clock.position(event.begun) for event, _, _ in own],
+                [(job.ended - event.begun) / unit.seconds for event, _, job in own],
                 _MARKERS[index // len(_SHADES) % len(_MARKERS)],
                 color=colours[kind.name],
                 markersize=4,
@@ -83,16 +83,16 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
                 label=kind.name,
             )
         axes.plot(
-            [clock.place(told.begun) for told, _, _ in late],
-            [min(job.ended - told.begun, 1.25 * longest) / unit.seconds for told, _, job in late],
+            [clock.position(event.begun) for event, _, _ in late],
+            [min(job.ended - event.begun, 1.25 * longest) / unit.seconds for event, _, job in late],
             "x",
             color=DOWN,
             markersize=5,
             label="late",
         )
         axes.plot(
-            [clock.place(told.begun) for told in rounds],
-            [(told.ended - told.begun) / unit.seconds for told in rounds],
+            [clock.position(event.begun) for event in rounds],
+            [(event.ended - event.begun) / unit.seconds for event in rounds],
             "_",
             color=INK,
             markersize=7,
@@ -109,7 +109,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
         axes.set_ylabel(f"{unit.name}s after the round began")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=9)
 
-    return drawn(
+    return draw_figure(
         f"rounds{letter}",
         "Rounds and stragglers",
         "A dot is a report, in the colour of its kind of device; a cross came after the round, "
@@ -122,45 +122,48 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
 
 
 def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
-    """A line per device, with its work on it."""
+    """Draw a line per device with its rounds."""
     colours = _colours(kinds)
     lines = [(kind, number) for kind in kinds for number in _some(kind, kinds)]
-    place = {
+    line_of = {
         number: index + _LABEL_LINES * (1 + kinds.index(kind))
         for index, (kind, number) in enumerate(lines)
     }
     clock = _Clock.of(rounds)
     colour = {number: colours[kind.name] for kind in kinds for number in kind.numbers}
     jobs = [
-        (number, job) for told in rounds for number, job in told.devices.items() if number in place
+        (number, job)
+        for event in rounds
+        for number, job in event.devices.items()
+        if number in line_of
     ]
 
     def bars(chosen: Sequence[tuple[int, FleetJob]], shade: Sequence[str]) -> LineCollection:
         drawn_lines = [
             [
-                (clock.place(job.begun), place[number]),
-                (clock.place(max(job.ended, job.begun)), place[number]),
+                (clock.position(job.begun), line_of[number]),
+                (clock.position(max(job.ended, job.begun)), line_of[number]),
             ]
             for number, job in chosen
         ]
         return LineCollection(drawn_lines, colors=list(shade), linewidths=2.4)
 
     def draw(axes: Axes) -> None:
-        good = [found for found in jobs if found[1].outcome == "reported"]
-        bad = [found for found in jobs if found[1].outcome != "reported"]
+        good = [entry for entry in jobs if entry[1].outcome == "reported"]
+        bad = [entry for entry in jobs if entry[1].outcome != "reported"]
         axes.add_collection(bars(good, [colour[number] for number, _ in good]))
         axes.add_collection(bars(bad, [DOWN] * len(bad)))
-        dots = {shade: [found for found in good if colour[found[0]] == shade] for shade in _SHADES}
-        for shade, found in (*dots.items(), (DOWN, bad)):
+        dots = {shade: [entry for entry in good if colour[entry[0]] == shade] for shade in _SHADES}
+        for shade, entry in (*dots.items(), (DOWN, bad)):
             axes.plot(
-                [clock.place(job.begun) for _, job in found],
-                [place[number] for number, _ in found],
-                "x" if found is bad else ".",
+                [clock.position(job.begun) for _, job in entry],
+                [line_of[number] for number, _ in entry],
+                "x" if entry is bad else ".",
                 color=shade,
                 markersize=3.0,
             )
         for kind in kinds:
-            first = min(place[number] for number in kind.numbers if number in place)
+            first = min(line_of[number] for number in kind.numbers if number in line_of)
             axes.annotate(
                 kind.name,
                 (0, first - 0.7),
@@ -169,14 +172,14 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
                 fontsize=8.5,
                 va="bottom",
             )
-        axes.set_xlim(clock.place(rounds[0].begun), clock.place(rounds[-1].ended))
-        axes.set_ylim(max(place.values()) + 1, -0.5)
+        axes.set_xlim(clock.position(rounds[0].begun), clock.position(rounds[-1].ended))
+        axes.set_ylim(max(line_of.values()) + 1, -0.5)
         axes.set_yticks([])
         axes.grid(axis="x")
         axes.set_xlabel(clock.label)
 
     thinned = len(lines) < sum(kind.count for kind in kinds)
-    return drawn(
+    return draw_figure(
         f"days{letter}",
         "When devices were at work",
         "A line is a device; a dot is when it was asked, a bar reaches to its report. A cross is "
@@ -188,7 +191,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
 
 
 def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
-    """Where the time of a device goes, by kind."""
+    """Draw the parts of a device's time by kind."""
     unit = unit_of_parts(kinds)
     parts = {
         "computing": [kind.compute_seconds / unit.seconds for kind in kinds],
@@ -211,16 +214,16 @@ def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=10
         )
 
-    told = "; ".join(
+    event = "; ".join(
         f"{kind.name}: " + ", ".join(f"{name} {own[index]:.1f}" for name, own in parts.items())
         for index, kind in enumerate(kinds)
     )
-    return drawn(
+    return draw_figure(
         f"split{letter}",
-        "Where a device's time goes",
+        "Parts of a device's time",
         "Mean over the devices of a kind. Waiting is for the link, and for others once a report "
         "is in.",
-        f"{unit.name.capitalize()}s of a device by kind. {told}.",
+        f"{unit.name.capitalize()}s of a device by kind. {event}.",
         draw,
         1.4 + 0.5 * len(kinds),
     )
@@ -231,7 +234,7 @@ def _colours(kinds: Sequence[Kind]) -> dict[str, str]:
 
 
 def _some(kind: Kind, kinds: Sequence[Kind]) -> list[int]:
-    """Devices of a kind that have a line: a share like the kind's own, at least one."""
+    """Return the devices of a kind that get a line: a proportional share, at least one."""
     whole = sum(other.count for other in kinds)
     wanted = max(1, round(kind.count * min(1.0, DRAWN_DEVICES / whole)))
     chosen = np.linspace(0, kind.count - 1, wanted).astype(int)

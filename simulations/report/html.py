@@ -1,4 +1,4 @@
-"""A comparison as one self-contained page: no network, no scripts, every text escaped."""
+"""A comparison as one self-contained HTML page without network access or scripts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ _ALIKE = {"fingerprints", "examples"}
 
 @dataclass(frozen=True)
 class Kind:
-    """Devices that say the same of themselves."""
+    """The clients whose facts are the same."""
 
     who: str
     count: int
@@ -39,10 +39,10 @@ class Kind:
 
 
 def page_of(comparison: Comparison) -> str:
-    """The report.
+    """Render the report.
 
     Raises:
-        SamaraError: without matplotlib or jinja2.
+        SamaraError: if matplotlib or jinja2 is not installed.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -82,7 +82,7 @@ def page_of(comparison: Comparison) -> str:
 
 
 def scenario(config: Mapping[str, bool | int | float | str]) -> str:
-    """The settings that are not the defaults, as TOML that `samara simulate` reads."""
+    """Return the settings that differ from the defaults, as TOML that `samara simulate` reads."""
     defaults = RunConfig().flat()
     changed = {
         key: value
@@ -93,7 +93,7 @@ def scenario(config: Mapping[str, bool | int | float | str]) -> str:
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
-    """Every setting with its value per variant, and whether it is one that was chosen."""
+    """Return every setting with its value per variant, and whether it differs from its default."""
     defaults = RunConfig().flat()
     configs = [variant.first.config for variant in comparison.runs.variants]
     keys = sorted({key for config in configs for key in config} - _NO_SETTINGS)
@@ -108,8 +108,8 @@ def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
 
 
 def _kinds(variant: Variant) -> Iterator[Kind]:
-    """Devices of the first run, those that are alike together."""
-    told = {
+    """Return the clients of the first run, grouped by equal facts."""
+    facts = {
         client: {
             _short(key, _KEY_CHARACTERS): _short(value, _VALUE_CHARACTERS)
             for key, value in sorted(device.facts.items())
@@ -117,21 +117,21 @@ def _kinds(variant: Variant) -> Iterator[Kind]:
         }
         for client, device in variant.first.clients.items()
     }
-    order = sorted(told, key=lambda client: (json.dumps(told[client]), client))
-    for _, alike in groupby(order, key=lambda client: told[client]):
+    order = sorted(facts, key=lambda client: (json.dumps(facts[client]), client))
+    for _, alike in groupby(order, key=lambda client: facts[client]):
         clients = list(alike)
-        yield Kind(_ranges(clients), len(clients), told[clients[0]])
+        yield Kind(_ranges(clients), len(clients), facts[clients[0]])
 
 
 def _short(value: Any, most: int) -> str:
-    """A fact, which is a device's word: of bounded length, on one line."""
+    """Return a client's fact as one line of bounded length."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = "".join(letter if letter.isprintable() else "�" for letter in text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _ranges(numbers: list[int]) -> str:
-    """0–3, 7"""
+    """Return ascending numbers as ranges, for example 0–3, 7."""
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     spans = [[number for _, number in pairs] for _, pairs in runs]
     return ", ".join(f"{s[0]}–{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)

@@ -1,4 +1,4 @@
-"""What a finished run says on the terminal."""
+"""The report of a finished run on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from simulations.comparison.columns import GLOBAL, Figures, client_columns
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
-"""Of more clients, only the means are, and no ceilings."""
+"""The largest number of clients that are listed one by one."""
 
 
 def print_result(folder: Path, result: RunResult) -> None:
-    """Print a run's result: whole splits, then every client, then cost and place."""
+    """Print a run's result: whole splits, every client, the cost, and the file of the result."""
     console = Console()
     console.print(splits_table(result.evaluations))
     if any(event.split == "test" and event.columns for event in result.evaluations):
@@ -47,8 +47,11 @@ def print_result(folder: Path, result: RunResult) -> None:
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
-    refused = sum(len(event.refused) for event in result.evaluations)
-    agree = "all digests agree" if not refused else f"{refused} clients refused, see the result"
+    refusing = {client for event in result.evaluations for client in event.refused}
+    agree = "all digests agree"
+    if refusing:
+        clients_text = "1 client" if len(refusing) == 1 else f"{len(refusing)} clients"
+        agree = f"{clients_text} refused to evaluate, see the result"
     console.print(
         f"after round {result.final_round}: {result.final_digest[:16]}, {agree}",
         highlight=False,
@@ -57,7 +60,7 @@ def print_result(folder: Path, result: RunResult) -> None:
 
 
 def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
-    """Print what a tuning run reached, then cost and place."""
+    """Print the result of a tuning run, its cost, and the file of the result."""
     console = Console()
     metric = result["metric"]
     table = Table(title=f"{result['config']['method']}, {metric}")
@@ -83,8 +86,8 @@ def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def fleet_table(fleet: Fleet) -> Table:
-    """What the run took of a device of each kind, on the average."""
-    table = Table(title="A device of the fleet, in the whole run", box=None, padding=(0, 1, 0, 0))
+    """Return a table of mean costs per device, by kind of device."""
+    table = Table(title="Means per device, over the whole run", box=None, padding=(0, 1, 0, 0))
     table.add_column("kind", no_wrap=True)
     kinds = kinds_of(fleet)
     unit = unit_of_parts(kinds)
@@ -119,7 +122,7 @@ def fleet_table(fleet: Fleet) -> Table:
 
 
 def splits_table(evaluations: Sequence[Evaluation]) -> Table:
-    """The global model before and after, on all clients' examples together."""
+    """Return a table of the global model before and after, on all clients' examples together."""
     table = Table(title="Global model, all clients' examples together")
     table.add_column("state")
     for column in ("split", "examples", "loss", "accuracy", "macro-F1"):
@@ -140,7 +143,7 @@ def splits_table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def clients_table(columns: Mapping[str, Figures]) -> Table:
-    """Accuracy of every client under every column, then means of accuracy and macro-F1."""
+    """Return a table of every client's accuracy by column, with means of accuracy and macro-F1."""
     table = Table(
         title="Accuracy on each client's own test examples",
         box=None,
@@ -153,11 +156,11 @@ def clients_table(columns: Mapping[str, Figures]) -> Table:
         # Short names, so that all columns fit 80 characters.
         heading = name.replace("personalized", "personal").replace(" ", "\n")
         table.add_column(heading, justify="right")
-    everybody = sorted({client for figures in columns.values() for client in figures})
-    for client in everybody if len(everybody) <= _CLIENTS_SHOWN else ():
-        own = [figures.get(client) for figures in columns.values()]
-        examples = next(str(figures.examples) for figures in own if figures)
-        cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in own]
+    clients = sorted({client for figures in columns.values() for client in figures})
+    for client in clients if len(clients) <= _CLIENTS_SHOWN else ():
+        by_column = [figures.get(client) for figures in columns.values()]
+        examples = next(str(figures.examples) for figures in by_column if figures)
+        cells = [f"{figures.accuracy:.1%}" if figures else "" for figures in by_column]
         table.add_row(str(client), examples, *cells)
     table.add_section()
     for title, metric in (("mean", "accuracy"), ("macro-F1", "macro_f1")):

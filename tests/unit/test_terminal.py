@@ -1,0 +1,31 @@
+"""The report of a finished run on the terminal."""
+
+from pathlib import Path
+
+import pytest
+from results import result_of, write_result
+
+from shared.result import RunResult
+from simulations.report.terminal import print_result
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ([], "all digests agree"),
+        (["3", "3"], "1 client refused to evaluate"),
+        (["3", "5", "3"], "2 clients refused to evaluate"),
+    ],
+)
+def test_a_client_that_refuses_several_evaluations_is_counted_once(
+    refused: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content = result_of(clients=6)
+    for evaluation, client in zip(content["evaluations"], refused, strict=False):
+        evaluation["refused"] = {client: "no"}
+    folder = write_result(tmp_path / "run", content)
+    print_result(folder, RunResult.read(folder))
+    assert words in capsys.readouterr().out
