@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def makes_a_variant(self) -> bool:
-        """Whether runs with other values are compared with each other, not averaged."""
+        """Return whether runs with other values are compared with each other, not averaged."""
         return self.identity and not self.repetition
 
     def is_read_by(self, method: str) -> bool:

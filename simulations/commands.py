@@ -53,7 +53,8 @@ def demo(
 def simulate(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
@@ -92,7 +93,7 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
 
     from shared.result import RunResult
     from simulations.progress import watched
-    from simulations.sweep import Sweep, validated
+    from simulations.sweep import Sweep, validation_figures
     from simulations.sweep import sweep as run_all
 
     plan, folder = Sweep.read(file), out or Path("runs/sweep")
@@ -102,7 +103,7 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
             from simulations.simulate import simulate as run_one
 
             logging.getLogger("flwr").setLevel(logging.WARNING)
-            return validated(RunResult.read(run_one(config, on_message)))
+            return validation_figures(RunResult.read(run_one(config, on_message)))
 
     console = Console()
     for trial in run_all(base, plan, run, folder):
@@ -209,7 +210,8 @@ def tune(
         str | None, typer.Option(help="auto, host, disk: where blocks wait; default off.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting: key=value. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/tune.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")

@@ -27,7 +27,7 @@ from shared.result import RunResult
 from shared.settings import Scalar, explain, nest
 
 SHARE = "private-share"
-"""A setting of a sweep only: the share of the budget of rounds that is private."""
+"""The key of a setting that only sweeps have: the share of the budget of rounds that is private."""
 SWEEP_FILE = "sweep.json"
 
 Values = Annotated[list[Scalar], Field(min_length=1)]
@@ -57,7 +57,7 @@ class Sweep(BaseModel):
     def _a_method_reads_what_is_only_for_it(self) -> Self:
         for method, values in self.only.items():
             for key in values:
-                if not _tries(method, key):
+                if not _reads(method, key):
                     raise ValueError(
                         f"only.{method}: {key} means nothing to {method}; leave it out"
                     )
@@ -85,7 +85,7 @@ class Sweep(BaseModel):
         No point is drawn twice, and each is the one whose values were drawn least so far, so that
         a few trials use every value of a setting about equally often.
         """
-        values = {key: values for key, values in self.settings.items() if _tries(method, key)}
+        values = {key: values for key, values in self.settings.items() if _reads(method, key)}
         values |= self.only.get(method, {})
         points = [
             dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
@@ -130,13 +130,14 @@ def sweep(
     Finished runs are not repeated, so the same command continues an interrupted sweep.
 
     Args:
-        base: the settings that are not tried, and the budget of rounds.
-        plan: what is tried.
-        run: trains, and returns accuracy and loss on validation (`validated`).
+        base: settings that are not tried, and the budget of rounds.
+        plan: methods, and the values of settings to try.
+        run: function that trains, and returns accuracy and loss on validation examples
+            (`validation_figures`).
         out: folder of the sweep.
 
     Yields:
-        Every run as it ends.
+        Every trial as it ends.
 
     Raises:
         SamaraError: if a setting is not one, or a run fails.
@@ -145,7 +146,7 @@ def sweep(
     grids = {method: plan.trials_of(method, base.seed) for method in plan.methods}
     for method, points in grids.items():  # all mistakes come before the first run
         for choices in points:
-            _configured(base, method, choices, 1.0, out)
+            _trial_config(base, method, choices, 1.0, out)
     for method, points in grids.items():
         left = list(range(len(points)))
         for rung in range(1, plan.rungs + 1):
@@ -153,7 +154,7 @@ def sweep(
             for index in left:
                 folder = out / method / f"rung-{rung}" / f"trial-{index + 1}"
                 share = 0.5 ** (plan.rungs - rung)
-                figures = run(_configured(base, method, points[index], share, folder))
+                figures = run(_trial_config(base, method, points[index], share, folder))
                 place = str(folder.relative_to(out))
                 trial = Trial(method, rung, index + 1, points[index], *figures, place)
                 results.append(trial)
@@ -161,12 +162,12 @@ def sweep(
             results.sort(key=lambda trial: (-trial.accuracy, trial.loss, trial.number))
             tried += results
             left = [trial.number - 1 for trial in results[: math.ceil(len(results) / 2)]]
-        chosen = _configured(base, method, points[left[0]], 1.0, Path())
+        chosen = _trial_config(base, method, points[left[0]], 1.0, Path())
         _write(out, f"{method}.toml", _toml(chosen))
     _write(out, SWEEP_FILE, json.dumps([vars(trial) for trial in tried], indent=2) + "\n")
 
 
-def validated(result: RunResult) -> tuple[float, float]:
+def validation_figures(result: RunResult) -> tuple[float, float]:
     """Return accuracy and loss of the clients' final models on validation examples.
 
     Returns:
@@ -185,14 +186,14 @@ def validated(result: RunResult) -> tuple[float, float]:
     raise SamaraError("no client has validation examples: there is nothing to choose settings by")
 
 
-def _tries(method: Method, key: str) -> bool:
+def _reads(method: Method, key: str) -> bool:
     """Return whether a method reads a setting of a sweep."""
     if key == SHARE:
         return reads(method, "learning-rate") and reads(method, "personal.learning-rate")
     return reads(method, key)
 
 
-def _configured(
+def _trial_config(
     base: RunConfig, method: Method, choices: Choices, share: float, out: Path
 ) -> RunConfig:
     """Return the settings of a trial on a share of the budget."""

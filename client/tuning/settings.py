@@ -239,18 +239,18 @@ class TuneSettings(Settings):
 
     @property
     def estimates_its_rate(self) -> bool:
-        """Whether the learning rate is estimated while the method runs (`shared.step_size`)."""
+        """Return whether `shared.step_size` finds the learning rate while the method runs."""
         return self.learning_rate == "auto" and self.method in _ESTIMATING
 
     @property
     def rate(self) -> float:
-        """The learning rate, a number."""
+        """The learning rate as a number."""
         assert self.learning_rate != "auto", "it is decided, or estimated while the method runs"
         return self.learning_rate
 
     @property
     def trains(self) -> bool:
-        """Whether the method takes steps in the model."""
+        """Return whether the method takes steps in the model."""
         return bool(SPACES[self.method])
 
     def complete(self, threads: int) -> Self:

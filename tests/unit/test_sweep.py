@@ -13,7 +13,7 @@ from results import column, evaluation, result_of, write_result
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError, SamaraError
 from shared.result import RunResult
-from simulations.sweep import SHARE, Sweep, sweep, validated
+from simulations.sweep import SHARE, Sweep, sweep, validation_figures
 
 BASE = RunConfig.of({"rounds": 12, "personal.rounds": 4, "data.clients": 5}, "test")
 
@@ -37,7 +37,7 @@ class Runs:
         )
         best_on_test = dict.fromkeys(range(5), 0.5 + rate)
         result["evaluations"].append(evaluation(9, "test", **{"global": column(best_on_test, rng)}))
-        return validated(RunResult.read(write_result(Path(config.out), result)))
+        return validation_figures(RunResult.read(write_result(Path(config.out), result)))
 
 
 def plan(**changes: Any) -> Sweep:
@@ -73,8 +73,8 @@ def test_every_method_has_as_many_trials_and_the_better_half_goes_on(tmp_path: P
         assert abs(float(chosen.learning_rate) - 0.3) == pytest.approx(nearest)
         assert (chosen.rounds + chosen.personal.rounds, chosen.out) == (16, "")
         assert chosen.data.clients == 5
-    told = json.loads((tmp_path / "sweep.json").read_text())
-    assert len(told) == len(trials)
+    written = json.loads((tmp_path / "sweep.json").read_text())
+    assert len(written) == len(trials)
 
 
 def test_the_same_trials_are_drawn_again_and_others_by_another_seed() -> None:
@@ -111,10 +111,10 @@ def test_only_validation_and_only_clients_that_train_count(tmp_path: Path) -> No
     shares = {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.1}
     result["evaluations"].append(evaluation(20, "validation", **{"x": column(shares, rng)}))
     read = RunResult.read(write_result(tmp_path, result))
-    assert validated(read)[0] == pytest.approx(0.6)
+    assert validation_figures(read)[0] == pytest.approx(0.6)
     result["evaluations"] = [e for e in result["evaluations"] if e["split"] == "test"]
     with pytest.raises(SamaraError, match="nothing to choose settings by"):
-        validated(RunResult.read(write_result(tmp_path, result)))
+        validation_figures(RunResult.read(write_result(tmp_path, result)))
 
 
 def test_a_wrong_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
@@ -141,7 +141,9 @@ def test_a_wrong_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
         ('methods = ["ditto"]\ntrails = 3', "there is no such setting; did you mean trials"),
     ],
 )
-def test_mistakes_in_a_sweep_file_are_told_at_once(text: str, message: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_sweep_file_are_reported_at_once(
+    text: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
