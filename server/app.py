@@ -13,8 +13,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.live.journal import journal
-from server.live.keys import KEYS_VARIABLE, Keys
+from server.live.keys import KEYS_VARIABLE, ClientKeys
+from server.live.server_log import write_server_log
 from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     log.addHandler(console)
     log.setLevel(logging.INFO)
     try:
-        with journal(Path(config.out)) if config.out else nullcontext():
+        with write_server_log(Path(config.out)) if config.out else nullcontext():
             folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     finally:
@@ -79,7 +79,7 @@ def serve(
     """
     started = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
-    roster = Roster(Keys(Path(keys_folder)) if keys_folder else None)
+    roster = Roster(ClientKeys(Path(keys_folder)) if keys_folder else None)
     grid = DeadlineGrid(grid, late_exchanges=max(1, config.cohort.late_rounds), clock=clock)
     layout = _await_layout(grid, config, roster, patient)
     config = config.among(roster.client_count) if roster.client_count else config

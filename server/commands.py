@@ -1,4 +1,4 @@
-"""The commands that serve runs and look at them."""
+"""The commands that serve, show and verify runs."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from shared.config import RunConfig
 
-app = typer.Typer(help="Serve runs, and look into them.", no_args_is_help=True)
+app = typer.Typer(help="Serve runs, show and verify them.", no_args_is_help=True)
 keys = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 @app.command()
 def up(
-    run: Annotated[Path, typer.Option("--run", help="Folder of the run; everything is in it.")],
+    run: Annotated[Path, typer.Option("--run", help="Folder of the run and of all its files.")],
     scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
@@ -27,55 +27,54 @@ def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
     certificate: Annotated[
-        Path | None, typer.Option("--cert", help="PEM; without one the run makes its own.")
+        Path | None, typer.Option("--cert", help="Certificate, PEM; by default the run makes one.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="PEM, of --cert.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Private key of --cert, PEM.")] = None,
     authority: Annotated[
         Path | None, typer.Option("--ca", help="PEM that verifies --cert; default --cert.")
     ] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Name or address that clients use, for the own certificate."),
+        typer.Option("--name", help="Name or address of this server, for the run's certificate."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no client keys: anybody may join.")
+        bool, typer.Option("--insecure", help="No TLS and no client keys: any client may join.")
     ] = False,
 ) -> None:
-    """Serve a run to clients until it is finished; the same command goes on after a crash.
+    """Serve a run to clients until it is finished; the same command resumes it after a crash.
 
     Example: samara server up --run runs/field field.toml --name server.example
     """
     from rich.console import Console
 
-    from server.live.certificates import given_certificates
-    from server.live.keys import KEYS_FOLDER, Keys
-    from server.live.run_supervisor import FLOWER_FOLDER
-    from server.live.run_supervisor import up as serve
-    from server.live.superlink import most_answer_bytes
-    from server.live.superlink_process import Flower
-    from server.live.watch import Watch
+    from server.live.certificates import check_certificates
+    from server.live.keys import KEYS_FOLDER, ClientKeys
+    from server.live.run_display import RunDisplay
+    from server.live.run_supervisor import FLOWER_FOLDER, serve_run
+    from server.live.superlink import max_reply_bytes
+    from server.live.superlink_process import SuperLinkProcess
     from shared.certificates import CERTIFICATES_FOLDER, make_certificates
     from shared.features import check_features
 
     run = run.resolve()
-    config = _configured(run, scenario, settings or [])
+    config = _read_config(run, scenario, settings or [])
     check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
     console = Console()
     if insecure:
         tls = None
     elif certificate:
-        tls = given_certificates(certificate, key, authority)
+        tls = check_certificates(certificate, key, authority)
     else:
         tls = make_certificates(run / CERTIFICATES_FOLDER, names or [])
-    device_keys = Keys(run / KEYS_FOLDER) if tls else None
-    most_bytes = 2 * most_answer_bytes(config)  # a frame, and what Flower puts around it
     keys_folder = run / KEYS_FOLDER if tls else None
-    flower = Flower(run / FLOWER_FOLDER, host, port, tls, most_bytes, keys_folder)
-    with Watch(run, console) as watch:
+    client_keys = ClientKeys(keys_folder) if keys_folder else None
+    max_bytes = 2 * max_reply_bytes(config)  # a frame, and Flower's message around it
+    superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
+    with RunDisplay(run, console) as display:
         if tls:
-            watch.say(f"clients verify this server with {tls.authority}")
-        finished = serve(config, flower, device_keys, watch)
-    end = "finished" if finished else "ended; the same command goes on with it"
+            display.show(f"clients verify this server with {tls.authority}")
+        is_finished = serve_run(config, superlink, client_keys, display)
+    end = "finished" if is_finished else "stopped; the same command resumes it"
     console.print(f"{run}: {end}", soft_wrap=True)
 
 
@@ -85,9 +84,9 @@ def create(name: Name, run: RunOption) -> None:
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, ClientKeys
 
-    file = Keys(run / KEYS_FOLDER).create(name)
+    file = ClientKeys(run / KEYS_FOLDER).create(name)
     print(f"{file}: copy it to the client {name}, then delete it here")
 
 
@@ -95,24 +94,24 @@ def create(name: Name, run: RunOption) -> None:
 def add(
     name: Name, public: Annotated[Path, typer.Argument(help="Public key, PEM.")], run: RunOption
 ) -> None:
-    """Let a client join that made its key itself, such as a phone; also while a run is running.
+    """Register the key of a client that made it itself, such as a phone; also during a run.
 
     Example: samara server keys add one phones/one.pem --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, ClientKeys
 
-    print(f"{name}: may join as client {Keys(run / KEYS_FOLDER).add(name, public).client}")
+    print(f"{name}: may join as client {ClientKeys(run / KEYS_FOLDER).add(name, public).client}")
 
 
 @keys.command()
 def revoke(name: Name, run: RunOption) -> None:
-    """Refuse a client from now on, also while a run is running.
+    """Revoke the key of a client, also while a run is running.
 
     Example: samara server keys revoke kitchen-orin --run runs/field
     """
-    from server.live.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, ClientKeys
 
-    print(f"{name}: revoked on {Keys(run / KEYS_FOLDER).revoke(name).revoked}")
+    print(f"{name}: revoked on {ClientKeys(run / KEYS_FOLDER).revoke(name).revoked}")
 
 
 @keys.command("list")
@@ -124,10 +123,10 @@ def list_keys(run: RunOption) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from server.live.keys import KEYS_FOLDER, Keys
+    from server.live.keys import KEYS_FOLDER, ClientKeys
 
     table = Table("name", "client", "fingerprint", "created", "revoked")
-    for key in Keys(run / KEYS_FOLDER).all():
+    for key in ClientKeys(run / KEYS_FOLDER).read_all():
         table.add_row(
             key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
         )
@@ -141,30 +140,30 @@ def status(
         Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
     ] = None,
 ) -> None:
-    """Show where a run and its clients stand, also while it is running.
+    """Show the last round of a run and of its clients, also while it is running.
 
     Example: samara server status --run runs/field
     """
     from rich.console import Console
     from rich.table import Table
 
-    from server.live.status import status_of
+    from server.live.status import read_status
 
-    found = status_of(run)
-    title = f"round {found.round}, digest {found.digest[:16] or '-'}, "
-    title += f"{found.bytes_up:,} bytes up, {found.bytes_down:,} bytes down"
+    run_status = read_status(run)
+    title = f"round {run_status.round}, digest {run_status.digest[:16] or '-'}, "
+    title += f"{run_status.bytes_up:,} bytes up, {run_status.bytes_down:,} bytes down"
     table = Table("client", "has round", "last report", "reports", "failures", title=title)
     table.add_column("bytes up, down")
-    for number, client in found.clients.items():
+    for number, client in run_status.clients.items():
         name = " ".join(word for word in (str(number), client.name, client.state) if word)
         last = (
-            f"{client.last_round}, {client.last_seen[5:16].replace('T', ' ')}"
+            f"{client.last_round}, {client.last_report_time[5:16].replace('T', ' ')}"
             if client.last_round
             else "-"
         )
         table.add_row(
             name,
-            str(client.position),
+            str(client.round),
             last,
             str(client.reports),
             str(client.failures),
@@ -172,7 +171,7 @@ def status(
         )
     console = Console()
     console.print(table)
-    for number, client in found.clients.items():
+    for number, client in run_status.clients.items():
         if client.last_failure:
             console.print(f"client {number}, {client.last_failure}", markup=False)
     if tensorboard:
@@ -211,11 +210,11 @@ def inspect(run: Run) -> None:
             record.end_digest.hex()[:16],
         )
     files = Table("file", "holds", "bytes", title=str(ledger))
-    held = [(path, f"the rounds from {n} on") for n, path in segment_paths(ledger).items()]
-    held += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
-    for path, what in sorted(held):
+    contents = [(path, f"the rounds from {n} on") for n, path in segment_paths(ledger).items()]
+    contents += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
+    for path, content in sorted(contents):
         with suppress(FileNotFoundError):  # compacted away in the meantime
-            files.add_row(path.name, what, f"{path.stat().st_size:,}")
+            files.add_row(path.name, content, f"{path.stat().st_size:,}")
     Console().print(rounds, files)
 
 
@@ -238,7 +237,7 @@ def verify(run: Run) -> None:
         return
     layout = read_layout(run)
     steps = replay_run(run)
-    begin = step = next(steps)
+    first = step = next(steps)
     scalars = 0
     for step in steps:
         groups = step.record.delta.groups if step.record else ()
@@ -246,22 +245,23 @@ def verify(run: Run) -> None:
     end = digest(layout.hash, step.state).hex()
     if (run / RESULT_FILE).exists():
         result = read_result(run)
-        said = result.get("final_round"), result.get("final_digest")
-        if said != (step.round, end):
+        expected = result.get("final_round"), result.get("final_digest")
+        if expected != (step.round, end):
             raise LedgerError(
-                f"{run / RESULT_FILE}: says round {said[0]} with digest {str(said[1])[:16]}, the "
-                f"ledger ends at round {step.round} with {end[:16]}; rounds are missing or foreign"
+                f"{run / RESULT_FILE}: ends with round {expected[0]} and digest "
+                f"{str(expected[1])[:16]}, but the ledger with round {step.round} and "
+                f"{end[:16]}; rounds are missing or belong to another run"
             )
-    before = f"rounds 1 to {begin.round} are in a snapshot; " if begin.round else ""
+    before = f"rounds 1 to {first.round} are in a snapshot; " if first.round else ""
     Console().print(
-        f"{before}{step.round - begin.round} rounds, {scalars} scalars, every digest reproduced; "
+        f"{before}{step.round - first.round} rounds, {scalars} scalars, every digest reproduced; "
         f"ends in {end}",
         soft_wrap=True,
     )
 
 
-def _configured(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
-    """The settings of a live run, whose clients have data of their own and may be any number."""
+def _read_config(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
+    """Read the settings of a live run, in which every client has its own data."""
     from shared.config import RunConfig, load_scenario
     from shared.settings import parse_assignment
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import psutil
 
 from client.protocol.session_store import decode_session
-from server.live.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.store import METRICS_FILE, read_layout, replay_run
 from shared.events import EventFollower
 from shared.replay import digest
@@ -69,12 +69,12 @@ class LiveRun:
         self.server: subprocess.Popen[bytes] | None = None
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self.devices: dict[str, int] = {}
-        keys = Keys(self.run / KEYS_FOLDER)
-        known = {key.name for key in keys.all()}
+        keys = ClientKeys(self.run / KEYS_FOLDER)
+        known = {key.name for key in keys.read_all()}
         for name in self.names:
             if name not in known:
                 keys.create(name)
-        self.devices = {key.name: key.client for key in keys.all()}
+        self.devices = {key.name: key.client for key in keys.read_all()}
 
     def __enter__(self) -> Self:
         """The run, not started yet."""

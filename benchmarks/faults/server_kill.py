@@ -32,7 +32,7 @@ from flwr.app import Message, UserConfig
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
-from server.live.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from server.store import METRICS_FILE, replay_run
 from shared.config import RunConfig
@@ -143,7 +143,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     run, port = folder / "run", 20_000 + os.getpid() % 20_000
     settings = settings_of(run, 2 * kills + 3, 20.0)
     for number in range(CLIENTS):
-        Keys(run / KEYS_FOLDER).create(f"device-{number}")
+        ClientKeys(run / KEYS_FOLDER).create(f"device-{number}")
     acknowledged: dict[int, str] = {}
     killed: Counter[str] = Counter()
     metrics = EventFollower(run / METRICS_FILE)
@@ -176,7 +176,9 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             fleet.wait()
     _new(metrics, acknowledged)
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
-    nodes: list[UserConfig] = [{CLIENT_INDEX: key.client} for key in Keys(run / KEYS_FOLDER).all()]
+    nodes: list[UserConfig] = [
+        {CLIENT_INDEX: key.client} for key in ClientKeys(run / KEYS_FOLDER).read_all()
+    ]
     what = f"{kills} kills of real processes ({of_what}), seed {seed}"
     return check(folder, acknowledged, what, nodes)
 

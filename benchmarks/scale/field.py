@@ -30,7 +30,7 @@ from benchmarks.faults.network import SERVER_ADDRESS, Network, Traffic, network
 from benchmarks.faults.runs_under_failures import again
 from benchmarks.speed.live import client_figures, round_seconds
 from devices.live.keys import create_key
-from server.live.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.transport.messages import make_message
 from shared.flower_compat import TaskIdentity, get_all_nested_objects, message_to_proto
 from shared.ledger.catch_up import CatchUp
@@ -69,7 +69,7 @@ def strangers(live: LiveRun, net: Network) -> dict[str, str]:
     """What a client says with an unregistered key, a revoked key, and in plain text."""
     unknown = live.folder / "unknown.key"
     create_key(unknown)
-    Keys(live.run / KEYS_FOLDER).revoke(REVOKED)
+    ClientKeys(live.run / KEYS_FOLDER).revoke(REVOKED)
     live.wait(lambda: f"{REVOKED} is refused from now on" in live.said(), "its refusal")
     return {
         "unregistered": refusal_of(live, net, unknown),
@@ -213,7 +213,7 @@ def main() -> None:
         shares = [deal(arguments.data, folder, len(names), n) for n in range(len(names))]
         place = Place(net.server)
         with LiveRun(folder, settings, names, f"{SERVER_ADDRESS}:8000", place) as live:
-            Keys(live.run / KEYS_FOLDER).create(REVOKED)
+            ClientKeys(live.run / KEYS_FOLDER).create(REVOKED)
             live.start_server()
             live.wait(lambda: live.said().count("may join") == len(names) + 1, "the server")
             figures = serve_the_field(live, net, shares, arguments.model)

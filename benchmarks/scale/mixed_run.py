@@ -33,7 +33,7 @@ from client.training.model_runtime import load_run
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.runtime import PhoneProgram
-from server.live.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.model.loading import find_embedded_model
@@ -255,7 +255,7 @@ def main(
         folder = Path(place)
         data = write_messages(folder, seed)
         prepare_phones(folder, data, folder / "run")
-        Keys(folder / "run" / KEYS_FOLDER).create(GATEWAY)
+        ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY)
         with LiveRun(folder, settings, names, address) as live:
             figures = served(live, data, kill_gateway)
             digests = {name: digest for name, (_, digest) in live.positions().items()}

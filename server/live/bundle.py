@@ -1,4 +1,4 @@
-"""The app as the bundle that a SuperLink ships, built from the installed packages."""
+"""The Flower app bundle that a SuperLink sends to clients, from the installed packages."""
 
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,20 +15,20 @@ PACKAGES = ("server", "client", "shared")
 _SUFFIXES = (".py", ".toml", ".json", ".md")
 
 
-def bundle() -> bytes:
-    """The Flower app bundle: the same bytes wherever the same version of Samara is installed.
+def build_bundle() -> bytes:
+    """Build the app bundle; its bytes are the same for every installation of a version.
 
     Raises:
-        SamaraError: if a package is not there or Flower refuses the bundle.
+        SamaraError: if a package is not installed, or Flower refuses the bundle.
     """
     from shared.flower_compat import build_fab_from_files
 
-    files: dict[str, bytes | Path] = {"pyproject.toml": _pyproject().encode()}
+    files: dict[str, bytes | Path] = {"pyproject.toml": _pyproject_text().encode()}
     for package in PACKAGES:
-        found = find_spec(package)
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
             raise SamaraError(f"the package {package} is not installed; install samara-fl again")
-        folder = Path(found.submodule_search_locations[0])
+        folder = Path(spec.submodule_search_locations[0])
         for path in sorted(folder.rglob("*")):
             if path.suffix in _SUFFIXES and path.is_file():
                 files[f"{package}/{path.relative_to(folder).as_posix()}"] = path
@@ -38,7 +38,7 @@ def bundle() -> bytes:
         raise SamaraError(f"Flower refuses the app bundle: {error}") from error
 
 
-def _pyproject() -> str:
+def _pyproject_text() -> str:
     """Return what Flower reads of an app: its name, its components and its settings' defaults."""
     app = {
         "publisher": "samara",

@@ -1,8 +1,8 @@
-"""The client keys of a run: who may join, and which client a key is.
+"""The client keys of a run, which decide who may join and which client it is.
 
-RUN/keys/NAME.json   what the server knows of a key; RUN/keys/NAME.key   the private half, which is
-copied to the client and deleted here. A client that made its key itself keeps it. A key that is
-revoked stays on record.
+RUN/keys/NAME.json   the public key, with its dates; a revoked key stays there
+RUN/keys/NAME.key    the private key, until the operator moves it to the client; a client that
+                     made its key itself keeps the private key
 """
 
 import hashlib
@@ -23,19 +23,20 @@ from shared.signing import normalize_public_key
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
-"""Environment variable that tells a ServerApp where the keys are; without it anybody may join."""
+"""Environment variable with the folder of the keys, read by the ServerApp; without it any client
+may join."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
-class DeviceKey:
-    """A key and what became of it.
+class ClientKey:
+    """A client's public key.
 
     Attributes:
-        name: that the operator gave it.
+        name: name that the operator gave the client.
         public_key: PEM.
-        created: UTC, ISO 8601.
-        revoked: the same; empty while it is valid.
+        created: time when the key was registered, UTC, ISO 8601.
+        revoked: time when the key was revoked, UTC, ISO 8601; empty while it is valid.
     """
 
     name: str
@@ -45,38 +46,44 @@ class DeviceKey:
 
     @property
     def client(self) -> int:
-        """Index of the client that holds it."""
+        """The index of the client that holds the key."""
         return client_index_of_key(self.public_key.encode())
 
     @property
     def fingerprint(self) -> str:
-        """Of the public half, 64 hex digits."""
+        """The SHA-256 of the public key as PEM, 64 hex digits."""
         return fingerprint_of(self.public_key.encode())
 
 
 def fingerprint_of(public_key: bytes) -> str:
-    """SHA-256 of a public key as PEM, in hex."""
+    """Return the SHA-256 of a public key as PEM, 64 hex digits."""
     return hashlib.sha256(public_key).hexdigest()
 
 
-class Keys:
-    """The keys of a run, read anew at every question: commands change them while it runs."""
+class ClientKeys:
+    """The client keys of a run.
+
+    The files are read at every call, as commands change them while the run goes on.
+
+    Args:
+        folder: folder of the keys; made with the first key.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def create(self, name: str) -> Path:
-        """Make a key for a client.
+        """Make a key pair for a client and register its public key.
 
         Returns:
-            The file with the private half, readable by its owner only, as ``flower-supernode``
-            takes it.
+            The file with the private key, readable by its owner only, in the format that
+            ``flower-supernode`` reads.
 
         Raises:
-            SamaraError: if the name is taken or unfit for a file name.
+            SamaraError: if the name is used already, or cannot be a file name.
         """
         self._check_name(name)
-        private, public = _new_key({key.client for key in self.all()})
+        private, public = _new_key({key.client for key in self.read_all()})
         secret = private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.OpenSSH,
@@ -87,19 +94,19 @@ class Keys:
         secret_file.touch(0o600, exist_ok=True)
         secret_file.chmod(0o600)
         secret_file.write_bytes(secret)
-        self._write(DeviceKey(name, public.decode(), _now()))
+        self._write(ClientKey(name, public.decode(), _now()))
         return secret_file
 
-    def add(self, name: str, file: Path) -> DeviceKey:
-        """Let in a client that made its key itself; its private half never leaves it.
+    def add(self, name: str, file: Path) -> ClientKey:
+        """Register the public key of a client that made its key pair itself.
 
         Args:
-            name: of the client.
-            file: the public half, PEM.
+            name: name of the client.
+            file: file of the public key, PEM.
 
         Raises:
-            SamaraError: if the name is taken or unfit for a file name, the file holds no public
-                key on an elliptic curve, or another client has its index.
+            SamaraError: if the name is used already or cannot be a file name, the file holds no
+                public key on an elliptic curve, or another client has the same index.
         """
         self._check_name(name)
         try:
@@ -108,51 +115,53 @@ class Keys:
             raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
         except DeviceError as error:
             raise SamaraError(f"{file}: {error}") from error
-        for key in self.all():
+        for key in self.read_all():
             if key.client == client_index_of_key(public):
                 raise SamaraError(f"{file}: {key.name} has this key, or one of the same index")
-        added = DeviceKey(name, public.decode(), _now())
+        added = ClientKey(name, public.decode(), _now())
         make_folder(self._folder)
         self._write(added)
         return added
 
-    def revoke(self, name: str) -> DeviceKey:
-        """Refuse a key from now on.
+    def revoke(self, name: str) -> ClientKey:
+        """Revoke a key; one that is revoked already keeps its date.
 
         Raises:
-            SamaraError: if there is none of this name.
+            SamaraError: if there is no key of this name.
         """
-        found = next((key for key in self.all() if key.name == name), None)
-        if found is None:
-            raise SamaraError(f"{self._folder}: there is no key {name}; see `samara server keys`")
-        revoked = found if found.revoked else replace(found, revoked=_now())
+        key = next((key for key in self.read_all() if key.name == name), None)
+        if key is None:
+            raise SamaraError(
+                f"{self._folder}: there is no key {name}; `samara server keys list` shows all"
+            )
+        revoked = key if key.revoked else replace(key, revoked=_now())
         self._write(revoked)
         return revoked
 
-    def all(self) -> list[DeviceKey]:
-        """Every key, by name.
+    def read_all(self) -> list[ClientKey]:
+        """Read all keys, sorted by name.
 
         Raises:
-            SamaraError: if a file of one is damaged.
+            SamaraError: if a key's file is damaged.
         """
         return [_read(file) for file in sorted(self._folder.glob("*.json"))]
 
-    def stamp(self) -> int:
-        """Another number whenever a key was made or changed."""
+    def modification_stamp(self) -> int:
+        """Return a number that changes whenever a key is registered or revoked."""
         return sum(file.stat().st_mtime_ns for file in self._folder.glob("*.json"))
 
     def refusal_reason(self, public_key: bytes) -> str:
-        """Why the holder of a key may not take part; empty if it may."""
-        found = self._of(public_key)
-        if found is None:
+        """Return why the holder of a key may not take part; empty if it may."""
+        key = self._find(public_key)
+        if key is None:
             return f"its key {fingerprint_of(public_key)[:16]} is not registered here"
-        return f"its key {found.name} was revoked on {found.revoked}" if found.revoked else ""
+        return f"its key {key.name} was revoked on {key.revoked}" if key.revoked else ""
 
     def check(self, public_key: bytes, client: int) -> None:
-        """Make sure that the holder of a key may take part, and is the client that it says.
+        """Check that the holder of a key may take part as the client with this index.
 
         Raises:
-            SamaraError: if it may not, or the key is another client's.
+            SamaraError: if it may not, or the key is that of another client.
         """
         if reason := self.refusal_reason(public_key):
             raise SamaraError(reason)
@@ -161,39 +170,41 @@ class Keys:
                 f"its key is that of client {client_index_of_key(public_key)}, not {client}"
             )
 
-    def _of(self, public_key: bytes) -> DeviceKey | None:
+    def _find(self, public_key: bytes) -> ClientKey | None:
         text = public_key.decode(errors="replace")
-        return next((key for key in self.all() if key.public_key == text), None)
+        return next((key for key in self.read_all() if key.public_key == text), None)
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
-            raise SamaraError(f"{name!r}: name a client by letters, digits, '.', '_' and '-'")
+            raise SamaraError(
+                f"{name!r}: not a client's name; use letters, digits, '.', '_' and '-', at most 64"
+            )
         if self._file(name).exists():
-            raise SamaraError(f"{self._file(name)}: there is a key of this name; choose another")
+            raise SamaraError(f"{self._file(name)}: a key has this name already; choose another")
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    def _write(self, key: DeviceKey) -> None:
+    def _write(self, key: ClientKey) -> None:
         text = json.dumps(asdict(key), indent=1) + "\n"
         write_durably(self._file(key.name), text.encode())
 
 
-def _read(file: Path) -> DeviceKey:
+def _read(file: Path) -> ClientKey:
     try:
-        return DeviceKey(**json.loads(file.read_text(encoding="utf-8")))
+        return ClientKey(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise SamaraError(f"{file}: damaged: {error}; restore it or create the key anew") from error
 
 
-def _new_key(taken: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """A key whose client has none of these indices, and its public half as PEM."""
+def _new_key(used_indices: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """Return a private key whose client index is not in use, and its public key as PEM."""
     while True:
         private = ec.generate_private_key(ec.SECP384R1())
         public = private.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        if client_index_of_key(public) not in taken:
+        if client_index_of_key(public) not in used_indices:
             return private, public
 
 

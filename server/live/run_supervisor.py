@@ -1,4 +1,4 @@
-"""Keeps a live run up: Flower's processes, our ServerApp, and the run that they serve."""
+"""A supervisor that keeps a live run up: Flower's processes, the ServerApp, and the run itself."""
 
 import signal
 import time
@@ -9,10 +9,10 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from server.live.bundle import bundle
-from server.live.keys import Keys
-from server.live.superlink_process import Flower
-from server.live.watch import Watch
+from server.live.bundle import build_bundle
+from server.live.keys import ClientKeys
+from server.live.run_display import RunDisplay
+from server.live.superlink_process import SuperLinkProcess
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -20,132 +20,148 @@ from shared.files import make_folder
 FLOWER_FOLDER = "flower"
 _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 2.0
-_MOST_SECONDS_BETWEEN_RESTARTS = 60.0
-_MOST_FAILED_STARTS = 5
-_RAISED = "ServerApp failed with exception: "
-_NOTABLE_JUMP = 5.0
-"""Seconds; signed requests of clients may be so far off."""
-_CLOCK = "the clock that Flower went by"
+_MAX_PAUSE_SECONDS = 60.0
+_STABLE_SECONDS = 60.0
+"""A run that was up for longer is restarted at once when it ends."""
+_MAX_FAILED_STARTS = 5
+_SERVER_APP_RAISED = "ServerApp failed with exception: "
+_MAX_CLOCK_STEP = 5.0
+"""Seconds by which the times in clients' signed requests may differ from the server's."""
 
 
 class _StopError(Exception):
-    """Somebody asked the server to end."""
+    """A signal to end the server has arrived."""
 
 
-def up(config: RunConfig, flower: Flower, keys: Keys | None, watch: Watch) -> bool:
-    """Serve a run until it is finished or somebody ends it.
+def serve_run(
+    config: RunConfig, superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay
+) -> bool:
+    """Serve a run until it is finished or a signal ends the server.
 
-    Whatever dies is started again, and the run goes on at the round after the last one that is in
-    the ledger. Only an error that the ServerApp itself raises ends it, as it would come back, and
-    a start that fails again and again.
+    A process that ends is started again, and the run goes on at the round after the last one in
+    the ledger. Only an exception of the ServerApp, which would be raised again, and a start that
+    fails repeatedly end the run.
 
     Args:
-        config: of the run; ``out`` is its folder, absolute.
-        flower: not started yet.
-        keys: of the clients; None lets anybody join.
-        watch: shows what happens.
+        config: settings of the run; ``out`` is its folder, absolute.
+        superlink: Flower's SuperLink, not started yet.
+        keys: client keys of the run; None lets any client join.
+        display: shows what happens.
 
     Returns:
         Whether the run is finished.
 
     Raises:
-        SamaraError: if it cannot go on.
+        SamaraError: if the run cannot go on.
     """
     folder = Path(config.out)
-    app = bundle()
-    with _alone(folder), _until_a_signal():
+    bundle = build_bundle()
+    with _lock_folder(folder), _stop_on_signals():
         pause = 1.0
         try:
-            _start(flower, keys, watch)
-            failed = 0
+            _start(superlink, keys, display)
+            failed_starts = 0
             while True:
-                begun = time.monotonic()
+                started = time.monotonic()
                 try:
-                    if flower.missing():
-                        _start(flower, keys, watch)
-                    run = flower.begin(config, app)
+                    if superlink.missing_process():
+                        _start(superlink, keys, display)
+                    run = superlink.start_run(config, bundle)
                 except SamaraError as error:  # the machine may be busy, or a port not free yet
-                    failed += 1
-                    if failed == _MOST_FAILED_STARTS:
+                    failed_starts += 1
+                    if failed_starts == _MAX_FAILED_STARTS:
                         raise
-                    died = f"Flower ({error})"
+                    problem = f"the run did not start: {error}"
                 else:
-                    failed = 0
-                    died = _served(flower, run, keys, watch)
-                if not died:
+                    failed_starts = 0
+                    problem = _supervise(superlink, run, keys, display)
+                if not problem:
                     return True
-                watch.say(f"{died} is gone; starting again", "yellow")
-                if died == _CLOCK:
-                    flower.forget()
-                lasted = time.monotonic() - begun
-                pause = 1.0 if lasted > 60 else min(2 * pause, _MOST_SECONDS_BETWEEN_RESTARTS)
+                display.show(f"{problem}; starting again", "yellow")
+                is_stable = time.monotonic() - started > _STABLE_SECONDS
+                pause = 1.0 if is_stable else min(2 * pause, _MAX_PAUSE_SECONDS)
                 time.sleep(pause)
         except _StopError:
-            watch.say("ending")
+            display.show("stopping")
             return False
         finally:
-            flower.stop()
+            superlink.stop()
 
 
-def _start(flower: Flower, keys: Keys | None, watch: Watch) -> None:
-    flower.start()
-    watch.say(f"listening on {flower.address}")
-    sync_keys(flower, keys, watch)
+def _start(superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay) -> None:
+    superlink.start()
+    display.show(f"listening on {superlink.address}")
+    sync_keys(superlink, keys, display)
 
 
-def sync_keys(flower: Flower, keys: Keys | None, watch: Watch) -> None:
-    """Have Flower know the keys that are valid, and no others."""
+def sync_keys(superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay) -> None:
+    """Register the valid keys with Flower, and unregister all others."""
     if keys is None:
         return
-    known = {node.public_key.decode(errors="replace"): node for node in flower.nodes()}
-    valid = {key.public_key: key for key in keys.all() if not key.revoked}
-    for public_key in known.keys() - valid.keys():
-        node = known[public_key]
-        flower.unregister(node.node)
-        watch.say(f"{node.name or node.node} is refused from now on", "yellow")
-    for public_key in valid.keys() - known.keys():
-        flower.register(public_key.encode(), valid[public_key].name)
-        watch.say(f"{valid[public_key].name} may join")
+    registered = {node.public_key.decode(errors="replace"): node for node in superlink.list_nodes()}
+    valid = {key.public_key: key for key in keys.read_all() if not key.revoked}
+    for public_key in registered.keys() - valid.keys():
+        node = registered[public_key]
+        superlink.unregister(node.node)
+        display.show(f"{node.name or node.node} is refused from now on", "yellow")
+    for public_key in valid.keys() - registered.keys():
+        superlink.register(public_key.encode(), valid[public_key].name)
+        display.show(f"{valid[public_key].name} may join")
 
 
-def _served(flower: Flower, run: int, keys: Keys | None, watch: Watch) -> str:
-    """Watch over a run until it is finished; returns which process died, empty if none."""
-    checked, stamp = time.monotonic(), 0  # keys may have changed since they were last looked at
-    clock = time.time() - time.monotonic()
+def _supervise(
+    superlink: SuperLinkProcess, run: int, keys: ClientKeys | None, display: RunDisplay
+) -> str:
+    """Watch a run until it is finished or has to be started again.
+
+    Returns:
+        The reason for which it has to be started again; empty if it is finished.
+
+    Raises:
+        SamaraError: if the ServerApp raised an exception.
+    """
+    # keys may have changed since they were registered, so that the first check registers them
+    checked, keys_stamp = time.monotonic(), 0
+    clock_offset = time.time() - time.monotonic()
     while True:
         time.sleep(_POLL_SECONDS)
-        watch.refresh()
-        before, clock = clock, time.time() - time.monotonic()
-        if abs(clock - before) > _NOTABLE_JUMP:
-            watch.say(f"the clock was set by {clock - before:+.0f} s", "yellow")
-            return _CLOCK
+        display.refresh()
+        previous, clock_offset = clock_offset, time.time() - time.monotonic()
+        if abs(clock_offset - previous) > _MAX_CLOCK_STEP:
+            superlink.reset()
+            return f"the clock was set by {clock_offset - previous:+.0f} s"
         if time.monotonic() < checked + _CHECK_SECONDS:
             continue
         checked = time.monotonic()
-        if missing := flower.missing():
-            return missing
-        if keys and keys.stamp() != stamp:
-            stamp = keys.stamp()
-            sync_keys(flower, keys, watch)
-        has_app = flower.has_server_app()
+        if missing := superlink.missing_process():
+            return f"{missing} ended"
+        if keys and keys.modification_stamp() != keys_stamp:
+            keys_stamp = keys.modification_stamp()
+            sync_keys(superlink, keys, display)
+        has_server_app = superlink.has_server_app()
         try:
-            status, details = flower.status(run)
+            status, details = superlink.run_status(run)
         except SamaraError:
-            return flower.missing() or "the answer of Flower's SuperLink"
+            missing = superlink.missing_process()
+            return f"{missing} ended" if missing else "Flower's SuperLink does not answer"
         if status == "finished":
-            watch.refresh()
-            if watch.finished():
+            display.refresh()
+            if display.has_result():
                 return ""
-            if details.startswith(_RAISED):
-                raise SamaraError(details.removeprefix(_RAISED))
-            return "the ServerApp"
-        if status == "running" and not has_app:
-            return "the ServerApp"
+            if details.startswith(_SERVER_APP_RAISED):
+                raise SamaraError(details.removeprefix(_SERVER_APP_RAISED))
+            return "the ServerApp ended"
+        if status == "running" and not has_server_app:
+            return "the ServerApp ended"
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder, so that no other server runs in it."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a run's folder, so that no other server uses it.
+
+    Raises:
+        SamaraError: if another process has locked it.
+    """
     make_folder(folder)
     try:
         lock = FileLock(folder / "server.lock").acquire(timeout=0)
@@ -156,8 +172,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _until_a_signal() -> Iterator[None]:
-    """SIGINT and SIGTERM end the server in good order; a second one does not interrupt that."""
+def _stop_on_signals() -> Iterator[None]:
+    """Raise `_StopError` at the first SIGINT or SIGTERM, and ignore later ones."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in signals:
@@ -165,9 +181,9 @@ def _until_a_signal() -> Iterator[None]:
         raise _StopError
 
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, stop) for each in signals}
+    handlers = {each: signal.signal(each, stop) for each in signals}
     try:
         yield
     finally:
-        for each, handler in before.items():
+        for each, handler in handlers.items():
             signal.signal(each, handler)

@@ -1,11 +1,11 @@
-"""Where a run and its clients stand, read off the run's folder; nothing need be running."""
+"""The status of a run and of its clients, read from the files of the run."""
 
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.live.keys import KEYS_FOLDER, Keys
+from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.store import METRICS_FILE, ledger_of
 from shared.errors import SamaraError
 from shared.events import EventFollower
@@ -14,25 +14,25 @@ from shared.ledger.reading import read_ledger
 
 @dataclass
 class ClientStatus:
-    """What the events of a run say of a client.
+    """The status of a client, from the events of its run.
 
     Attributes:
-        name: of its key; empty without one.
-        position: the last round that it certainly has: the one before its last report's.
-        last_round: of its last report; 0 before the first.
-        last_seen: UTC, ISO 8601; empty before the first.
-        reports: of it that are in the ledger.
-        failures: answers that were refused or did not come.
-        last_failure: why.
-        bytes_up: of its reports' frames.
-        bytes_down: of the instructions and catch-ups sent to it.
+        name: name of the client's key; empty without a key.
+        round: last round that the client is known to have, the one before that of its last report.
+        last_round: round of its last report; 0 before the first.
+        last_report_time: UTC, ISO 8601; empty before the first.
+        reports: number of its reports in the ledger.
+        failures: number of replies that were refused or did not come.
+        last_failure: round and reason of the last failure.
+        bytes_up: size of its reports' frames.
+        bytes_down: size of the instructions and catch-ups that were sent to it.
         state: ``resting``, ``revoked``, or empty.
     """
 
     name: str = ""
-    position: int = 0
+    round: int = 0
     last_round: int = 0
-    last_seen: str = ""
+    last_report_time: str = ""
     reports: int = 0
     failures: int = 0
     last_failure: str = ""
@@ -43,7 +43,15 @@ class ClientStatus:
 
 @dataclass
 class RunStatus:
-    """Where a run stands: the last round of its ledger, its end digest, and its clients."""
+    """The status of a run.
+
+    Attributes:
+        round: last round in the ledger.
+        digest: end digest of that round in hex; empty before the first.
+        clients: status of the clients by index, ascending.
+        bytes_up: size of all frames from clients.
+        bytes_down: size of everything that was sent to clients.
+    """
 
     round: int
     digest: str
@@ -52,23 +60,25 @@ class RunStatus:
     bytes_down: int
 
 
-def status_of(run: Path) -> RunStatus:
-    """Read the status of a run.
+def read_status(run: Path) -> RunStatus:
+    """Read the status of a run, which need not be running.
 
     Raises:
         SamaraError: if the folder holds no run.
     """
     ledger = ledger_of(run)
     if not ledger.is_dir():
-        raise SamaraError(f"{run}: there is no ledger; has a client introduced itself yet?")
+        raise SamaraError(
+            f"{run}: there is no ledger; it begins when the first client has introduced itself"
+        )
     records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None
     events = list(EventFollower(run / METRICS_FILE).read_new())
     clients: dict[int, ClientStatus] = {}
     for event in events:
         if event.get("event") == "round":
-            _count(clients, event)
-    for key in Keys(run / KEYS_FOLDER).all():
+            _add_round(clients, event)
+    for key in ClientKeys(run / KEYS_FOLDER).read_all():
         client = clients.setdefault(key.client, ClientStatus())
         client.name = key.name
         client.state = "revoked" if key.revoked else client.state
@@ -81,17 +91,18 @@ def status_of(run: Path) -> RunStatus:
     )
 
 
-def _count(clients: dict[int, ClientStatus], event: dict[str, Any]) -> None:
-    for text, figures in event["clients"].items():
-        client = clients.setdefault(int(text), ClientStatus())
+def _add_round(clients: dict[int, ClientStatus], event: dict[str, Any]) -> None:
+    """Add the event of a round to the status of its clients, in place."""
+    for index, counts in event["clients"].items():
+        client = clients.setdefault(int(index), ClientStatus())
         client.reports += 1
-        client.last_round, client.last_seen = event["round"], event.get("time", "")
-        client.position = event.get("late", {}).get(text, event["round"]) - 1
-        client.bytes_up += figures["bytes_up"]
-        client.bytes_down += figures["bytes_down"]
+        client.last_round, client.last_report_time = event["round"], event.get("time", "")
+        client.round = event.get("late", {}).get(index, event["round"]) - 1
+        client.bytes_up += counts["bytes_up"]
+        client.bytes_down += counts["bytes_down"]
     failures = event["refused"] | dict.fromkeys(map(str, event.get("absent", [])), "no answer")
-    for text, reason in failures.items():
-        client = clients.setdefault(int(text), ClientStatus())
+    for index, reason in failures.items():
+        client = clients.setdefault(int(index), ClientStatus())
         client.failures += 1
         client.last_failure = f"round {event['round']}: {reason}"
     resting = event.get("resting", [])

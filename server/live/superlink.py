@@ -1,9 +1,10 @@
 """Flower's SuperLink, with its control and runtime APIs for this machine only.
 
-A SuperLink serves three things on one port: SuperNodes (fleet), whoever starts runs and registers
-keys (control), and the processes that run apps (runtime). Without an account service Flower lets
-anybody use the last two, and a run is code that this machine and every client execute. So
-``python -m server.live.superlink`` is ``flower-superlink`` with a door before it.
+A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API that
+starts runs and registers keys, and the runtime API for the processes that run apps. Without an
+account service Flower lets anybody use the last two, and a run is code that this machine and every
+client execute. ``python -m server.live.superlink`` is ``flower-superlink`` with an `AccessFilter`
+in front of it.
 """
 
 import ipaddress
@@ -13,22 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.live.journal import journal
+from server.live.server_log import write_server_log
 from shared.config import RunConfig
 
-MOST_BYTES_VARIABLE = "SAMARA_MOST_BYTES"
-"""Environment variable: most bytes of a request of a client."""
-DOOR_PATH = "/samara/door"
-"""Answered by the door alone: who gets an answer knows that it is there."""
+MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
+"""Environment variable with the most bytes of a request of a client."""
+FILTER_PATH = "/samara/access-filter"
+"""Path that the filter itself answers, which shows that it is in front of the SuperLink."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
-_MOST_TOLD = 1000
-_OPEN_PATHS = (_FLEET_PATH, "/health", DOOR_PATH)
+_MAX_LOG_LINES = 1000
+_OPEN_PATHS = (_FLEET_PATH, "/health", FILTER_PATH)
 
 log = logging.getLogger("samara.server")
 
 
-def is_open_to(host: str, path: str) -> bool:
-    """Whether a peer may ask for a path: clients for theirs, this machine for everything."""
+def is_allowed(host: str, path: str) -> bool:
+    """Return whether a host may request a path: this machine any, others those of the fleet API."""
     if path.startswith(_OPEN_PATHS):
         return True
     try:
@@ -39,46 +40,47 @@ def is_open_to(host: str, path: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def most_answer_bytes(config: RunConfig) -> int:
-    """More than a sound answer of a client to anything in a run ever has, as a frame."""
+def max_reply_bytes(config: RunConfig) -> int:
+    """Return a size in bytes that no sound frame of a client in this run exceeds."""
     return 2**20 + 12 * config.steps * config.queries
 
 
-class Door:
-    """ASGI middleware that refuses paths which are not for the peer, and bodies that are too long.
+class AccessFilter:
+    """ASGI middleware that refuses paths which are not for the host, and bodies that are too long.
 
     Args:
-        app: what is behind it.
-        most_bytes: of a body; Flower reads it whole before it looks whose it is.
+        app: the ASGI app that gets the other requests.
+        max_bytes: most bytes of a request to the fleet API, which Flower reads whole before it
+            checks the sender's key.
     """
 
-    def __init__(self, app: Any, most_bytes: int) -> None:
-        self._app, self._most_bytes = app, most_bytes
-        self._told: set[tuple[str, str]] = set()
+    def __init__(self, app: Any, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+        self._logged: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer 403, or hand the request on."""
+        """Pass a request on to the app, or answer it with 403 or 413."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
-        if path != DOOR_PATH and is_open_to(host, path):
-            heard = await self._heard(receive) if path.startswith(_FLEET_PATH) else receive
-            if heard:
-                await self._app(scope, heard, partial(self._watched, host, path, send))
+        if path != FILTER_PATH and is_allowed(host, path):
+            whole = await self._read_body(receive) if path.startswith(_FLEET_PATH) else receive
+            if whole:
+                await self._app(scope, whole, partial(self._send, host, path, send))
                 return
             status = 413
-            self._tell(host, f"sent more than {self._most_bytes} bytes at once: refused")
-        elif path == DOOR_PATH:
+            self._log_once(host, f"sent more than {self._max_bytes} bytes at once: refused")
+        elif path == FILTER_PATH:
             status = 204
         else:
             status = 403
-            self._tell(host, f"asked for {path}, which is for this machine only: refused")
+            self._log_once(host, f"requested {path}, which is for this machine only: refused")
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _heard(self, receive: Any) -> Any:
-        """What gives a request's body, which is here already; None if it is too long."""
+    async def _read_body(self, receive: Any) -> Any:
+        """Read a request's body; returns a `receive` that gives it, or None if it is too long."""
         body, more = b"", True
         while more:
             message = await receive()
@@ -86,47 +88,50 @@ class Door:
                 break
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > self._most_bytes:
+            if len(body) > self._max_bytes:
                 return None
         parts = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def heard() -> Any:
+        async def receive_whole() -> Any:
             return parts.pop() if parts else await receive()
 
-        return heard
+        return receive_whole
 
-    async def _watched(self, host: str, path: str, send: Any, message: Any) -> None:
-        """Hand an answer on, and say whom Flower turned away."""
+    async def _send(self, host: str, path: str, send: Any, message: Any) -> None:
+        """Send a message of the app's answer, and log which hosts Flower turns away."""
         status = message.get("status", 0)
         is_fleet = path.startswith(_FLEET_PATH)
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
-            self._tell(
+            self._log_once(
                 host,
                 "was turned away: its key is not registered, was revoked, or is connected "
                 "already; see `samara server keys list`",
             )
         await send(message)
 
-    def _tell(self, host: str, what: str) -> None:
-        """Log once what a peer does again and again."""
-        if (host, what) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add((host, what))
-            log.warning("%s %s", host, what)
+    def _log_once(self, host: str, event: str) -> None:
+        """Log an event of a host, unless it was logged before."""
+        if (host, event) not in self._logged and len(self._logged) < _MAX_LOG_LINES:
+            self._logged.add((host, event))
+            log.warning("%s %s", host, event)
 
 
-def _serve_behind_the_door(serve: Any, app: Any, **settings: Any) -> None:
+def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
+    """Call uvicorn's `run` with an `AccessFilter` around the app."""
     # a line for every request of every client would fill the disk
-    serve(Door(app, int(os.environ[MOST_BYTES_VARIABLE])), **settings | {"access_log": False})
+    serve(
+        AccessFilter(app, int(os.environ[MAX_BYTES_VARIABLE])), **settings | {"access_log": False}
+    )
 
 
 def main() -> None:
-    """Run ``flower-superlink`` with the arguments of this process, in a run's folder for Flower."""
+    """Run ``flower-superlink`` with this process's arguments, in the run's folder for Flower."""
     import uvicorn
 
     from shared.flower_compat import flower_superlink
 
-    uvicorn.run = partial(_serve_behind_the_door, uvicorn.run)
-    with journal(Path.cwd().parent):
+    uvicorn.run = partial(_serve_filtered, uvicorn.run)
+    with write_server_log(Path.cwd().parent):
         flower_superlink()
 
 

@@ -1,5 +1,6 @@
-"""Flower's processes of a run: the SuperLink, what it starts, and its control API."""
+"""The SuperLink of a run as a process, with the processes that it starts and its control API."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import psutil
 
 from server.app import LIVE_VARIABLE
 from server.live.keys import KEYS_VARIABLE
-from server.live.superlink import DOOR_PATH, MOST_BYTES_VARIABLE
+from server.live.superlink import FILTER_PATH, MAX_BYTES_VARIABLE
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -32,7 +33,14 @@ _SUPEREXEC, _SERVER_APP = "flower-superexec", "flwr-serverapp"
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode that Flower knows."""
+    """A SuperNode that is registered with Flower.
+
+    Attributes:
+        node: Flower's id of the node.
+        public_key: PEM.
+        name: name of its client.
+        online: whether it is connected.
+    """
 
     node: int
     public_key: bytes
@@ -40,8 +48,8 @@ class Node:
     online: bool
 
 
-class Flower:
-    """A SuperLink in a process of its own, with its database and logs in a folder."""
+class SuperLinkProcess:
+    """A SuperLink in a process of its own, with its database and log in a folder."""
 
     def __init__(
         self,
@@ -49,74 +57,74 @@ class Flower:
         host: str,
         port: int,
         tls: TlsFiles | None,
-        most_bytes: int,
+        max_bytes: int,
         keys: Path | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare a SuperLink; `start` starts it.
 
         Args:
-            folder: of the SuperLink's database and log.
+            folder: folder of the SuperLink's database and log.
             host: address to listen on.
-            port: of everything.
-            tls: how it proves itself; None is plain text.
-            most_bytes: of a request of a client.
-            keys: folder of the client keys; None lets anybody join.
+            port: port of all three APIs.
+            tls: the server's certificate; None serves plain text.
+            max_bytes: most bytes of a client's request.
+            keys: folder of the client keys; None lets any client join.
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
-        self._keys, self._most_bytes = keys, most_bytes
+        self._keys, self._max_bytes = keys, max_bytes
         self._database = folder / "superlink.db"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def log_file(self) -> Path:
-        """What the SuperLink and its processes say."""
+        """The file with the output of the SuperLink and its processes."""
         return self.folder / "superlink.log"
 
     @property
     def address(self) -> str:
-        """Where it listens, and how."""
+        """The address that it listens on, and whether by TLS."""
         return f"{self._host}:{self._port} ({'TLS' if self._tls else 'plain text'})"
 
     def start(self) -> None:
-        """Start the SuperLink and wait until it answers; an earlier one of this folder is ended.
+        """Start the SuperLink and wait until it serves; an earlier one of this folder is stopped.
 
         Raises:
             SamaraError: if it does not start, for example because the port is taken.
         """
         make_folder(self.folder)
         self.stop()
-        with self.log_file.open("ab") as said:
+        with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, *self._arguments()],
                 cwd=self.folder,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         end = time.monotonic() + _START_SECONDS
-        while not self._answers():
+        while not self._is_serving():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.stop()
                 raise SamaraError(
                     f"Flower's SuperLink did not start on {self._host}:{self._port}: "
-                    f"{self._last_words()}; all of it is in {self.log_file}"
+                    f"{self._last_log_line()}; see {self.log_file}"
                 )
             time.sleep(_POLL_SECONDS)
 
-    def missing(self) -> str:
-        """Which of the processes that must be there is not; empty if none."""
+    def missing_process(self) -> str:
+        """Return the name of a required process that is not running; empty if all are."""
         if self._process is None or self._process.poll() is not None:
             return "Flower's SuperLink"
-        return "" if self._has(_SUPEREXEC) else "Flower's SuperExec"
+        return "" if self._has_child(_SUPEREXEC) else "Flower's SuperExec"
 
     def has_server_app(self) -> bool:
-        """Whether the process of a ServerApp is there."""
-        return self._has(_SERVER_APP)
+        """Return whether the process of a ServerApp is running."""
+        return self._has_child(_SERVER_APP)
 
     def stop(self) -> None:
-        """End the SuperLink and every process it started, also one of an earlier command."""
+        """Stop the SuperLink and all processes it started, also those of an earlier command."""
         roots = [p for p in psutil.process_iter() if self._is_ours(p)]
         family = list(roots)
         for process in roots:
@@ -134,34 +142,35 @@ class Flower:
             self._process.wait()
             self._process = None
 
-    def forget(self) -> None:
-        """End everything and forget nodes, runs and messages, none of which a run needs.
+    def reset(self) -> None:
+        """Stop all processes and delete Flower's nodes, runs and messages.
 
-        Flower notes until what time of day it takes a node, a message or a task for alive; when
-        the clock is set, that is wrong by as much, and a node's key may be refused for so long.
+        A run needs none of them. They hold times of day until which Flower takes a node, a message
+        or a task for alive, which are wrong after the system's clock was set: a node's key may
+        then be refused for as long as the clock was set back.
         """
         self.stop()
         for file in self.folder.glob(f"{self._database.name}*"):
             file.unlink()
 
-    def begin(self, config: RunConfig, bundle: bytes) -> int:
-        """Stop the runs that are there, start this one; returns Flower's number of it.
+    def start_run(self, config: RunConfig, bundle: bytes) -> int:
+        """Stop all runs, start one with this app bundle, and return Flower's id of it.
 
         Raises:
             SamaraError: if Flower refuses.
         """
         from shared.flower_compat import Fab, StartRunRequest, fab_to_proto, user_config_to_proto
 
-        self.end_runs()
+        self.stop_runs()
         request = StartRunRequest(
-            fab=fab_to_proto(Fab(_hash(bundle), bundle, {})),
+            fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
             override_config=user_config_to_proto(config.flat()),
         )
         with self._control() as control:
             return int(control.StartRun(request).run_id)
 
-    def end_runs(self) -> None:
-        """Stop the runs that are not finished."""
+    def stop_runs(self) -> None:
+        """Stop all runs that are not finished."""
         from shared.flower_compat import ListRunsRequest, StopRunRequest
 
         with self._control() as control:
@@ -169,35 +178,35 @@ class Flower:
                 if run.status.status != "finished":
                     control.StopRun(StopRunRequest(run_id=run.run_id))
 
-    def status(self, run: int) -> tuple[str, str]:
-        """A run's status (pending, starting, running, finished), and how it ended."""
+    def run_status(self, run: int) -> tuple[str, str]:
+        """Return a run's status (pending, starting, running or finished), and how it ended."""
         from shared.flower_compat import ListRunsRequest
 
         with self._control() as control:
             status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
         return status.status, status.details
 
-    def nodes(self) -> list[Node]:
-        """The SuperNodes that are registered."""
+    def list_nodes(self) -> list[Node]:
+        """Return the registered SuperNodes."""
         from shared.flower_compat import ListNodesRequest
 
         with self._control() as control:
-            found = control.ListNodes(ListNodesRequest()).nodes_info
+            nodes = control.ListNodes(ListNodesRequest()).nodes_info
         return [
             Node(node.node_id, node.public_key, node.name, node.status == "online")
-            for node in found
+            for node in nodes
             if node.status != "unregistered"
         ]
 
     def register(self, public_key: bytes, name: str) -> None:
-        """Let the holder of a key connect; public_key is PEM."""
+        """Let the holder of a key (PEM) connect."""
         from shared.flower_compat import RegisterNodeRequest
 
         with self._control() as control:
             control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
 
     def unregister(self, node: int) -> None:
-        """Refuse a SuperNode from now on."""
+        """Disconnect a SuperNode and refuse its key."""
         from shared.flower_compat import UnregisterNodeRequest
 
         with self._control() as control:
@@ -205,6 +214,11 @@ class Flower:
 
     @contextmanager
     def _control(self) -> Iterator["ControlHttpClient"]:
+        """Connect to the control API.
+
+        Raises:
+            SamaraError: if the SuperLink refuses a request or does not answer.
+        """
         import httpx
 
         from shared.flower_compat import ControlHttpClient, RuntimeVersionHttpInterceptor
@@ -222,32 +236,34 @@ class Flower:
         finally:
             client.close()
 
-    def _has(self, name: str) -> bool:
-        assert self._process is not None, "the SuperLink is started before it is watched"
+    def _has_child(self, name: str) -> bool:
+        """Return whether a process below the SuperLink has this name in its command line."""
+        assert self._process is not None, "start comes first"
         try:
             family = psutil.Process(self._process.pid).children(recursive=True)
             return any(name in " ".join(process.cmdline()) for process in family)
         except psutil.NoSuchProcess:
             return False
 
-    def _answers(self) -> bool:
-        """Whether the SuperLink is there, behind its door."""
+    def _is_serving(self) -> bool:
+        """Return whether the SuperLink's access filter answers."""
         import httpx
 
         scheme = "https" if self._tls else "http"
-        url = f"{scheme}://127.0.0.1:{self._port}{DOOR_PATH}"
+        url = f"{scheme}://127.0.0.1:{self._port}{FILTER_PATH}"
         try:
             return httpx.get(url, verify=False, timeout=5.0).status_code == 204
         except httpx.HTTPError:
             return False
 
     def _arguments(self) -> list[str]:
-        where = ["--host", self._host, "--port", str(self._port)]
-        where += ["--database", str(self._database), "--disable-runtime-dependency-installation"]
+        arguments = ["--host", self._host, "--port", str(self._port)]
+        arguments += ["--database", str(self._database)]
+        arguments += ["--disable-runtime-dependency-installation"]
         if self._tls is None:
-            return [*where, "--insecure"]
+            return [*arguments, "--insecure"]
         return [
-            *where,
+            *arguments,
             *("--ssl-certfile", str(self._tls.certificate)),
             *("--ssl-keyfile", str(self._tls.key)),
             *("--ssl-ca-certfile", str(self._tls.authority)),
@@ -263,7 +279,7 @@ class Flower:
                 ),
                 "FLWR_HOME": str(self.folder),
                 LIVE_VARIABLE: "1",
-                MOST_BYTES_VARIABLE: str(self._most_bytes),
+                MAX_BYTES_VARIABLE: str(self._max_bytes),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",
@@ -279,9 +295,9 @@ class Flower:
             return False
         return _MODULE in command and str(self._database) in command
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else "it said nothing"
+        return lines[-1].strip() if lines else "it printed nothing"
 
 
 def _signal(process: psutil.Process, kill: bool) -> None:
@@ -291,12 +307,7 @@ def _signal(process: psutil.Process, kill: bool) -> None:
         return
 
 
-def _hash(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
-
-
 def _reason(error: Exception) -> str:
+    """Return the text of an HTTP error's response, or the error's own."""
     response = getattr(error, "response", None)
     return response.text.strip() if response is not None and response.text else str(error)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import Message
 
-from server.live.superlink import most_answer_bytes
+from server.live.superlink import max_reply_bytes
 from server.rounds.aggregation import check_report
 from server.rounds.evaluation import find_outliers
 from server.rounds.event_log import EventLog
@@ -68,7 +68,7 @@ class ReplyValidator:
         self, config: RunConfig, roster: Roster, late_reports: LateReportFilter, events: EventLog
     ) -> None:
         self._roster, self._late_reports, self._events = roster, late_reports, events
-        self._most_bytes = most_answer_bytes(config)
+        self._most_bytes = max_reply_bytes(config)
 
     def validate_reports(
         self, replies: Iterable[Message], instruction: TrainInstruction

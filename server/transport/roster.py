@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from server.live.keys import Keys
+from server.live.keys import ClientKeys
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import make_message, read_frame
@@ -77,7 +77,7 @@ class Roster:
 
     most_clients: int | None = None
 
-    def __init__(self, keys: Keys | None = None) -> None:
+    def __init__(self, keys: ClientKeys | None = None) -> None:
         self.entries: dict[int, RosterEntry] = {}
         self.layout: Layout | None = None
         self.model_id = b""

@@ -13,8 +13,8 @@ from helpers import no_room
 from benchmarks.faults.toy_client import app
 from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
-from server.live.keys import KEYS_VARIABLE, Keys
-from server.live.status import status_of
+from server.live.keys import KEYS_VARIABLE, ClientKeys
+from server.live.status import read_status
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from server.store import replay_run
 from server.transport.deadline_grid import DeadlineGrid
@@ -200,11 +200,11 @@ def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
 def test_a_revoked_devices_reports_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = Keys(tmp_path / "run" / "keys")
+    keys = ClientKeys(tmp_path / "run" / "keys")
     for number in range(CLIENTS):
         keys.create(f"client-{number}")
-    public = [key.public_key.encode() for key in keys.all()]
-    indices = [key.client for key in keys.all()]
+    public = [key.public_key.encode() for key in keys.read_all()]
+    indices = [key.client for key in keys.read_all()]
     public[3] = b"of a stranger"
     monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "run" / "keys"))
     monkeypatch.setattr(
@@ -224,10 +224,10 @@ def test_a_revoked_devices_reports_are_refused(
     assert contributors(run) == [sorted(indices[:3]), *[sorted([first, third])] * 3]
     refused = read_result(run)["rounds"][1]["refused"]
     assert "its key client-1 was revoked" in refused[str(second)]
-    status = status_of(tmp_path / "run")
+    status = read_status(tmp_path / "run")
     assert (status.round, list(status.clients)) == (4, sorted(indices))
     assert (status.clients[second].name, status.clients[second].state) == ("client-1", "revoked")
-    assert (status.clients[third].reports, status.clients[third].position) == (4, 3)
+    assert (status.clients[third].reports, status.clients[third].round) == (4, 3)
     assert status.clients[stranger].reports == 0
 
 

@@ -1,4 +1,4 @@
-"""What a live server is made of, part by part: keys, certificates, the door, rests, the bundle."""
+"""The parts of a live server: keys, certificates, access filter, resting clients, display."""
 
 import asyncio
 import io
@@ -12,40 +12,43 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from rich.console import Console
 
-from server.live.bundle import bundle
-from server.live.certificates import given_certificates
-from server.live.keys import Keys
-from server.live.superlink import DOOR_PATH, Door, is_open_to
+from server.live.bundle import build_bundle
+from server.live.certificates import check_certificates
+from server.live.keys import ClientKeys
+from server.live.run_display import RunDisplay
+from server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from server.rounds.health import ClientHealth
-from server.transport import deadline_grid as post
+from server.store import METRICS_FILE
+from server.transport import deadline_grid
 from shared.certificates import make_certificates
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.events import EventFollower
+from shared.events import EventFollower, append_event
 from shared.flower_compat import HttpGrid, ObjectPullError, ObjectUnavailableError, http_grid
 from shared.signing import PhoneKey
 
 
 def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
-    keys = Keys(tmp_path / "keys")
+    keys = ClientKeys(tmp_path / "keys")
     secret = keys.create("kitchen")
     keys.create("garage")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert secret.read_bytes().startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
-    garage, kitchen = (key.public_key.encode() for key in keys.all())
+    garage, kitchen = (key.public_key.encode() for key in keys.read_all())
     assert keys.refusal_reason(kitchen) == ""
     client = client_index_of_key(kitchen)
-    assert [key.client for key in keys.all()] == [client_index_of_key(garage), client]
+    assert [key.client for key in keys.read_all()] == [client_index_of_key(garage), client]
     keys.check(kitchen, client)
     with pytest.raises(SamaraError, match=f"its key is that of client {client}, not 8"):
         keys.check(kitchen, 8)
     with pytest.raises(SamaraError, match=f"not {client}"):
         keys.check(garage, client)
-    before = keys.stamp()
+    before = keys.modification_stamp()
     keys.revoke("kitchen")
-    assert keys.stamp() != before
+    assert keys.modification_stamp() != before
     assert "its key kitchen was revoked on 20" in keys.refusal_reason(kitchen)
     with pytest.raises(SamaraError, match="was revoked"):
         keys.check(kitchen, client)
@@ -53,10 +56,10 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     assert "is not registered here" in keys.refusal_reason(b"another")
 
 
-def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
-    secret = Keys(tmp_path / "elsewhere").create("phone")
+def test_a_key_that_was_made_elsewhere_is_registered(tmp_path: Path) -> None:
+    secret = ClientKeys(tmp_path / "elsewhere").create("phone")
     public = PhoneKey(secret).public
-    keys, file = Keys(tmp_path / "keys"), tmp_path / "phone.pem"
+    keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "phone.pem"
     file.write_bytes(public.replace(b"\n", b"\r\n"))
     added = keys.add("pocket", file)
     assert (added.name, added.client) == ("pocket", client_index_of_key(public))
@@ -70,17 +73,17 @@ def test_a_key_that_was_made_elsewhere_is_let_in(tmp_path: Path) -> None:
     for damaged in (file, secret, tmp_path / "none.pem"):
         with pytest.raises(SamaraError, match=f"{damaged.name}: "):
             keys.add("another", damaged)
-    assert [key.name for key in keys.all()] == ["pocket"]
+    assert [key.name for key in keys.read_all()] == ["pocket"]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 65])
 def test_a_name_that_is_no_file_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SamaraError, match="name a client by"):
-        Keys(tmp_path).create(name)
+    with pytest.raises(SamaraError, match="not a client's name"):
+        ClientKeys(tmp_path).create(name)
 
 
-def test_a_name_is_taken_once_and_only_what_is_there_is_revoked(tmp_path: Path) -> None:
-    keys = Keys(tmp_path)
+def test_a_name_is_used_once_and_only_a_registered_key_is_revoked(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path)
     keys.create("kitchen")
     with pytest.raises(SamaraError, match="choose another"):
         keys.create("kitchen")
@@ -88,7 +91,7 @@ def test_a_name_is_taken_once_and_only_what_is_there_is_revoked(tmp_path: Path) 
         keys.revoke("garage")
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(SamaraError, match=r"broken.json: damaged"):
-        keys.all()
+        keys.read_all()
 
 
 def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> 
         assert shakes_hands(tls.certificate, tls.key, tls.authority, name)
     with pytest.raises(ssl.SSLCertVerificationError):
         shakes_hands(tls.certificate, tls.key, tls.authority, "another.example")
-    assert given_certificates(tls.certificate, tls.key, tls.authority) == tls
+    assert check_certificates(tls.certificate, tls.key, tls.authority) == tls
 
 
 def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bool:
@@ -125,18 +128,18 @@ def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bo
     return done > 0
 
 
-def test_a_certificate_of_ones_own_needs_its_key_and_this_machines_name(tmp_path: Path) -> None:
+def test_an_operators_certificate_needs_its_key_and_the_loopback_address(tmp_path: Path) -> None:
     tls = make_certificates(tmp_path, [])
     with pytest.raises(SamaraError, match="--cert needs --key"):
-        given_certificates(tls.certificate, None, None)
-    with pytest.raises(SamaraError, match="there is no such file"):
-        given_certificates(tls.certificate, tmp_path / "none", None)
+        check_certificates(tls.certificate, None, None)
+    with pytest.raises(SamaraError, match="no such file"):
+        check_certificates(tls.certificate, tmp_path / "none", None)
     with pytest.raises(SamaraError, match=r"is not for 127\.0\.0\.1"):
-        given_certificates(tls.authority, tls.key, None)
+        check_certificates(tls.authority, tls.key, None)
 
 
 @pytest.mark.parametrize(
-    ("host", "path", "is_open"),
+    ("host", "path", "allowed"),
     [
         ("10.0.0.7", "/v1/fleet/pull-messages", True),
         ("10.0.0.7", "/v1/control/start-run", False),
@@ -149,11 +152,11 @@ def test_a_certificate_of_ones_own_needs_its_key_and_this_machines_name(tmp_path
         ("::ffff:127.0.0.1", "/v1/runtime/acquire-task", True),
     ],
 )
-def test_the_door_is_open_to_devices_for_theirs_alone(host: str, path: str, is_open: bool) -> None:
-    assert is_open_to(host, path) is is_open
+def test_other_hosts_may_request_the_fleet_api_only(host: str, path: str, allowed: bool) -> None:
+    assert is_allowed(host, path) is allowed
 
 
-def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def flower(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 412})
 
@@ -162,28 +165,29 @@ def test_who_is_turned_away_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     async def send(message: Any) -> None:
         sent.append(message.get("status", 0))
 
-    door = Door(flower, 100)
+    access_filter = AccessFilter(flower, 100)
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
     for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
         scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
-        asyncio.run(door(scope, receive, send))
-    asyncio.run(door({"type": "http", "client": ("10.0.0.7", 1), "path": DOOR_PATH}, None, send))
+        asyncio.run(access_filter(scope, receive, send))
+    scope = {"type": "http", "client": ("10.0.0.7", 1), "path": FILTER_PATH}
+    asyncio.run(access_filter(scope, None, send))
     assert sent == [412, 412, 403, 0, 204, 0]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert "10.0.0.7 was turned away: its key is not registered" in told[0]
-    assert "/v1/control/start-run, which is for this machine only" in told[1]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert "10.0.0.7 was turned away: its key is not registered" in lines[0]
+    assert "/v1/control/start-run, which is for this machine only" in lines[1]
 
 
 def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def flower(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
-        heard.append(message["body"])
+        bodies.append(message["body"])
         assert not message["more_body"]
         assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.start", "status": 200})
@@ -202,11 +206,11 @@ def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) ->
         sent.append(message.get("status", 0))
 
     scope = {"type": "http", "client": ("10.0.0.7", 1), "path": "/v1/fleet/push-object"}
-    asyncio.run(Door(flower, 100)(scope, receiver(), send))
-    assert (heard, sent) == ([], [413, 0])
+    asyncio.run(AccessFilter(flower, 100)(scope, receiver(), send))
+    assert (bodies, sent) == ([], [413, 0])
     assert "10.0.0.7 sent more than 100 bytes at once" in caplog.text
-    asyncio.run(Door(flower, 120)(scope, receiver(), send))
-    assert (heard, sent) == ([bytes(120)], [413, 0, 200])
+    asyncio.run(AccessFilter(flower, 120)(scope, receiver(), send))
+    assert (bodies, sent) == ([bytes(120)], [413, 0, 200])
 
 
 def test_rests_double_and_end_with_a_success() -> None:
@@ -220,9 +224,9 @@ def test_rests_double_and_end_with_a_success() -> None:
     assert health.record_failure(3, 21) == 0
 
 
-def test_the_bundle_is_the_same_bytes_and_has_every_setting() -> None:
-    data = bundle()
-    assert data == bundle()
+def test_the_bundle_has_the_same_bytes_and_every_setting() -> None:
+    data = build_bundle()
+    assert data == build_bundle()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         project = tomllib.loads(archive.read("pyproject.toml").decode())
@@ -242,15 +246,36 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     assert list(tail.read_new()) == [{"b": 2}]
 
 
-def test_a_reply_that_never_comes_whole_does_not_hold_the_others(
+def test_a_reply_that_does_not_arrive_whole_does_not_delay_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(post, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(deadline_grid, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(http_grid, "pull_objects", None)
-    post.DeadlineGrid(HttpGrid.__new__(HttpGrid), late_exchanges=1)
+    deadline_grid.DeadlineGrid(HttpGrid.__new__(HttpGrid), late_exchanges=1)
 
     def pull(name: str) -> bytes:
         raise ObjectUnavailableError(name)
 
     with pytest.raises(ObjectPullError):
         http_grid.pull_objects(["part"], pull)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_display_sorts_clients_by_number(tmp_path: Path, is_terminal: bool) -> None:
+    output = io.StringIO()
+    with RunDisplay(tmp_path, Console(file=output, force_terminal=is_terminal)) as display:
+        event = {
+            "event": "round",
+            "round": 3,
+            "reports": 3,
+            "clients": {"10": {}, "100": {}, "2": {}},
+            "refused": {},
+            "bytes_up": 1,
+            "bytes_down": 1,
+            "digest": "ab" * 32,
+            "problem": "",
+        }
+        append_event(tmp_path / METRICS_FILE, event)
+        display.refresh()
+    expected = "2: 3  10: 3  100: 3" if is_terminal else "3 reports from 2,10,100,"
+    assert expected in output.getvalue()

@@ -1,4 +1,4 @@
-"""What `samara server up` shows: a live view on a terminal, plain lines elsewhere."""
+"""The display of `samara server up`: a live table on a terminal, plain lines elsewhere."""
 
 from collections import deque
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.live.journal import JOURNAL_FILE
+from server.live.server_log import LOG_FILE
 from server.store import METRICS_FILE
 from shared.events import EventFollower
 from shared.result import RESULT_FILE
@@ -19,21 +19,23 @@ _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
 
 
-class Watch:
-    """Follows the files of a run and shows what is new; a context manager."""
+class RunDisplay:
+    """A context manager that shows the new events and log lines of a run.
+
+    Args:
+        run: folder of the run.
+        console: console to print on.
+    """
 
     def __init__(self, run: Path, console: Console) -> None:
         self._console, self._run = console, run
-        self._journal, self._metrics = (
-            EventFollower(run / JOURNAL_FILE),
-            EventFollower(run / METRICS_FILE),
-        )
-        self._journal.skip_existing()
+        self._log, self._metrics = EventFollower(run / LOG_FILE), EventFollower(run / METRICS_FILE)
+        self._log.skip_existing()
         if not console.is_terminal:
             self._metrics.skip_existing()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
-        self._devices: dict[str, int] = {}
+        self._last_reports: dict[int, int] = {}  # round by client index
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -51,35 +53,36 @@ class Watch:
             self.refresh()
             self._live.stop()
 
-    def say(self, text: str, style: str = "") -> None:
-        """Show a line."""
+    def show(self, text: str, style: str = "") -> None:
+        """Show a line of text in one of rich's styles."""
         if self._live:
             self._lines.append(Text(text, style))
         else:
             self._console.print(Text(text, style), soft_wrap=True)
 
-    def finished(self) -> bool:
-        """Whether the run has its result."""
+    def has_result(self) -> bool:
+        """Return whether the run has written its result."""
         return (self._run / RESULT_FILE).exists()
 
     def refresh(self) -> None:
-        """Show what the run wrote since the last call."""
+        """Show the events and log lines that the run wrote since the last call."""
         for event in self._metrics.read_new():
             if event.get("event") != "round":
                 continue
             self._rounds.append(event)
             for client in event.get("clients", {}):
-                self._devices[client] = event["round"]
+                self._last_reports[int(client)] = event["round"]
             if not self._live:
-                self.say(_line(event))
-        for line in self._journal.read_new():
+                self.show(_round_line(event))
+        for line in self._log.read_new():
             if line.get("event") != "round":
                 style = "yellow" if line.get("level") in ("warning", "error") else ""
-                self.say(str(line.get("message", "")), style)
+                self.show(str(line.get("message", "")), style)
         if self._live:
-            self._live.update(self._view(), refresh=True)
+            self._live.update(self._tables(), refresh=True)
 
-    def _view(self) -> Group:
+    def _tables(self) -> Group:
+        """Return the last rounds, the clients' last reports and the last lines."""
         rounds = Table(title=str(self._run), title_style="bold", expand=True)
         for column in ("round", "loss", "reports", "refused", "bytes up", "bytes down", "digest"):
             rounds.add_column(column, justify="right")
@@ -94,17 +97,19 @@ class Watch:
                 f"{event['bytes_down']:,}",
                 event["digest"][:16],
             )
-        reports = "  ".join(f"{d}: {n}" for d, n in sorted(self._devices.items()))
+        reports = "  ".join(f"{c}: {r}" for c, r in sorted(self._last_reports.items()))
         clients = Text(f"last report of each client, by round: {reports or 'none yet'}", "dim")
         return Group(rounds, clients, *self._lines)
 
 
-def _line(event: dict[str, Any]) -> str:
+def _round_line(event: dict[str, Any]) -> str:
+    """Return the event of a round as a line of text."""
     loss = event.get("loss")
-    said = f"loss {loss:.4f}, " if loss is not None else ""
+    loss_text = f"loss {loss:.4f}, " if loss is not None else ""
+    clients = ",".join(sorted(event["clients"], key=int))
     return (
-        f"round {event['round']}: {said}{event['reports']} reports from "
-        f"{','.join(event['clients']) or 'nobody'}, {len(event['refused'])} refused, "
+        f"round {event['round']}: {loss_text}{event['reports']} reports from "
+        f"{clients or 'no client'}, {len(event['refused'])} refused, "
         f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down, "
         f"digest {event['digest'][:16]}" + (f", {event['problem']}" if event["problem"] else "")
     )

@@ -1,4 +1,4 @@
-"""What the server says, as JSON lines in the folder of its run: for people and for machines."""
+"""The server's log messages as JSON lines in the run's folder, for people and for programs."""
 
 import json
 import logging
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-JOURNAL_FILE = "log.jsonl"
+LOG_FILE = "log.jsonl"
 
 
-class _JsonLines(logging.FileHandler):
-    """One object per record: time, level, message, and the kind of event if it is one."""
+class _JsonLinesHandler(logging.FileHandler):
+    """A handler that writes one object per record: time, level, message, and the event's kind."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as one line of JSON."""
+        """Return a record as one line of JSON."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -25,17 +25,18 @@ class _JsonLines(logging.FileHandler):
 
 
 @contextmanager
-def journal(folder: Path) -> Iterator[None]:
-    """Write down what the server logs while this lasts.
+def write_server_log(folder: Path) -> Iterator[None]:
+    """Write what the server logs inside the with statement to `LOG_FILE`.
 
-    A full disk loses lines of the journal, which is no reason to end a run.
+    Lines that cannot be written, for example because the disk is full, are dropped without an
+    error: a run does not end for its log.
 
     Args:
-        folder: of the run; made if need be.
+        folder: folder of the run; made if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("samara.server")
-    handler = _JsonLines(folder / JOURNAL_FILE, encoding="utf-8")
+    handler = _JsonLinesHandler(folder / LOG_FILE, encoding="utf-8")
     handler.handleError = lambda record: None  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

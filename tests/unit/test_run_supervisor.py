@@ -1,0 +1,181 @@
+"""The supervisor of a live run, with a SuperLink that follows a script."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.live import run_supervisor as module
+from server.live.keys import ClientKeys
+from server.live.superlink_process import Node
+from shared.config import RunConfig
+from shared.errors import SamaraError
+
+
+class Time:
+    """A clock that advances by sleeping, and whose time of day can be set."""
+
+    def __init__(self) -> None:
+        self.seconds, self.set_by = 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def time(self) -> float:
+        return 1e9 + self.seconds + self.set_by
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class SuperLink:
+    """A SuperLink whose run has the statuses of a script; records the calls."""
+
+    address = "nowhere"
+
+    def __init__(self, statuses: Iterator[tuple[str, str]], starts: Iterator[bool]) -> None:
+        self._statuses, self._starts = statuses, starts
+        self.calls: list[str] = []
+        self.nodes: dict[int, Node] = {}
+        self._is_up = False
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self._is_up = True
+
+    def missing_process(self) -> str:
+        return "" if self._is_up else "Flower's SuperLink"
+
+    def has_server_app(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self._is_up = False
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+        self._is_up = False
+
+    def start_run(self, config: RunConfig, bundle: bytes) -> int:
+        self.calls.append("start run")
+        if not next(self._starts, True):
+            raise SamaraError("it does not answer")
+        return 1
+
+    def run_status(self, run: int) -> tuple[str, str]:
+        return next(self._statuses)
+
+    def list_nodes(self) -> list[Node]:
+        return list(self.nodes.values())
+
+    def register(self, public_key: bytes, name: str) -> None:
+        self.nodes[len(self.nodes)] = Node(len(self.nodes), public_key, name, False)
+
+    def unregister(self, node: int) -> None:
+        del self.nodes[node]
+
+
+class Display:
+    """A display that keeps its lines."""
+
+    def __init__(self, has_result: bool = True) -> None:
+        self.lines: list[str] = []
+        self._has_result = has_result
+
+    def show(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def refresh(self) -> None:
+        pass
+
+    def has_result(self) -> bool:
+        return self._has_result
+
+
+Serve = Callable[..., bool]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(module, "build_bundle", lambda: b"")
+    return time
+
+
+@pytest.fixture
+def serve(tmp_path: Path, clock: Time) -> Serve:
+    def serve(superlink: Any, display: Any, keys: ClientKeys | None = None) -> bool:
+        config = RunConfig.of({"out": str(tmp_path)}, "test")
+        return module.serve_run(config, superlink, keys, display)
+
+    return serve
+
+
+def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        yield "running", ""
+        clock.set_by = 3600
+        yield "running", ""
+        yield "finished", ""
+
+    superlink, display = SuperLink(statuses(), iter([])), Display()
+    assert serve(superlink, display)
+    assert superlink.calls == ["start", "start run", "reset", "start", "start run"]
+    assert "the clock was set by +3600 s; starting again" in display.lines
+
+
+def test_a_start_that_fails_is_tried_again(serve: Serve) -> None:
+    superlink = SuperLink(iter([("finished", "")]), iter([False, False, True]))
+    display = Display()
+    assert serve(superlink, display)
+    assert superlink.calls == ["start", "start run", "start run", "start run"]
+    assert "the run did not start: it does not answer; starting again" in display.lines
+
+
+def test_a_start_that_fails_again_and_again_ends_the_run(serve: Serve) -> None:
+    with pytest.raises(SamaraError, match="it does not answer"):
+        serve(SuperLink(iter([]), iter([False] * 9)), Display())
+
+
+def test_an_exception_of_the_server_app_ends_the_run(serve: Serve) -> None:
+    details = "ServerApp failed with exception: the disk is full"
+    with pytest.raises(SamaraError, match=r"^the disk is full"):
+        serve(SuperLink(iter([("finished", details)]), iter([])), Display(has_result=False))
+
+
+def test_a_key_that_is_revoked_while_the_run_is_started_is_refused(
+    serve: Serve, tmp_path: Path
+) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    keys.create("kitchen")
+    superlink, display = SuperLink(iter([("running", ""), ("finished", "")]), iter([])), Display()
+    start_run = superlink.start_run
+
+    def revoke_and_start(config: RunConfig, bundle: bytes) -> int:
+        keys.revoke("kitchen")
+        return start_run(config, bundle)
+
+    superlink.start_run = revoke_and_start  # type: ignore[method-assign]
+    assert serve(superlink, display, keys)
+    assert display.lines[1:] == ["kitchen may join", "kitchen is refused from now on"]
+
+
+def test_a_run_that_another_process_serves_is_refused_until_that_dies(
+    serve: Serve, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, time; from filelock import FileLock; "
+        "lock = FileLock(sys.argv[1]).acquire(); print('locked', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "server.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(SamaraError, match="another `samara server up` is serving this run"):
+            serve(SuperLink(iter([("finished", "")]), iter([])), Display())
+        process.kill()
+    assert serve(SuperLink(iter([("finished", "")]), iter([])), Display())
