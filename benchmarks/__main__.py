@@ -50,7 +50,7 @@ class Shape(StrEnum):
 
 
 class Quantization(StrEnum):
-    """Of the weights in the blocks."""
+    """Quantization of the weights in the blocks."""
 
     NONE = "none"
     NF4 = "nf4"

@@ -1,1 +1,1 @@
-"""How accurate the models become, and what decides it."""
+"""Measurements of accuracy, and of what decides it."""

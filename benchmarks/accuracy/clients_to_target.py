@@ -23,7 +23,7 @@ from shared.step_size import CURVATURE_SHARE
 
 STEPS, QUERIES, BATCH = 4, 4, 4
 CLIENT_ROUNDS = 64
-"""Between two evaluations, of all clients together."""
+"""The number of forward passes between two evaluations, of all clients together."""
 
 
 def passes_of_a_round() -> int:
@@ -71,7 +71,7 @@ def carry_out(arguments: argparse.Namespace, clients: int, policy: str, seed: in
 
 
 def folder_of(arguments: argparse.Namespace, clients: int, policy: str, seed: int) -> Path:
-    """Of a run."""
+    """Return the folder of a run."""
     folder: Path = arguments.out / f"{policy}-{clients}-{seed}"
     return folder
 

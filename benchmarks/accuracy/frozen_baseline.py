@@ -1,4 +1,4 @@
-"""What a frozen encoder knows of users' taste, with all texts in one place and true gradients.
+"""A baseline on frozen embeddings of all users' texts in one place, with true gradients.
 
     python -m benchmarks.accuracy.frozen_baseline --task popquorn --data FILE \\
         --model MODEL --clients 120
@@ -70,7 +70,7 @@ class Frozen:
         return states.double().mean(0).numpy()
 
     def gradient(self, text: str) -> NDArray[np.float64]:
-        """Of the difference of the two labels' scores by the adapter's numbers, and it, [d + 1]."""
+        """Return the gradient of the labels' score difference, and the difference, [d + 1]."""
         numbers = torch.zeros(self.layout.size, requires_grad=True)
         prompt = self._scorer.prompt(text)
         one, other = self._forward.score_pass(Perturbations(self.layout, numbers), [prompt])[0, 0]

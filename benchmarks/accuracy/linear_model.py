@@ -62,7 +62,7 @@ class Texts:
         return Texts(self.gradients[batch], self.margins[batch], self.labels[batch])
 
     def scalars(self, asked: TrainInstruction, device: int) -> Floats:
-        """What a client reports of the base, float64 [steps, q]; losses to first order in ε."""
+        """Return projected gradients at the base, float64 [steps, q], to first order in ε."""
         base = np.zeros(self.gradients.shape[1])
 
         def losses_of(request: LossRequest) -> Floats:
@@ -146,7 +146,7 @@ class LinearRun:
         return float(accuracy), float(macro_f1), float(loss)
 
     def _federated(self) -> dict[int, Floats]:
-        """What every client has of the federation, or of its cluster's, float64 [d] each."""
+        """Return the global state, or that of its cluster, for every client, float64 [d] each."""
         config, groups, found = self._config, self._groups(), dict[int, Floats]()
         rounds, rate = config.federated_rounds, config.learning_rate
         if config.method == "cluster":
@@ -186,7 +186,7 @@ class LinearRun:
     def _round(
         self, start: Floats, client: int, rate: float | str, may_move: NDArray[np.bool_] | None
     ) -> Floats:
-        """What a round's steps add, float64 [d]."""
+        """Return the update of a round, float64 [d]."""
         texts, moved = self._users.splits["train"][client], np.zeros_like(start)
         mask = np.ones_like(start) if may_move is None else may_move.astype(float)
         for _ in range(self._config.steps):

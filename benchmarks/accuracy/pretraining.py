@@ -1,4 +1,4 @@
-"""How the embedded model is trained: a small Llama with one token per word, and who speaks.
+"""The training of the embedded model, a small Llama with one token per word.
 
 All readers speak as "i". Who speaks is a vector, learned with the network and not kept with it: it
 is added to the stream before the last block, where a verdict is about to be given. So the blocks
@@ -52,9 +52,9 @@ class Training:
     warm_up: float = 0.03
     weight_decay: float = 0.05
     text_weight: float = 0.2
-    """Of the mean loss of all other tokens, against 1 for that of the verdicts."""
+    """The weight of the mean loss of all other tokens; the loss of the verdicts has weight 1."""
     recall_weight: float = 2.0
-    """Of the loss of recalling what was mentioned."""
+    """The weight of the loss of recalling a mentioned word."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Corpus:
         )
 
     def seen(self, rows: Tensor, padding: int) -> Tensor:
-        """Which positions each position of some rows reads: bool [rows, 1, S, S]."""
+        """Return the attention mask of some rows: bool [rows, 1, S, S]."""
         places = torch.arange(len(self.parts))
         causal = places[:, None] >= places
         together = (self.parts == 0) | (self.parts[:, None] == self.parts)
@@ -175,7 +175,7 @@ def network_of(settings: Training, tokenizer: Any) -> Any:
 
 
 def who_loves_what(corpus: Corpus, vocabulary: int, love: int) -> Tensor:
-    """How much more often a reader loves messages with a word than others do: [readers, words]."""
+    """Return each reader's excess of liking for messages with a word: [readers, words]."""
     texts, readers = len(corpus.ids), int(corpus.readers.max())
     words = torch.zeros(texts, vocabulary)
     words.scatter_(1, corpus.ids[:, corpus.parts == 0], 1.0)

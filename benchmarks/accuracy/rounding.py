@@ -1,4 +1,4 @@
-"""How far apart the groupings' projected gradients are, in units of the compute type's rounding.
+"""Differences between the groupings' projected gradients, in units of rounding of the compute type.
 
     python -m benchmarks.accuracy.rounding [--shape llama-34m]
 

@@ -1,4 +1,4 @@
-"""How many losses until zeroth-order steps tell a user's taste from a base rate?
+"""The number of losses after which zeroth-order steps beat a user's base rate.
 
     python -m benchmarks.accuracy.taste_budget SCENARIO --out FILE \\
         --set data.path=FILE --set model.path=MODEL

@@ -36,7 +36,7 @@ BATCHES = 5
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one choice of layers; seconds are of a step."""
+    """The figures of one choice of layers; seconds are per step."""
 
     elements: int
     before: float

@@ -35,7 +35,7 @@ from shared.sections import AdapterSettings
 
 AT_ONCE = 16
 TOLERANCE = 2e-4
-"""Between losses here and those of the forward engine, in nats."""
+"""The tolerance between losses here and those of the forward engine, in nats."""
 
 
 class Top(ABC):
@@ -94,7 +94,7 @@ class Top(ABC):
             return self._scores(thetas, torch.from_numpy(rows), steps, epsilon)
 
     def decides(self, thetas: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which examples every run decides rightly, [R, n]."""
+        """Return which examples every run classifies correctly, bool [R, n]."""
         decided = self.scores(thetas, rows).argmax(-1)[:, 0].numpy()
         right: NDArray[np.bool_] = decided == self._labels[rows]
         return right
@@ -132,7 +132,7 @@ class Top(ABC):
     def _spread(
         self, name: str, x: Tensor, thetas: Tensor, z: Tensor | None, epsilon: float
     ) -> Tensor:
-        """What a layer gives at all points: [R, P, n, T, out] for inputs x = A·h [n, T, rank]."""
+        """Return a layer's output, [R, P, n, T, out], for inputs x = A·h [n, T, rank]."""
         place, rows = self.layout.tensor_slice(name)
         rank = self.layout.rank
 

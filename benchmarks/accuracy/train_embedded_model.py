@@ -62,7 +62,7 @@ class Rows:
 
 
 def verdict_accuracy(base: BaseModel, task: Task, texts: Sequence[str]) -> dict[str, float]:
-    """How often the base foresees what "i", who may be anybody, says of a message."""
+    """Return how often the base predicts what "i", who may be anybody, says of a message."""
     said = [
         (VERDICT.split(text, maxsplit=1)[0], word)
         for text in texts
@@ -148,7 +148,7 @@ class FirstOrder:
 
 
 def probe(folder: Path, task: Task, settings: Probe, seed: int) -> dict[str, float]:
-    """What adapters reach for one community, as means over its writers."""
+    """Return the accuracies that adapters reach for one community, as means over its writers."""
     base = load_base_model(str(folder))
     people = messages.writers(settings.writers, seed)
     train = [writer_rows(base, task, one, "train", seed) for one in people]

@@ -1,4 +1,4 @@
-"""How small a trained model is as a list of scalars, and how long it takes to come back.
+"""The size of a trained model as a list of scalars, and the time to rebuild it.
 
     samara tune --method mezo --steps 2000 --validate-every 500 --out RUN
     python -m benchmarks.accuracy.trajectory RUN

@@ -1,4 +1,4 @@
-"""What needs no language model: the commonest answer, each client's own, and a bag of words.
+"""Baselines without a language model: majority, base rate, and a bag of words.
 
     python -m benchmarks.accuracy.words_baseline --task popquorn --data FILE --clients 120
 
@@ -26,7 +26,7 @@ from shared.tasks.rows import Example
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
 INTERCEPT = 3.0
-"""How large a client's own feature is: the penalty is to weigh on words more than on base rates."""
+"""The value of a client's own feature: the penalty should weigh more on words."""
 
 SPLITS = ("train", "validation", "test")
 Rows = Sequence[tuple[int, Example]]
@@ -69,7 +69,7 @@ def by_client(rows: Rows, told: Labels, classes: int) -> dict[int, Confusion]:
 
 
 def words_of(train: Rows) -> Callable[[Rows], Any]:
-    """What gives the words of texts, sparse [n, words], weighted by how rare they are."""
+    """Return a function from texts to TF-IDF features, sparse [n, words]."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(sublinear_tf=True, min_df=2)
@@ -83,7 +83,7 @@ def fitted(
     clients: int,
     penalties: Sequence[float],
 ) -> Labels:
-    """What a logistic regression says of the test rows, int64 [n].
+    """Return the predictions of a logistic regression for the test rows, int64 [n].
 
     Args:
         features: of rows, [n, m]; each client's own intercept is added.

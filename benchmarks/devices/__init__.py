@@ -1,1 +1,1 @@
-"""How well the time and memory models of devices agree with measurements."""
+"""Comparisons of the time and memory models of devices with measurements."""

@@ -47,7 +47,7 @@ class Timed:
 
     @property
     def work(self) -> Workload:
-        """As the time model takes it."""
+        """Return the workload for the time model."""
         return Workload(
             sequence=SEQUENCE,
             batch=self.batch,
@@ -92,7 +92,7 @@ _START = {
     "launch_seconds": 1e-4,
     "adapter_seconds": 2e-3,
 }
-"""So that a fit does not depend on what was stored before."""
+"""The starting values, so that a fit does not depend on what was stored before."""
 _BOUNDS = {"bandwidth_share": (0.1, 1.0), "rate_share": (1e-3, 1.0), "full_rows": (1.0, 1e4)}
 
 

@@ -54,7 +54,7 @@ Engine = Callable[
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What an engine went through.
+    """The losses and states of an engine, step by step.
 
     Attributes:
         estimates: of every step.
@@ -73,7 +73,7 @@ class Course:
 
 
 def asked(layout_hash: bytes, steps: int, **changes: Any) -> TrainInstruction:
-    """What both engines do."""
+    """Return the instruction that both engines carry out."""
     fields: dict[str, Any] = {
         "run_id": bytes(8),
         "round": 1,

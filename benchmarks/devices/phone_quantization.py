@@ -107,7 +107,7 @@ def _some(rows: TokenizedExamples, count: int) -> TokenizedExamples:
 def _eager(
     runtime: ModelRuntime, source: ClientDataSource, clients: int, state: NDArray[np.int64]
 ) -> str:
-    """Of all test examples, in float32."""
+    """Return the scores of all test examples in float32."""
     shares = [source.share_of(client, clients).tokenized(Split.TEST) for client in range(clients)]
     scores = np.concatenate([runtime.scores(state, share.prompts) for share in shares])
     labels = np.concatenate([share.labels for share in shares])

@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[Delegate, PhoneQuantization]] = {
 EAGER: dict[str, Grouping] = {"eager": "both", "eager-twice": "outer"}
 TWICE = "-twice"
 REPETITIONS, SECONDS = 7, 10.0
-"""Of each kind: at most so many, and fewer where they would take longer."""
+"""The number of steps of each kind: at most this, and fewer where they would take longer."""
 
 
 class OneSign(nn.Module):
@@ -158,7 +158,7 @@ def compiled(kind: str, folder: Path) -> Callable[[], object]:
 
 
 def steps_of(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> Callable[[], object]:
-    """Of any kind, on one thread."""
+    """Time steps of any kind on one thread."""
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
     torch.set_num_threads(1)
@@ -194,7 +194,7 @@ def times(
 
 
 def _inputs(kind: str, folder: Path) -> tuple[Tensor, ...]:
-    """Of a call: those of the whole program's self-check."""
+    """Return the inputs of a call: those of the whole program's self-check."""
     manifest = Manifest.read(folder / f"{kind.removesuffix(TWICE)}.pte")
     return step_inputs(zero_state(Layout.from_json(manifest.layout).size), manifest.check)
 
@@ -205,7 +205,7 @@ def _peak() -> float:
 
 
 def _elsewhere(stage: str, kind: str, options: list[str]) -> dict[str, Any]:
-    """What a process of its own finds."""
+    """Return the figures that a process of its own measures."""
     command = [
         sys.executable,
         "-m",

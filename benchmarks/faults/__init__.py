@@ -1,1 +1,1 @@
-"""What kills, cut links and hostile clients do to a run."""
+"""Runs under kills, cut links, damaged files and hostile clients."""

@@ -49,7 +49,7 @@ class HostileDevice(Device):
         self._old: list[bytes] = []
 
     def reply(self, message: Message, context: Context) -> Message:
-        """What it answers."""
+        """Return its reply."""
         reply = super().reply(message, context)
         if message.metadata.message_type != "train":
             return reply

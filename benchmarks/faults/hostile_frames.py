@@ -141,7 +141,7 @@ class Hostile(InProcessGrid):
         return replies
 
     def _put(self, reply: Message, frame: bytes) -> None:
-        """In a record as it should be, or in one that is not."""
+        """Put a frame into a sound or a malformed record."""
         chance = self._rng.random()
         if chance < 0.02:
             reply.content = RecordDict()

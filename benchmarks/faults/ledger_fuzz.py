@@ -153,11 +153,11 @@ def pick(files: Files, rng: np.random.Generator, suffix: str = "") -> str:
 
 
 class WrongError(AssertionError):
-    """What must never happen."""
+    """An outcome that must never happen."""
 
 
 class Truth:
-    """What a run really was: its rounds and the states after them."""
+    """The undamaged run: its rounds and the states after them."""
 
     def __init__(self, seed: int) -> None:
         self.deltas = [delta_of(number, seed) for number in range(1, ROUNDS + 2)]

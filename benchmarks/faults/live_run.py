@@ -31,7 +31,7 @@ _END_SECONDS = 60.0
 
 @dataclass
 class Place:
-    """Where a process runs: behind a command, with an environment of its own."""
+    """The surroundings of a process: a command before its own, and environment variables."""
 
     behind: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class LiveRun:
         return self.run / KEYS_FOLDER / f"{name}.key"
 
     def said(self, who: str = "server") -> str:
-        """What a process said so far."""
+        """Return the output of a process so far."""
         return (self.folder / f"{who}.said").read_text(errors="replace")
 
     def process(self, of: "subprocess.Popen[bytes]", part: str) -> psutil.Process | None:
@@ -159,7 +159,7 @@ class LiveRun:
         return max(self.rounds, default=0)
 
     def reporters(self, number: int) -> set[str]:
-        """Whose reports are in a round, by name."""
+        """Return the names of the clients whose reports are in a round."""
         names = {str(device): name for name, device in self.devices.items()}
         return {names[device] for device in self.rounds[number]["clients"]}
 

@@ -22,7 +22,7 @@ class Traffic:
     down: int
 
     def __sub__(self, other: "Traffic") -> "Traffic":
-        """What came after."""
+        """Return the traffic since an earlier reading."""
         return Traffic(self.up - other.up, self.down - other.down)
 
 
@@ -34,15 +34,15 @@ class Network:
 
     @property
     def server(self) -> list[str]:
-        """Before a command of the server."""
+        """Return the command prefix for the server."""
         return ["ip", "netns", "exec", f"{self._name}s"]
 
     def client(self, number: int) -> list[str]:
-        """Before a command of a client."""
+        """Return the command prefix for a client."""
         return ["ip", "netns", "exec", f"{self._name}c{number}"]
 
     def traffic(self, number: int) -> Traffic:
-        """What went over a client's interface so far."""
+        """Return the traffic over a client's interface so far."""
         inside, link = self.client(number), "/sys/class/net/up0/statistics"
         # sysfs shows the namespace that it was mounted in: ip netns exec mounts it anew
         told = _run(*inside, "cat", f"{link}/tx_bytes", f"{link}/rx_bytes").split()

@@ -45,7 +45,7 @@ ROUNDS = 100_000
 
 
 class Failures:
-    """What is disturbed.
+    """The failures of a live run.
 
     Args:
         live: the run.
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def places(net: Network, library: Path, clocks: tuple[Path, Path]) -> list[Place]:
-    """Where the server and the clients run, with the clocks that they have."""
+    """Return the surroundings of the server and the clients, with their clocks."""
     server, clients = (clock_of(library, clock) for clock in clocks)
     return [
         Place(net.server, server),

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no call": (True, _HELLO, b""),
     "half a proof": (True, _CALLED + frame(_DATA, 0, 1, _MESSAGE), frame(_DATA, 0, 1, b"\0")),
 }
-"""Whether TLS is spoken, what is said at once, and what every second."""
+"""The kinds of connections: with TLS or not, the first bytes, and the bytes of every second."""
 
 
 async def held(port: int, kind: str, authority: Path) -> float | None:

@@ -56,7 +56,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def report_of(instruction: TrainInstruction, session: Session, device: int) -> Report:
-    """What a device measures: ⟨z, x − m⟩ of every direction z, at its own minimum m."""
+    """Return the report of a toy client: ⟨z, x − m⟩ for every direction z and its own minimum m."""
     minimum = np.random.default_rng(device).normal(size=LAYOUT.size)
     slope = to_float32(session.state).astype(float) - minimum
     seeds = instruction.seeds(device)

@@ -86,7 +86,7 @@ class Device(threading.Thread):
             stack.close()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """What it answers."""
+        """Return its reply."""
         return app(message, context)
 
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]

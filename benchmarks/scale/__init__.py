@@ -1,1 +1,1 @@
-"""How many clients, phones and rounds a run can have."""
+"""Measurements with many clients, phones and rounds."""

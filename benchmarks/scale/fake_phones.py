@@ -100,7 +100,7 @@ class Host:
         return round(rss / 2**20, 1)
 
     def kill(self) -> None:
-        """As ``kill -9`` does."""
+        """Kill the process with SIGKILL."""
         with self._process:  # which closes its pipes, and waits
             self._process.kill()
 

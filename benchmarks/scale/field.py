@@ -66,7 +66,7 @@ def deal(data: Path, folder: Path, clients: int, number: int) -> Path:
 
 
 def strangers(live: LiveRun, net: Network) -> dict[str, str]:
-    """What a client says with an unregistered key, a revoked key, and in plain text."""
+    """Return the output of clients with an unregistered key, a revoked key, and plain text."""
     unknown = live.folder / "unknown.key"
     create_key(unknown)
     ClientKeys(live.run / KEYS_FOLDER).revoke(REVOKED)
@@ -79,7 +79,7 @@ def strangers(live: LiveRun, net: Network) -> dict[str, str]:
 
 
 def refusal_of(live: LiveRun, net: Network, key: Path) -> str:
-    """What a client says when the server turns its key away."""
+    """Return the output of a client whose key the server refuses."""
     name = f"with-{key.stem}"
     live.start_client(name, Place(net.client(0)), "--key", str(key))
     live.wait(lambda: "turned it away" in live.said(name), f"the refusal of {name}", 180)
@@ -89,7 +89,7 @@ def refusal_of(live: LiveRun, net: Network, key: Path) -> str:
 
 
 def plain_text(live: LiveRun, net: Network) -> str:
-    """What a client says that speaks plain text to this server; it ends with that."""
+    """Return the output of a client that connects without TLS."""
     live.start_client("plain", Place(net.client(0)), "--insecure")
     status = live.clients["plain"].wait(180)
     assert status == 1, live.said("plain")
@@ -128,7 +128,7 @@ def serve_the_field(live: LiveRun, net: Network, shares: list[Path], model: str)
 
 
 def bytes_of(live: LiveRun, traffic: list[Traffic], rounds: int) -> dict[str, dict[str, float]]:
-    """What a client sends and gets in a round: the frames, Flower's messages, the wire."""
+    """Return a client's bytes in a round: frames, Flower's messages, and on the wire."""
     counts = [figures for event in live.rounds.values() for figures in event["clients"].values()]
     up = statistics.mean(count["bytes_up"] for count in counts)
     down = statistics.mean(count["bytes_down"] for count in counts)
@@ -160,7 +160,7 @@ def flower_bytes(message: Message) -> int:
 
 
 def training_seconds(live: LiveRun) -> dict[str, float]:
-    """From a client's taking a train message to its having answered."""
+    """Return the seconds from a client's train message to its reply."""
     told = [
         float(found[1])
         for name in live.names
@@ -170,7 +170,7 @@ def training_seconds(live: LiveRun) -> dict[str, float]:
 
 
 def first_seconds(said: str) -> dict[str, float]:
-    """When a client had what, in seconds after it began."""
+    """Return the seconds from a client's start to its first events."""
 
     def moment(what: str) -> datetime:
         line = next(line for line in said.splitlines() if what in line)

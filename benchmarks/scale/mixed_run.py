@@ -57,9 +57,9 @@ PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 """That of each phone's program."""
 GATEWAY, EVERYBODY = "gateway", "everybody"
 OPEN = "phones attach at port"
-"""What a gateway says when they can."""
+"""The gateway's log line when phones can attach."""
 MODEL = str(find_embedded_model())
-"""By its path, like the task: by their names, both go with messages that a run deals itself."""
+"""The path of the embedded model: its name would stand for generated messages."""
 TASK = str(files("shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
@@ -194,7 +194,7 @@ def _is_of(process: psutil.Process, folder: Path) -> bool:
 
 
 def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
-    """Of each participant on its own test messages, before and after, in percent."""
+    """Return each client's accuracy on its own test messages, before and after, in percent."""
     result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
     tests = [
         each["columns"]["global"]["clients"]

@@ -1,1 +1,1 @@
-"""How fast steps, replay and block streaming are, as ratios measured side by side."""
+"""Measurements of speed, as ratios of two things measured side by side."""

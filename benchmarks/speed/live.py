@@ -1,4 +1,4 @@
-"""What a live run costs: round times, and the processes of the clients on this machine.
+"""The cost of a live run: round times, and the processes of the clients on this machine.
 
 Usage: python -m benchmarks.speed.live RUN HOME…
 
@@ -52,7 +52,7 @@ def round_seconds(run: Path) -> dict[str, float]:
 
 
 def client_figures(home: Path) -> dict[str, object]:
-    """Of a client whose processes are there."""
+    """Return the figures of a client with running processes."""
     with RemoteTrainer(str(home / "trainer.sock"), {}) as trainer:
         status = trainer.status()
     return {

@@ -20,7 +20,7 @@ LOOKS, LEAST_SECONDS = 15, 2e-3
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one call, the best of several looks at as many as the clock can tell."""
+    """Return the seconds of one call, the best of several measurements."""
     work()
     begun = time.process_time()
     work()

@@ -1,4 +1,4 @@
-"""How fast directions are made and replayed, side by side with what others do.
+"""The speed of making and replaying directions, beside the loop that other projects use.
 
 The peers' loop is MeZO's (Malladi et al., 2023): for every seed, reset torch's generator, draw a
 float32 normal for every tensor, and add a multiple of it. Everything is measured in turn,

@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class StepBench:
-    """What is measured; see the options of the command."""
+    """The settings of the measurement; see the options of the command."""
 
     shape: str
     quantization: Quantization
@@ -133,7 +133,7 @@ class Bench:
         return lambda: mezo.step(seeds, EPSILON, LEARNING_RATE)
 
     def auto(self, prompts: list[Prompt]) -> Schedule:
-        """What ``grouping = auto`` decides on."""
+        """Return the choice of ``grouping = auto``."""
         settings = self.settings
         config = RunConfig.of(
             {

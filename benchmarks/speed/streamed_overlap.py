@@ -1,4 +1,4 @@
-"""Does reading go on beside computing? A small model whose blocks take a fixed time to come.
+"""The overlap of reading and computing, with blocks that take a fixed time to arrive.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.streamed_overlap
 
