@@ -1,8 +1,9 @@
-"""A body over the rows of several points, with what does not differ between points run once.
+"""A model's body over the rows of several perturbations, sharing what is equal under all of them.
 
-Blocks below the lowest adapter (the trunk) give the same output for every point, so they run once
-per example, alone, and their outputs are kept under a byte budget. The blocks above run over all
-rows, P points × m sequences, at once. The last one runs only where its output is read.
+Blocks below the lowest adapter (the trunk) give the same output under every perturbation, so they
+run once per example, alone, and their outputs are cached under a byte budget. The blocks above run
+over all rows, P perturbations × m sequences, at once. The last block runs only at the positions
+whose output is read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,58 +13,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.forward.last_block import Cut
+from client.forward.last_block import PositionSelector
 from client.forward.shared_parts import find_parts_without_adapters, share_across_perturbations
-from client.forward.supervised import find_position_wise_modules, replaced, run_at_positions
+from client.forward.supervised import (
+    find_position_wise_modules,
+    replace_forward,
+    run_at_positions,
+)
 from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LoRAFALinear, is_linear
 
 _PROBE_TOKENS = 7
-_TOLERANCE, _TOLERANCE_OF_HALF = 1e-4, 0.05
-"""By which a probe in two ways may differ, of its largest number."""
+_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
+"""Largest difference between two ways to compute a probe, relative to its largest number."""
 
 
 class PerturbedBody:
-    """A base model's body over sequences of several points, with the trunk shared between them.
+    """A base model's body over sequences under several perturbations, which share the trunk.
 
     Args:
-        base: the model, with or without adapters in it.
-        first_block: the lowest block that differs between points.
-        cache: keeps the trunk's outputs; without it the trunk runs inside each pass.
+        base: model, with or without adapters.
+        first_block: lowest block that differs between perturbations.
+        cache: cache of the trunk's outputs; without it the trunk runs inside each pass.
     """
 
     def __init__(self, base: BaseModel, first_block: int, cache: TrunkCache | None = None) -> None:
         self._base, self._blocks = base, base.blocks
         self._first_block, self._cache = first_block, cache
         self._block_returns_tuple = False
-        self._alike = find_parts_without_adapters(self._blocks[first_block])
+        self._parts_without_adapters = find_parts_without_adapters(self._blocks[first_block])
+        is_encoder = base.family == "encoder"
         with torch.inference_mode():
-            self._note_what_blocks_return()
-            self._local = [] if base.family == "encoder" else self._local_modules()
-            seeing_all = None if base.family == "encoder" else self._parts_seeing_all()
-        self._can_cut = seeing_all is not None
-        self._widens_late = first_block == len(self._blocks) - 1 and not _has_adapters(seeing_all)
+            self._detect_block_output()
+            self._position_wise = [] if is_encoder else self._find_position_wise()
+            full_input_parts = None if is_encoder else self._find_full_input_parts()
+        self._can_select = full_input_parts is not None
+        self._repeats_late = first_block == len(self._blocks) - 1 and not _has_adapters(
+            full_input_parts
+        )
 
     def __call__(
         self,
         sequences: Sequence[Ids],
         perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
-        keep: bool = True,
+        use_cache: bool = True,
     ) -> Tensor:
-        """Hidden states of every sequence at every point.
+        """Return the hidden states of every sequence under every perturbation.
 
         Args:
             sequences: m token sequences.
-            points: P, how many adapters are active.
-            supervised: the positions of each sequence that will be read, if not all of them.
-            keep: whether the trunk's outputs may be wanted again; otherwise no cache is used.
+            perturbations: P, number of active perturbations.
+            supervised: positions of each sequence that will be read; None for all.
+            use_cache: whether to use the cache of the trunk's outputs, if there is one.
 
         Returns:
-            [P·m, S, hidden] in the compute type, points outermost, padded on the right; where it
-            will not be read it may hold anything finite.
+            [P·m, S, hidden] in the compute type, ordered by perturbation and padded on the right;
+            positions that are not supervised hold arbitrary finite numbers.
 
         Raises:
             ModelError: if a sequence is longer than the model's context.
@@ -71,32 +79,32 @@ class PerturbedBody:
         ids, mask = self._padded(sequences)
         with ExitStack() as stack:
             trunk = None
-            if self._cache is not None and keep:
+            if self._cache is not None and use_cache:
                 trunk = nn.utils.rnn.pad_sequence(
-                    [self._trunk(sequence, self._cache) for sequence in sequences],
+                    [self._trunk_output(sequence, self._cache) for sequence in sequences],
                     batch_first=True,
                 )
-                stack.enter_context(self._passing_through(0, self._first_block))
-            early = self._points_before_last(perturbations, supervised)
-            stack.enter_context(self._widening(ids.shape, early, trunk))
-            stack.enter_context(self._alike_once(early, ids))
+                stack.enter_context(self._skipping_blocks(0, self._first_block))
+            early = self._perturbations_before_last(perturbations, supervised)
+            stack.enter_context(self._repeating_rows(ids.shape, early, trunk))
+            stack.enter_context(self._sharing_before_adapters(early, ids))
             if supervised is not None:
-                enter = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
-                stack.enter_context(_given(self._blocks[-1], enter))
+                select = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
+                stack.enter_context(_changed_input(self._blocks[-1], select))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-        return self._uncut(hidden, supervised, perturbations, ids)
+        return self._restore_positions(hidden, supervised, perturbations, ids)
 
     def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
-        """Hidden states of padded sequences at every point, for a causal model to be exported.
+        """Return the hidden states of padded sequences, for a causal model that is exported.
 
         Args:
-            ids: int64 [m, S]; what is padded on the right is not seen by what is read before it.
-            points: P, how many adapters are active.
+            ids: int64 [m, S], padded on the right, where causal attention does not see the padding.
+            perturbations: P, number of active perturbations.
 
         Returns:
-            [P·m, S, hidden], points outermost.
+            [P·m, S, hidden], ordered by perturbation.
         """
-        with self._widening(ids.shape, perturbations, None):
+        with self._repeating_rows(ids.shape, perturbations, None):
             hidden: Tensor = self._base.body(input_ids=ids).last_hidden_state
         return hidden
 
@@ -113,128 +121,133 @@ class PerturbedBody:
         device = self._base.network.device
         return ids.to(device), mask.to(device)
 
-    def _trunk(self, sequence: Ids, cache: TrunkCache) -> Tensor:
-        """The input of the first adapted block for one sequence alone, [S, hidden].
+    def _trunk_output(self, sequence: Ids, cache: TrunkCache) -> Tensor:
+        """Return the input of the first adapted block for one sequence, [S, hidden].
 
-        Alone, so that it does not depend on what else is in the batch or was cached.
+        The sequence runs alone, so that its output does not depend on the other sequences of a
+        batch or on the content of the cache.
         """
         network = self._base.network
-        if (known := cache.get(sequence)) is not None:
-            return known.to(network.device, network.dtype)
+        if (cached := cache.get(sequence)) is not None:
+            return cached.to(network.device, network.dtype)
         ids, mask = self._padded([sequence])
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
 
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.append(args[0] if args else kwargs["hidden_states"])
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs.append(args[0] if args else kwargs["hidden_states"])
 
         with ExitStack() as stack:
             first = self._blocks[self._first_block]
-            handle = first.register_forward_pre_hook(keep, with_kwargs=True)
+            handle = first.register_forward_pre_hook(record, with_kwargs=True)
             stack.callback(handle.remove)
-            stack.enter_context(self._passing_through(self._first_block, len(self._blocks)))
+            stack.enter_context(self._skipping_blocks(self._first_block, len(self._blocks)))
             self._base.body(input_ids=ids, attention_mask=mask)
-        return cache.put(sequence, found[0][0].clone()).to(network.device, network.dtype)
+        return cache.put(sequence, inputs[0][0].clone()).to(network.device, network.dtype)
 
-    def _alike_once(self, perturbations: int, ids: Tensor) -> AbstractContextManager[None]:
-        """The first adapted block does once what is the same for all points."""
-        if perturbations == 1 or not self._alike:
+    def _sharing_before_adapters(
+        self, perturbations: int, ids: Tensor
+    ) -> AbstractContextManager[None]:
+        """Have the first adapted block compute once what is equal under all perturbations."""
+        if perturbations == 1 or not self._parts_without_adapters:
             return nullcontext()
         first = self._blocks[self._first_block]
         shape = perturbations * len(ids), ids.shape[1]
-        return share_across_perturbations(first, self._alike, perturbations, shape)
+        return share_across_perturbations(first, self._parts_without_adapters, perturbations, shape)
 
-    def _points_before_last(
+    def _perturbations_before_last(
         self, perturbations: int, supervised: Sequence[Sequence[int]] | None
     ) -> int:
-        """How many points rows are repeated for before the last block.
+        """Return the number of perturbations that rows are repeated for before the last block.
 
-        If only what follows the attention of that block differs between points, rows are repeated
-        there, and only those that are read.
+        If perturbations differ only after the attention of that block, rows are repeated there,
+        and only the rows that are read.
         """
-        return 1 if self._widens_late and supervised is not None else perturbations
+        return 1 if self._repeats_late and supervised is not None else perturbations
 
     @contextmanager
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
     ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """The last block does at supervised positions only what the others do not need.
+        """Have the last block compute only supervised positions where the others are not needed.
 
         Yields:
-            What its input has to go through.
+            Function that selects these positions in the block's input.
         """
-        early = self._points_before_last(perturbations, supervised)
-        rows, positions = _indices(supervised, early, ids)
+        early = self._perturbations_before_last(perturbations, supervised)
+        rows, positions = _supervised_indices(supervised, early, ids)
         shape = early * len(ids), ids.shape[1]
-        with run_at_positions(self._local, shape, rows, positions):
-            if not self._can_cut:
+        with run_at_positions(self._position_wise, shape, rows, positions):
+            if not self._can_select:
                 yield lambda hidden: hidden
                 return
-            cut = Cut(shape, rows, positions, perturbations // early)
-            with cut.within(self._blocks[-1]):
-                yield cut.enter
+            selector = PositionSelector(shape, rows, positions, perturbations // early)
+            with selector.applied_to(self._blocks[-1]):
+                yield selector.select
 
-    def _uncut(
+    def _restore_positions(
         self,
         hidden: Tensor,
         supervised: Sequence[Sequence[int]] | None,
         perturbations: int,
         ids: Tensor,
     ) -> Tensor:
-        """Hidden states in their places, [P·m, S, hidden], anything finite where none are read."""
-        if supervised is None or not self._can_cut:
+        """Return selected hidden states at their positions, [P·m, S, hidden]."""
+        if supervised is None or not self._can_select:
             return hidden
-        if all(len(places) == 1 for places in supervised):  # what is read may stand everywhere
+        if all(len(positions) == 1 for positions in supervised):  # the others may hold anything
             return hidden.expand(-1, ids.shape[1], -1)
         whole = hidden.new_zeros(perturbations * len(ids), ids.shape[1], hidden.shape[2])
-        whole[_indices(supervised, perturbations, ids)] = hidden[:, 0]
+        whole[_supervised_indices(supervised, perturbations, ids)] = hidden[:, 0]
         return whole
 
-    def _local_modules(self) -> list[nn.Module]:
-        """Parts of the last block that may be left to supervised positions."""
+    def _find_position_wise(self) -> list[nn.Module]:
+        """Find the parts of the last block that need only supervised positions."""
         probe = self._probe()
 
         def run() -> Tensor:
-            with self._passing_through(0, len(self._blocks) - 1):
+            with self._skipping_blocks(0, len(self._blocks) - 1):
                 hidden: Tensor = self._base.body(**probe).last_hidden_state
             return hidden
 
         return find_position_wise_modules(self._blocks[-1], is_linear, run)
 
-    def _parts_seeing_all(self) -> list[nn.Module] | None:
-        """Parts of the last block, with linear layers, that are given all positions when the others
-        are given those that are read; None if that does not give what it should.
+    def _find_full_input_parts(self) -> list[nn.Module] | None:
+        """Find the parts of the last block, with linear layers, that need all positions.
 
-        That the others need no more is known from NaN; a number that is nearly right only says that
-        hidden states went the way they were meant to.
+        The probe with NaN has shown that the other parts need no more than supervised positions.
+        The comparison here only shows that hidden states take the expected way through the block.
+
+        Returns:
+            The parts, or None if selecting positions does not give the right output.
         """
         length = min(_PROBE_TOKENS, self._base.context)
         ids, mask = self._padded([tuple(range(1, 1 + length)), tuple(range(length, 0, -1))])
-        rows, positions = _indices([(0, length // 2), (length - 1,)], 1, ids)
-        cut, block = Cut((2, length), rows, positions), self._blocks[-1]
-        with self._passing_through(0, len(self._blocks) - 1):
+        rows, positions = _supervised_indices([(0, length // 2), (length - 1,)], 1, ids)
+        selector, block = PositionSelector((2, length), rows, positions), self._blocks[-1]
+        with self._skipping_blocks(0, len(self._blocks) - 1):
             whole = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
             try:
-                with cut.within(block), _given(block, cut.enter):
-                    found = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
+                with selector.applied_to(block), _changed_input(block, selector.select):
+                    selected = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 return None
         expected = whole[rows, positions][:, None]
         linear = [part for part in block.children() if any(map(is_linear, part.modules()))]
-        known = {id(part) for part in (*cut.seeing_all, *self._local)}
-        if found.shape != expected.shape or not known.issuperset(map(id, linear)):
+        covered = {id(part) for part in (*selector.full_input_parts, *self._position_wise)}
+        if selected.shape != expected.shape or not covered.issuperset(map(id, linear)):
             return None
-        error = (found - expected).abs().max() / expected.abs().max()
-        tolerance = _TOLERANCE if whole.dtype == torch.float32 else _TOLERANCE_OF_HALF
-        return cut.seeing_all if float(error) <= tolerance else None
+        error = (selected - expected).abs().max() / expected.abs().max()
+        tolerance = _TOLERANCE if whole.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
+        return selector.full_input_parts if float(error) <= tolerance else None
 
-    def _note_what_blocks_return(self) -> None:
-        """A tensor, or a tuple that begins with it, as older blocks do."""
+    def _detect_block_output(self) -> None:
+        """Detect whether blocks return a tensor, or a tuple that begins with it."""
 
-        def note(_: nn.Module, __: Any, output: Any) -> None:
+        def record(_: nn.Module, __: Any, output: Any) -> None:
             self._block_returns_tuple = isinstance(output, tuple)
 
-        handle = self._blocks[0].register_forward_hook(note)
-        with self._passing_through(1, len(self._blocks)):
+        handle = self._blocks[0].register_forward_hook(record)
+        with self._skipping_blocks(1, len(self._blocks)):
             self._base.body(**self._probe())
         handle.remove()
 
@@ -243,8 +256,8 @@ class PerturbedBody:
         return {"input_ids": ids, "attention_mask": mask}
 
     @contextmanager
-    def _passing_through(self, start: int, stop: int) -> Iterator[None]:
-        """Blocks start … stop − 1 return their input."""
+    def _skipping_blocks(self, start: int, stop: int) -> Iterator[None]:
+        """Have blocks start … stop − 1 return their input."""
 
         def identity(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -252,14 +265,20 @@ class PerturbedBody:
 
         with ExitStack() as stack:
             for block in self._blocks[start:stop]:
-                stack.enter_context(replaced(block, identity))
+                stack.enter_context(replace_forward(block, identity))
             yield
 
     @contextmanager
-    def _widening(
+    def _repeating_rows(
         self, shape: torch.Size, perturbations: int, trunk: Tensor | None
     ) -> Iterator[None]:
-        """Repeat the rows for every point at the first adapted block, and masks from there on."""
+        """Repeat the rows for every perturbation at the first adapted block, and masks from there.
+
+        Args:
+            shape: (m, S) of the token ids.
+            perturbations: P.
+            trunk: the first adapted block's input for m sequences, in place of its real input.
+        """
         sequences, length = shape
 
         def per_row(value: Any) -> bool:
@@ -270,27 +289,25 @@ class PerturbedBody:
                 and (value.shape[1] == length or value.ndim == 4)
             )
 
-        def repeated(value: Any) -> Any:
+        def repeat(value: Any) -> Any:
             if isinstance(value, tuple):
-                return tuple(repeated(part) for part in value)
+                return tuple(repeat(part) for part in value)
             return value.repeat(perturbations, *[1] * (value.ndim - 1)) if per_row(value) else value
 
-        def widen(
+        def repeat_inputs(
             block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            args, kwargs = list(args), dict(kwargs)  # type: ignore[assignment]
-            place: Any = (args, 0) if args else (kwargs, "hidden_states")
-            hidden = place[0].pop(place[1])
+            hidden = args[0] if args else kwargs["hidden_states"]
             if block is self._blocks[self._first_block]:
-                hidden = repeated(hidden if trunk is None else trunk)
-            rest = tuple(repeated(value) for value in args)
-            kwargs = {name: repeated(value) for name, value in kwargs.items()}
-            if place[0] is args:
-                return (hidden, *rest), kwargs
-            return rest, {"hidden_states": hidden} | kwargs
+                hidden = repeat(hidden if trunk is None else trunk)
+            if args:
+                others = {name: repeat(value) for name, value in kwargs.items()}
+                return (hidden, *map(repeat, args[1:])), others
+            others = {n: repeat(value) for n, value in kwargs.items() if n != "hidden_states"}
+            return (), {"hidden_states": hidden} | others
 
         handles = [
-            block.register_forward_pre_hook(widen, with_kwargs=True)
+            block.register_forward_pre_hook(repeat_inputs, with_kwargs=True)
             for block in self._blocks[self._first_block :]
         ]
         try:
@@ -300,35 +317,35 @@ class PerturbedBody:
                 handle.remove()
 
 
-def _indices(
+def _supervised_indices(
     supervised: Sequence[Sequence[int]], perturbations: int, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rows and positions, int64 [n] each, that are read of sequences repeated for some points."""
-    index = [(row, place) for row, places in enumerate(supervised) for place in places]
+    """Return rows and supervised positions, int64 [n] each, of sequences that are repeated."""
+    index = [(row, position) for row, positions in enumerate(supervised) for position in positions]
     rows, positions = torch.tensor(index, device=ids.device).T
     first_rows = torch.arange(perturbations, device=ids.device) * len(ids)
     return (first_rows[:, None] + rows).flatten(), positions.repeat(perturbations)
 
 
 def _has_adapters(parts: Sequence[nn.Module] | None) -> bool:
-    """Whether some of these parts do, or may do because they are not known."""
+    """Return whether some of these parts have adapters; True if the parts are unknown."""
     if parts is None:
         return True
     return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())
 
 
 @contextmanager
-def _given(block: nn.Module, enter: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside, a block's input goes through something first."""
+def _changed_input(block: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Apply a function to the hidden states that a block is called with."""
 
-    def change(
+    def hook(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (enter(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": enter(kwargs["hidden_states"])}
+            return (change(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
 
-    handle = block.register_forward_pre_hook(change, with_kwargs=True)
+    handle = block.register_forward_pre_hook(hook, with_kwargs=True)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Memory of the forward: kept between steps, and measured at its peak."""
+"""The memory of forward passes: its peak, and its reuse between steps."""
 
 import ctypes
 import weakref
@@ -16,10 +16,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep the memory that a step frees, for the next step.
+    """Have the C library reuse the memory that a step frees for the next step.
 
-    By default glibc returns every large tensor to the system at once, and the next one is paid for
-    page by page. Where there is no glibc nothing changes.
+    By default glibc returns every large tensor to the system at once, and the system maps the pages
+    of the next one again. Without glibc this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -28,10 +28,10 @@ def keep_freed_memory() -> None:
 
 
 class PeakMemory:
-    """The result of `peak_memory`.
+    """The result of `measure_peak_memory`.
 
     Attributes:
-        bytes: at most held at once by tensors made during the work.
+        bytes: most bytes that tensors created inside the context held at once.
     """
 
     bytes: int = 0
@@ -39,10 +39,10 @@ class PeakMemory:
 
 @contextmanager
 def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure the most bytes that tensors hold during the work inside.
+    """Measure the most bytes that tensors created inside this context hold at once.
 
-    On CUDA the allocator knows. On a CPU every tensor that an operation gives is counted while it
-    lives; scratch space inside an operation is not.
+    On CUDA the allocator counts them. On a CPU every tensor that an operation returns is counted
+    until it is freed; temporary memory inside an operation is not.
     """
     peak = PeakMemory()
     if device.type == "cuda":
@@ -59,12 +59,12 @@ def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operations make, until they are freed."""
+    """A counter of the bytes of storages that operations create, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._bytes = 0
-        self._known: set[int] = set()
+        self._counted: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -72,7 +72,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = {self._key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         output = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and self._key(tensor) not in self._known | inputs:
+            if isinstance(tensor, Tensor) and self._key(tensor) not in self._counted | inputs:
                 self._count(tensor.untyped_storage())
         return output
 
@@ -83,11 +83,11 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
+        self._counted.add(key)
         self._bytes += size
         self.peak = max(self.peak, self._bytes)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._counted.discard(key)
         self._bytes -= size

@@ -1,4 +1,4 @@
-"""The resident forward engine: the whole model is in memory, and rows go through it in passes."""
+"""The forward engine for a model that is in memory as a whole."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ SINGLE_PASS = Schedule()
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """What one pass has to score.
+class PassBatch:
+    """The perturbations and prompts of one forward pass.
 
     Attributes:
-        places: which of all points.
-        points: these.
-        chosen: which of all prompts.
-        prompts: these.
+        perturbation_indices: indices of the pass's perturbations among all of them.
+        perturbations: perturbations of the pass.
+        prompt_indices: indices of the pass's prompts among all of them.
+        prompts: prompts of the pass.
     """
 
-    places: NDArray[np.int64]
+    perturbation_indices: NDArray[np.int64]
     perturbations: PerturbedAdapters
-    chosen: Sequence[int]
+    prompt_indices: Sequence[int]
     prompts: Sequence[Prompt]
 
 
 class ResidentForward:
-    """Scores prompts at points.
+    """A forward engine that scores prompts under perturbations.
 
     Args:
-        adapter: the adapters in the model.
-        scorer: of the model's family.
-        body: of the same model.
+        adapter: adapters in the model.
+        scorer: scorer of the model's family.
+        body: body of the same model.
     """
 
     def __init__(self, adapter: Adapter, scorer: Scorer, body: PerturbedBody) -> None:
@@ -52,13 +52,13 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         schedule: Schedule = SINGLE_PASS,
     ) -> NDArray[np.float32]:
-        """Scores of every prompt at every point.
+        """Return the scores of every prompt under every perturbation.
 
         Args:
-            points: P adapters of each of C clients.
-            prompts: n examples, C · n of them, client by client.
-            schedule: how they are grouped into passes. Examples of like length go together, so
-                that little is padding.
+            perturbations: P perturbations of each of C clients.
+            prompts: C · n prompts, client by client.
+            schedule: division into passes. Examples of similar length share a pass, so that there
+                is little padding.
 
         Returns:
             float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
@@ -66,45 +66,45 @@ class ResidentForward:
         Raises:
             ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
         """
-        own = len(prompts) // perturbations.clients
-        if perturbations.clients > 1 and not have_equal_row_counts(prompts, perturbations.clients):
-            raise ValueError(
-                f"rows of {perturbations.clients} clients that are not alike in number"
-            )
+        clients = perturbations.clients
+        per_client = len(prompts) // clients
+        if clients > 1 and not have_equal_row_counts(prompts, clients):
+            raise ValueError(f"the examples of {clients} clients have different numbers of rows")
         by_length = [
             sorted(
-                range(client * own, (client + 1) * own),
+                range(client * per_client, (client + 1) * per_client),
                 key=lambda index: max(map(len, prompts[index].sequences)),
             )
-            for client in range(perturbations.clients)
+            for client in range(clients)
         ]
-        size = schedule.micro_batch or own
+        size = schedule.micro_batch or per_client
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        passes = [
-            Share(places, some, chosen, [prompts[index] for index in chosen])
+        batches = [
+            PassBatch(indices, group, chosen, [prompts[index] for index in chosen])
             for chosen in (
                 [index for order in by_length for index in order[start : start + size]]
-                for start in range(0, own, size)
+                for start in range(0, per_client, size)
             )
-            for places, some in split_by_grouping(perturbations, schedule.grouping)
+            for indices, group in split_by_grouping(perturbations, schedule.grouping)
         ]
-        for share, found in zip(passes, self._carried_out(passes), strict=True):
-            scores[share.places[:, None], share.chosen, : found.shape[2]] = found
+        for batch, results in zip(batches, self._run_passes(batches), strict=True):
+            rows = batch.perturbation_indices[:, None], batch.prompt_indices
+            scores[*rows, : results.shape[2]] = results
         return scores
 
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
-        """What the model answers by greedy decoding: always the likeliest token.
+        """Decode the model's answers greedily: every token is the likeliest.
 
         Args:
-            point: a single adapter.
-            prompts: n examples of a generation task, made without their answers.
-            micro_batch: at most so many examples in a pass; 0 is all.
+            perturbation: a single perturbation, or the unperturbed adapter.
+            prompts: n prompts of a generation task, made without their answers.
+            micro_batch: most examples in a pass; 0 puts all into one.
 
         Returns:
-            n texts, each up to what the task says ends an answer.
+            n texts, each without the stop text that ends it.
 
         Raises:
             TaskError: if the task is of another kind.
@@ -113,7 +113,9 @@ class ResidentForward:
         if not isinstance(scorer, GenerationScorer):
             raise TaskError("only a generation task has answers to decode; read its scores instead")
         if perturbation.count != 1:
-            raise ValueError(f"answers are decoded at one point, not at {perturbation.count}")
+            raise ValueError(
+                f"answers are decoded under one perturbation, not under {perturbation.count}"
+            )
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].sequences[0]))
         written: list[list[int]] = [[] for _ in prompts]
         size = micro_batch or max(1, len(prompts))
@@ -139,56 +141,55 @@ class ResidentForward:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         last = [(len(sequence) - 1,) for sequence in sequences]
         with self._adapter.using(perturbation):
-            return scorer.next_tokens(self._body(sequences, 1, last, keep=False), lengths)
+            return scorer.next_tokens(self._body(sequences, 1, last, use_cache=False), lengths)
 
     def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
-        """Scores of some prompts at some points, in one pass; gradients flow where they are wanted.
+        """Score prompts in one forward pass, with gradients where autograd is on.
 
         Args:
-            points: P adapters of each of C clients.
-            prompts: n examples in all, as many of each client, client by client.
+            perturbations: P perturbations of each of C clients.
+            prompts: n prompts in all, equally many of each client, client by client.
 
         Returns:
             float32 [P, n, width of these rows] on the model's device.
         """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
-        supervised = [places for prompt in prompts for places in prompt.supervised]
+        supervised = [positions for prompt in prompts for positions in prompt.supervised]
         with self._adapter.using(perturbations):
             hidden = self._body(
                 sequences, perturbations.count, supervised if all(supervised) else None
             )
-        return self._scored(hidden, perturbations, prompts)
+        return self._score_hidden(hidden, perturbations, prompts)
 
-    def _scored(
+    def _score_hidden(
         self, hidden: Tensor, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> Tensor:
-        """Scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
+        """Return scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
         lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         scores = self._scorer.scores(hidden, lengths, prompts)
         if any(tensor.name == LABEL_BIAS for tensor in perturbations.layout.tensors):
-            bias = perturbations.tensor(LABEL_BIAS).view(
-                perturbations.count, perturbations.clients, 1, -1
-            )
+            bias = perturbations.tensor(LABEL_BIAS)
+            bias = bias.view(perturbations.count, perturbations.clients, 1, -1)
             by_client = scores.view(
                 perturbations.count, perturbations.clients, -1, scores.shape[-1]
             )
             scores = (by_client + bias).view_as(scores)
         return scores
 
-    def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
-        """What each pass gives, float32 [its points, its prompts, width]."""
-        for share in passes:
+    def _run_passes(self, batches: Sequence[PassBatch]) -> Iterator[NDArray[np.float32]]:
+        """Yield the scores of each pass, float32 [its perturbations, its prompts, width]."""
+        for batch in batches:
             with torch.inference_mode():
-                scores = self.score_pass(share.perturbations, share.prompts)
+                scores = self.score_pass(batch.perturbations, batch.prompts)
             yield scores.float().cpu().numpy()
 
 
 def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:
-    """Whether so many clients' examples can share passes: all examples have as many rows.
+    """Return whether several clients' examples can share passes: all have equally many rows.
 
     Args:
-        prompts: client by client.
-        clients: C.
+        prompts: prompts, client by client.
+        clients: number of clients, C.
     """
-    alike = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
-    return len(prompts) % clients == 0 and len(alike) == 1
+    row_counts = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
+    return len(prompts) % clients == 0 and len(row_counts) == 1

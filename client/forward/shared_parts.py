@@ -1,8 +1,8 @@
-"""What of the first adapted block is the same for all points, and is run for one of them.
+"""Parts of the first adapted block that are equal under all perturbations and are computed once.
 
-At the entry of that block the rows of a pass are one point's, repeated. They differ from the first
-adapted layer on. Where adapters are on the feed-forward layers only, the whole attention lies
-before it.
+At the input of that block, the rows of a pass are the rows of one perturbation, repeated. They
+differ from the first adapted layer on. Where only feed-forward layers have adapters, the whole
+attention comes before it.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,20 +11,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from client.forward.supervised import replaced
+from client.forward.supervised import replace_forward
 from shared.model.lora_fa import LoRAFALinear, is_linear
 
 
 def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
-    """The largest parts of a block that have linear layers and no adapted one.
+    """Find the largest parts of a block that have linear layers and no adapted one.
 
-    Nothing if no layer of the block is adapted: what makes points differ there is not known.
+    Returns an empty list if no layer of the block is adapted, since it is then unknown where
+    perturbations begin to differ.
     """
 
     def search(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
-            if any(isinstance(part, LoRAFALinear) for part in child.modules()):
-                if not isinstance(child, LoRAFALinear):
+            if any(map(_is_adapted, child.modules())):
+                if not _is_adapted(child):
                     yield from search(child)
             elif any(map(is_linear, child.modules())):
                 yield child
@@ -36,49 +37,50 @@ def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
 def share_across_perturbations(
     block: nn.Module, parts: list[nn.Module], perturbations: int, shape: tuple[int, int]
 ) -> Iterator[None]:
-    """Inside, parts that run before the first adapted layer do so on the rows of one point.
+    """Have parts that run before the first adapted layer compute the rows of one perturbation.
 
     Args:
-        block: the first adapted one.
-        parts: of it, from `parts_without_adapters`.
-        points: P; the rows of a pass are point by point.
+        block: the first adapted block.
+        parts: parts of it, from `find_parts_without_adapters`.
+        perturbations: P; the rows of a pass are ordered by perturbation.
         shape: (rows, tokens) of a pass.
     """
     rows, length = shape
-    reached: list[bool] = []
+    adapted_layers_reached: list[bool] = []
 
-    def own(value: Any) -> Any:
+    def first_rows(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(own, value))
+            return tuple(map(first_rows, value))
         if not isinstance(value, Tensor) or value.ndim < 2 or len(value) != rows:
             return value
-        return (
-            value[: rows // perturbations] if value.ndim == 4 or value.shape[1] == length else value
-        )
+        per_row = value.ndim == 4 or value.shape[1] == length
+        return value[: rows // perturbations] if per_row else value
 
-    def repeated(value: Any) -> Any:
+    def repeat(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(repeated, value))
+            return tuple(map(repeat, value))
         if not isinstance(value, Tensor) or value.ndim < 3:
             return value
         return value.repeat(perturbations, *[1] * (value.ndim - 1))
 
-    def once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def computed_once(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if reached:
+            if adapted_layers_reached:
                 return forward(*args, **kwargs)
-            kwargs = {name: own(value) for name, value in kwargs.items()}
-            return repeated(forward(*map(own, args), **kwargs))
+            kwargs = {name: first_rows(value) for name, value in kwargs.items()}
+            return repeat(forward(*map(first_rows, args), **kwargs))
 
         return run
 
     with ExitStack() as stack:
         for module in block.modules():
             if _is_adapted(module):
-                handle = module.register_forward_pre_hook(lambda *_: reached.append(True))
+                handle = module.register_forward_pre_hook(
+                    lambda *_: adapted_layers_reached.append(True)
+                )
                 stack.callback(handle.remove)
         for part in parts:
-            stack.enter_context(replaced(part, once(part.forward)))
+            stack.enter_context(replace_forward(part, computed_once(part.forward)))
         yield
 
 

@@ -1,10 +1,10 @@
-"""Passes over a model whose blocks come one after the other: each block serves all passes at once.
+"""The forward engine for streamed blocks: a loaded block computes all passes of a step.
 
-ZO2 (Wang et al., section 4) sends both forwards of a perturbation through a block while it is
-there. Here these are all passes of a step: every point and micro-batch of it, 2·q·B rows. A pass is
-taken apart into what the body does before its blocks, the blocks, and what it does behind them; it
-stops before each of these parts, and whoever is at the same stop goes on together. The parts run
-the same operations on the same shapes as a pass in one go, so the scores are the same bits.
+ZO2 (Wang et al., section 4) computes both forwards of a perturbation with a block while it is
+loaded. Here a loaded block computes all passes of a step: every perturbation and micro-batch,
+2·q·B rows. A pass is divided into stages: the body's work before its blocks, each block, and the
+work after the blocks. All passes finish a stage before any begins the next. The stages run the same
+operations on the same shapes as an undivided pass, so the scores have the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,52 +19,52 @@ from torch import Tensor
 
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
-from client.forward.resident import SINGLE_PASS, ResidentForward, Share
-from client.forward.supervised import replaced
+from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
+from client.forward.supervised import replace_forward
 from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import TaskError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
 from shared.model.scorers import Prompt, Scorer
 
-BEFORE = -1
-"""The stop before what a body does before its blocks; block i is stop i, the rest comes last."""
-HELD_BYTES = 128 * 2**20
-"""Hidden states of passes that go through the blocks together."""
+BEFORE_BLOCKS = -1
+"""Stage of the body's work before its blocks; block i is stage i, and the last stage follows."""
+HIDDEN_STATES_BYTES = 128 * 2**20
+"""Most bytes of hidden states of passes that are computed together."""
 
 Result = TypeVar("Result")
-Stops = Generator[int, None, Result]
-"""A pass: gives the stop that it is at, goes on when it is resumed, returns its result."""
-Visit = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Is called with a stop, gives what is called with a pass's index before its turn there."""
+StagedPass = Generator[int, None, Result]
+"""A pass in stages: yields the stage that it computes when it is resumed; returns its result."""
+StageContext = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Context of a stage; gives a function to be called with a pass's index before it is resumed."""
 
 
-class Standing(Protocol):
-    """Parameters that move from point to point, a part of the model at a time."""
+class BlockwiseParameters(Protocol):
+    """Parameters that are perturbed in place, one stage of the model at a time."""
 
-    def at_stage(self, stop: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Be at a stop: what is handed out has the part stand at one of the points."""
+    def at_stage(self, stage: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Prepare the parameters of a stage; gives a function that applies a perturbation."""
 
 
 class StreamedBody(PerturbedBody):
-    """A body whose passes stop before each block."""
+    """A body whose forward passes are divided into stages."""
 
-    def in_stops(
+    def forward_in_stages(
         self,
         sequences: Sequence[Ids],
         perturbations: int = 1,
         supervised: Sequence[Sequence[int]] | None = None,
-    ) -> Stops[Tensor]:
-        """As a call of the body, with the same arguments and the same result."""
-        yield BEFORE
+    ) -> StagedPass[Tensor]:
+        """Compute what a call of the body does, with the same arguments, in stages."""
+        yield BEFORE_BLOCKS
         ids, mask = self._padded(sequences)
         trunk, first = None, 0
         if self._cache is not None:
-            outputs = [self._trunk(sequence, self._cache) for sequence in sequences]
+            outputs = [self._trunk_output(sequence, self._cache) for sequence in sequences]
             trunk = torch.nn.utils.rnn.pad_sequence(outputs, batch_first=True)
             first = self._first_block
-        early = self._points_before_last(perturbations, supervised)
-        calls = self._calls_of_blocks(ids, mask, early, trunk)
+        early = self._perturbations_before_last(perturbations, supervised)
+        calls = self._record_block_calls(ids, mask, early, trunk)
         hidden = calls[first][0]
         last = len(self._blocks) - 1
         for index in range(first, last + 1):
@@ -73,51 +73,57 @@ class StreamedBody(PerturbedBody):
                 hidden = hidden.repeat(early, 1, 1)
             with ExitStack() as stack:
                 if index == self._first_block:
-                    stack.enter_context(self._alike_once(early, ids))
+                    stack.enter_context(self._sharing_before_adapters(early, ids))
                 if supervised is not None and index == last:
-                    enter = stack.enter_context(self._last_block_at(supervised, perturbations, ids))
-                    hidden = enter(hidden)
-                hidden = self._through(index, hidden, calls[index][1])
+                    select = stack.enter_context(
+                        self._last_block_at(supervised, perturbations, ids)
+                    )
+                    hidden = select(hidden)
+                hidden = self._run_block(hidden, calls[index][1])
         yield last + 1
-        hidden = self._behind_blocks(ids, mask, hidden)
-        return self._uncut(hidden, supervised, perturbations, ids)
+        hidden = self._run_after_blocks(ids, mask, hidden)
+        return self._restore_positions(hidden, supervised, perturbations, ids)
 
-    def trunk_in_stops(self, sequence: Ids) -> Stops[None]:
-        """Have the cache know what the blocks below the adapters give for one sequence, alone."""
+    def fill_cache_in_stages(self, sequence: Ids) -> StagedPass[None]:
+        """Compute the trunk's output of one sequence, alone, and put it into the cache."""
         assert self._cache is not None
-        yield BEFORE
+        yield BEFORE_BLOCKS
         ids, mask = self._padded([sequence])
-        calls = self._calls_of_blocks(ids, mask, 1, None)
+        calls = self._record_block_calls(ids, mask, 1, None)
         hidden = calls[0][0]
         for index in range(self._first_block):
             yield index
-            hidden = self._through(index, hidden, calls[index][1])
+            hidden = self._run_block(hidden, calls[index][1])
         self._cache.put(sequence, hidden[0].clone())
 
-    def bytes_of(self, sequences: Sequence[Ids], perturbations: int) -> int:
-        """Of the hidden states of a pass."""
+    def hidden_states_bytes(self, sequences: Sequence[Ids], perturbations: int) -> int:
+        """Return the size of a pass's hidden states in bytes."""
         network = self._base.network
         tokens = perturbations * len(sequences) * max(map(len, sequences))
         return int(tokens * network.config.hidden_size * network.dtype.itemsize)
 
-    def unknown(self, sequences: Sequence[Ids]) -> list[Ids]:
-        """Sequences that the trunk's cache does not know, each once; none without a cache."""
+    def uncached(self, sequences: Sequence[Ids]) -> list[Ids]:
+        """Return the distinct sequences that the cache lacks; none if there is no cache."""
         cache = self._cache
         if cache is None:
             return []
         return [ids for ids in dict.fromkeys(sequences) if cache.get(ids) is None]
 
-    def _calls_of_blocks(
+    def _record_block_calls(
         self, ids: Tensor, mask: Tensor, perturbations: int, trunk: Tensor | None
     ) -> list[tuple[Tensor, Callable[[Tensor], Any]]]:
-        """Of each block: the hidden states it would be given if none before it did anything, and
-        its call with others."""
+        """Run the body with blocks that return their input, and record the call of each block.
+
+        Returns:
+            For each block, the hidden states that it was called with, and a function that calls it
+            with others.
+        """
         calls: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
 
-        def noting(index: int) -> Callable[..., Any]:
+        def recording(index: int) -> Callable[..., Any]:
             forward = self._blocks[index].forward
 
-            def note(*args: Any, **kwargs: Any) -> Any:
+            def record(*args: Any, **kwargs: Any) -> Any:
                 def call(hidden: Tensor) -> Any:
                     if args:
                         return forward(hidden, *args[1:], **kwargs)
@@ -127,39 +133,44 @@ class StreamedBody(PerturbedBody):
                 calls.append((hidden, call))
                 return (hidden,) if self._block_returns_tuple else hidden
 
-            return note
+            return record
 
         with ExitStack() as stack:
             for index, block in enumerate(self._blocks):
-                stack.enter_context(replaced(block, noting(index)))
-            stack.enter_context(self._widening(ids.shape, perturbations, trunk))
+                stack.enter_context(replace_forward(block, recording(index)))
+            stack.enter_context(self._repeating_rows(ids.shape, perturbations, trunk))
             self._base.body(input_ids=ids, attention_mask=mask)
         return calls
 
-    def _through(self, index: int, hidden: Tensor, call: Callable[[Tensor], Any]) -> Tensor:
+    @staticmethod
+    def _run_block(hidden: Tensor, call: Callable[[Tensor], Any]) -> Tensor:
         output = call(hidden)
         result: Tensor = output[0] if isinstance(output, tuple) else output
         return result
 
-    def _behind_blocks(self, ids: Tensor, mask: Tensor, hidden: Tensor) -> Tensor:
-        """What the body makes of its last block's output."""
+    def _run_after_blocks(self, ids: Tensor, mask: Tensor, hidden: Tensor) -> Tensor:
+        """Run the part of the body after its last block, whose output is given."""
 
         def give(*args: Any, **kwargs: Any) -> Any:
             return (hidden,) if self._block_returns_tuple else hidden
 
-        with self._passing_through(0, len(self._blocks) - 1), replaced(self._blocks[-1], give):
+        with (
+            self._skipping_blocks(0, len(self._blocks) - 1),
+            replace_forward(self._blocks[-1], give),
+        ):
             result: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
         return result
 
 
 class StreamedForward(ResidentForward):
-    """Scores prompts at points, block by block.
+    """A forward engine that scores prompts under perturbations block by block.
 
     Args:
-        adapter: the adapters in the model.
-        scorer: of the model's family.
-        body: of the same model.
-        standing: moves the parameters, where points are made of them; a pass is then of one point.
+        adapter: adapters in the model.
+        scorer: scorer of the model's family.
+        body: body of the same model.
+        parameters: parameters that are perturbed in place, if any; each perturbation is then a pass
+            of its own.
     """
 
     def __init__(
@@ -167,10 +178,10 @@ class StreamedForward(ResidentForward):
         adapter: Adapter,
         scorer: Scorer,
         body: StreamedBody,
-        standing: Standing | None = None,
+        parameters: BlockwiseParameters | None = None,
     ) -> None:
         super().__init__(adapter, scorer, body)
-        self._stopping, self._standing = body, standing
+        self._staged_body, self._parameters = body, parameters
 
     def scores(
         self,
@@ -178,20 +189,23 @@ class StreamedForward(ResidentForward):
         prompts: Sequence[Prompt],
         schedule: Schedule = SINGLE_PASS,
     ) -> NDArray[np.float32]:
-        """As the resident engine's; points that are made of parameters are passes of their own."""
-        if self._standing is not None:
+        """Return the scores of every prompt under every perturbation; see `ResidentForward`.
+
+        Parameters that are perturbed in place are scored with the grouping `sequential`.
+        """
+        if self._parameters is not None:
             schedule = replace(schedule, grouping="sequential")
         return super().scores(perturbations, prompts, schedule)
 
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
-        """As the resident engine's, but only where the parameters stand still.
+        """Decode the model's answers greedily; see `ResidentForward`.
 
         Raises:
-            TaskError: if the point is made of parameters that move, or the task is of another kind.
+            TaskError: if parameters are to be perturbed in place, or the task is of another kind.
         """
-        if perturbation.queries and self._standing is not None:
+        if perturbation.queries and self._parameters is not None:
             raise TaskError(
                 "answers are decoded token by token, each through all blocks: too slow to train "
                 "by in the space full with streamed blocks; set objective = likelihood, or "
@@ -199,66 +213,73 @@ class StreamedForward(ResidentForward):
             )
         return super().decode_answers(perturbation, prompts, micro_batch)
 
-    def _carried_out(self, passes: Sequence[Share]) -> Iterator[NDArray[np.float32]]:
-        if self._standing is not None:
-            yield from self._point_by_point(passes)
+    def _run_passes(self, batches: Sequence[PassBatch]) -> Iterator[NDArray[np.float32]]:
+        if self._parameters is not None:
+            yield from self._run_perturbing_in_place(self._parameters, batches)
             return
-        for some in self._held_together(passes):
-            self._fill_trunk(some)
+        for group in self._split_by_memory(batches):
+            self._fill_cache(group)
             with torch.inference_mode():
-                scores = side_by_side(list(map(self._in_stops, some)), _nothing_to_move)
-            yield from (one.float().cpu().numpy() for one in scores)
+                scores = run_in_lockstep(list(map(self._staged_pass, group)), _no_context)
+            yield from (result.float().cpu().numpy() for result in scores)
 
     @torch.inference_mode()
-    def _point_by_point(self, passes: Sequence[Share]) -> list[NDArray[np.float32]]:
-        """Scores of all passes, of which those of one point take turns one after the other.
+    def _run_perturbing_in_place(
+        self, parameters: BlockwiseParameters, batches: Sequence[PassBatch]
+    ) -> list[NDArray[np.float32]]:
+        """Return the scores of all passes; within a stage, passes are ordered by perturbation.
 
-        So a part of the model moves to every point once, also where that leaves rounding behind.
+        Each stage's parameters are so perturbed once for every perturbation, also where moving them
+        leaves rounding errors behind.
         """
-        assert self._standing is not None
-        perturbations = list(dict.fromkeys(int(share.places[0]) for share in passes))
-        order = sorted(
-            range(len(passes)), key=lambda i: perturbations.index(int(passes[i].places[0]))
+        applied = [int(batch.perturbation_indices[0]) for batch in batches]
+        distinct = list(dict.fromkeys(applied))
+        order = sorted(range(len(batches)), key=lambda i: distinct.index(applied[i]))
+
+        @contextmanager
+        def perturbed(stage: int) -> Iterator[Callable[[int], None]]:
+            with parameters.at_stage(stage) as apply:
+                yield lambda index: apply(applied[order[index]])
+
+        scores = run_in_lockstep([self._staged_pass(batches[i]) for i in order], perturbed)
+        return [scores[order.index(i)].float().cpu().numpy() for i in range(len(batches))]
+
+    def _staged_pass(self, batch: PassBatch) -> StagedPass[Tensor]:
+        forward_pass = ForwardPass(batch.perturbations)
+        return _run_inside(self._score_in_stages(batch), lambda: self._adapter.resume(forward_pass))
+
+    def _score_in_stages(self, batch: PassBatch) -> StagedPass[Tensor]:
+        sequences = [sequence for prompt in batch.prompts for sequence in prompt.sequences]
+        supervised = [positions for prompt in batch.prompts for positions in prompt.supervised]
+        hidden = yield from self._staged_body.forward_in_stages(
+            sequences, batch.perturbations.count, supervised if all(supervised) else None
         )
-        visit = _at_points(self._standing, [int(passes[i].places[0]) for i in order])
-        scores = side_by_side([self._in_stops(passes[i]) for i in order], visit)
-        return [scores[order.index(i)].float().cpu().numpy() for i in range(len(passes))]
+        return self._score_hidden(hidden, batch.perturbations, batch.prompts)
 
-    def _in_stops(self, share: Share) -> Stops[Tensor]:
-        one = ForwardPass(share.perturbations)
-        return _resumed(self._scored_in_stops(share), lambda: self._adapter.resume(one))
-
-    def _scored_in_stops(self, share: Share) -> Stops[Tensor]:
-        sequences = [sequence for prompt in share.prompts for sequence in prompt.sequences]
-        supervised = [places for prompt in share.prompts for places in prompt.supervised]
-        hidden = yield from self._stopping.in_stops(
-            sequences, share.perturbations.count, supervised if all(supervised) else None
-        )
-        return self._scored(hidden, share.perturbations, share.prompts)
-
-    def _fill_trunk(self, passes: Sequence[Share]) -> None:
-        """What the layers below the adapters give, for all sequences that lack it, in one go."""
+    def _fill_cache(self, batches: Sequence[PassBatch]) -> None:
+        """Compute the trunk's output of every sequence that the cache lacks, stage by stage."""
         sequences = [
-            ids for share in passes for prompt in share.prompts for ids in prompt.sequences
+            ids for batch in batches for prompt in batch.prompts for ids in prompt.sequences
         ]
-        unknown = self._stopping.unknown(sequences)
+        body = self._staged_body
         with torch.inference_mode():
-            side_by_side([self._stopping.trunk_in_stops(ids) for ids in unknown], _nothing_to_move)
+            passes = [body.fill_cache_in_stages(ids) for ids in body.uncached(sequences)]
+            run_in_lockstep(passes, _no_context)
 
-    def _held_together(self, passes: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Passes whose hidden states may be held at once."""
-        some: list[Share] = []
-        held = 0
-        for share in passes:
-            sequences = [ids for prompt in share.prompts for ids in prompt.sequences]
-            size = self._stopping.bytes_of(sequences, share.perturbations.count)
-            if some and held + size > HELD_BYTES:
-                yield some
-                some, held = [], 0
-            some.append(share)
-            held += size
-        if some:
-            yield some
+    def _split_by_memory(self, batches: Sequence[PassBatch]) -> Iterator[Sequence[PassBatch]]:
+        """Split passes into groups whose hidden states fit into `HIDDEN_STATES_BYTES`."""
+        group: list[PassBatch] = []
+        total = 0
+        for batch in batches:
+            sequences = [ids for prompt in batch.prompts for ids in prompt.sequences]
+            size = self._staged_body.hidden_states_bytes(sequences, batch.perturbations.count)
+            if group and total + size > HIDDEN_STATES_BYTES:
+                yield group
+                group, total = [], 0
+            group.append(batch)
+            total += size
+        if group:
+            yield group
 
 
 def make_forward_engine(
@@ -267,74 +288,65 @@ def make_forward_engine(
     scorer: Scorer,
     streamed: bool,
     cache: TrunkCache | None = None,
-    standing: Standing | None = None,
+    parameters: BlockwiseParameters | None = None,
 ) -> ResidentForward:
-    """The engine of a model.
+    """Make the forward engine of a model.
 
     Args:
         base: the model.
-        adapter: the adapters in it.
-        scorer: of its family.
-        streamed: whether its blocks are.
-        cache: for what the blocks below the adapters give.
-        standing: as for `StreamedForward`.
+        adapter: adapters in the model.
+        scorer: scorer of the model's family.
+        streamed: whether the model's blocks are streamed.
+        cache: cache of the trunk's outputs.
+        parameters: as for `StreamedForward`.
     """
     first = adapter.first_block
     if not streamed:
         return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache))
-    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), standing)
+    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), parameters)
 
 
-def side_by_side(passes: Sequence[Stops[Result]], visit: Visit) -> list[Result]:
-    """Carry out passes, all that are at the lowest stop before any goes on from there.
+def run_in_lockstep(
+    passes: Sequence[StagedPass[Result]], stage_context: StageContext
+) -> list[Result]:
+    """Run passes stage by stage: all passes finish a stage before any begins the next.
 
     Args:
-        passes: in the order in which they take turns at a stop.
-        visit: around every stop.
+        passes: passes, in the order in which they run within a stage.
+        stage_context: context that each stage runs in.
 
     Returns:
-        What they return.
+        Results of the passes.
     """
     results: dict[int, Result] = {}
-    waiting = {index: next(one) for index, one in enumerate(passes)}
-    while waiting:
-        stop = min(waiting.values())
-        with visit(stop) as turn:
-            for index in [index for index, at in waiting.items() if at == stop]:
-                turn(index)
+    next_stages = {index: next(staged) for index, staged in enumerate(passes)}
+    while next_stages:
+        stage = min(next_stages.values())
+        with stage_context(stage) as prepare:
+            for index in [index for index, at in next_stages.items() if at == stage]:
+                prepare(index)
                 try:
-                    waiting[index] = next(passes[index])
+                    next_stages[index] = next(passes[index])
                 except StopIteration as end:
                     results[index] = end.value
-                    del waiting[index]
+                    del next_stages[index]
     return [results[index] for index in range(len(passes))]
 
 
-def _resumed(
-    stops: Stops[Result], within: Callable[[], AbstractContextManager[None]]
-) -> Stops[Result]:
-    """The same pass, which is inside a context whenever it goes on."""
+def _run_inside(
+    staged: StagedPass[Result], context: Callable[[], AbstractContextManager[None]]
+) -> StagedPass[Result]:
+    """Return the same pass, with a context entered whenever it is resumed."""
     while True:
-        with within():
+        with context():
             try:
-                stop = next(stops)
+                stage = next(staged)
             except StopIteration as end:
                 result: Result = end.value
                 return result
-        yield stop
-
-
-def _at_points(standing: Standing, perturbations: Sequence[int]) -> Visit:
-    """Visits in which every pass finds the part of the model at its point."""
-
-    @contextmanager
-    def visit(stop: int) -> Iterator[Callable[[int], None]]:
-        with standing.at_stage(stop) as stand:
-            yield lambda index: stand(perturbations[index])
-
-    return visit
+        yield stage
 
 
 @contextmanager
-def _nothing_to_move(stop: int) -> Iterator[Callable[[int], None]]:
+def _no_context(stage: int) -> Iterator[Callable[[int], None]]:
     yield lambda index: None

@@ -1,9 +1,9 @@
-"""Work of the last block only at the positions that are read.
+"""Computation of the last block only at the positions that are read.
 
-Behind the last attention nothing passes from one position to another any more, and of a prompt
-only a few positions are read. So the layers that follow it, and its queries, need to see only
-those; keys and values need all. Which parts of a block these are differs between architectures and
-is found by trying: a part is local if NaN in its input and output at all other positions does not
+After the last attention no information passes between positions, and of a prompt only a few
+positions are read. So the layers that follow it, and its queries, need only these positions; keys
+and values need all. Which parts of a block these are differs between architectures and is found by
+trying: a part is position-wise if NaN in its input and output at all other positions does not
 reach the position that is read.
 """
 
@@ -20,27 +20,28 @@ Forward = Callable[..., Tensor]
 def find_position_wise_modules(
     block: nn.Module, is_linear: Callable[[nn.Module], bool], run: Callable[[], Tensor]
 ) -> list[nn.Module]:
-    """The largest parts of a block that may be left to the positions that are read.
+    """Find the largest parts of a block that need only the positions that are read.
 
     Args:
-        block: the last one.
-        is_linear: whether a module is a linear layer; parts without any are not worth it.
-        run: gives the body's output on a probe of one sequence of at least three tokens,
-            [1, S, hidden]; the block must be on the way.
+        block: the last block.
+        is_linear: function that tells linear layers; parts without any are left out, since they
+            cost little.
+        run: function that runs the body, including the block, on one sequence of at least three
+            tokens, and returns its output [1, S, hidden].
     """
 
-    def is_local(module: nn.Module) -> bool:
+    def is_position_wise(module: nn.Module) -> bool:
         try:
-            with _nan_around(module):
-                found = run()
+            with _nan_at_other_positions(module):
+                output = run()
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             return False
-        return bool(torch.isfinite(found[:, _middle(found)]).all())
+        return bool(torch.isfinite(output[:, _middle(output)]).all())
 
     def search(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
             if any(map(is_linear, child.modules())):
-                if is_local(child):
+                if is_position_wise(child):
                     yield child
                 elif not is_linear(child):
                     yield from search(child)
@@ -52,25 +53,25 @@ def find_position_wise_modules(
 def run_at_positions(
     modules: Iterable[nn.Module], shape: tuple[int, ...], rows: Tensor, positions: Tensor
 ) -> Iterator[None]:
-    """Inside, modules run on chosen positions only, as [n, 1, …], and give 0 elsewhere.
+    """Have modules compute chosen positions only, as [n, 1, …], and give 0 elsewhere.
 
-    What has another shape, because it runs on other rows, runs as ever.
+    Inputs of another shape, which belong to other rows, are computed as a whole.
 
     Args:
-        modules: that take and give tensors [R, S, …].
+        modules: modules that map tensors [R, S, …] to tensors [R, S, …].
         shape: (R, S).
-        rows: int64 [n], of the chosen positions.
-        positions: int64 [n].
+        rows: int64 [n], rows of the chosen positions.
+        positions: int64 [n], chosen positions in these rows.
     """
 
-    def chosen(value: Any) -> Any:
+    def select(value: Any) -> Any:
         return value[rows, positions][:, None] if has_hidden_shape(value, shape) else value
 
     def restricted(forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Tensor:
             if not any(has_hidden_shape(value, shape) for value in (*args, *kwargs.values())):
                 return forward(*args, **kwargs)
-            output = forward(*map(chosen, args), **{k: chosen(v) for k, v in kwargs.items()})
+            output = forward(*map(select, args), **{k: select(v) for k, v in kwargs.items()})
             whole = output.new_zeros(*shape, output.shape[-1])
             whole[rows, positions] = output[:, 0]
             return whole
@@ -79,36 +80,36 @@ def run_at_positions(
 
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(replaced(module, restricted(module.forward)))
+            stack.enter_context(replace_forward(module, restricted(module.forward)))
         yield
 
 
 @contextmanager
-def _nan_around(module: nn.Module) -> Iterator[None]:
-    """Inside, a module gets and gives NaN at all positions but the middle one."""
+def _nan_at_other_positions(module: nn.Module) -> Iterator[None]:
+    """Put NaN into a module's input and output at all positions but the middle one."""
     forward = module.forward
 
-    def noisy(value: Any) -> Any:
+    def with_nan(value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()):
             return value
-        noise = torch.full_like(value, torch.nan)
-        noise[:, _middle(value)] = value[:, _middle(value)]
-        return noise
+        replaced = torch.full_like(value, torch.nan)
+        replaced[:, _middle(value)] = value[:, _middle(value)]
+        return replaced
 
     def run(*args: Any, **kwargs: Any) -> Tensor:
-        output = forward(*map(noisy, args), **{k: noisy(v) for k, v in kwargs.items()})
+        output = forward(*map(with_nan, args), **{k: with_nan(v) for k, v in kwargs.items()})
         if not has_hidden_shape(output, output.shape[:2]):
-            raise TypeError("a part that gives something else than hidden states is not local")
-        result: Tensor = noisy(output)
+            raise TypeError("a part whose output is not hidden states is not position-wise")
+        result: Tensor = with_nan(output)
         return result
 
-    with replaced(module, run):
+    with replace_forward(module, run):
         yield
 
 
 @contextmanager
-def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a module does something else when it is called."""
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's forward."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -121,7 +122,7 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def has_hidden_shape(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a tensor [R, S, …] of the shape (R, S)."""
+    """Return whether a value is a tensor [R, S, …] with the shape (R, S)."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == shape
 
 

@@ -1,8 +1,8 @@
-"""Outputs of the layers below the adapters, kept between passes, steps and runs, within bytes.
+"""Caches of the trunk's outputs between passes, steps and runs, under a byte budget.
 
-They are the same for every point and never change, so they are worth keeping. In memory they are
-kept as they are; on disk in half precision, and then also what was just computed is rounded, so
-that a number does not depend on whether it was found or made.
+The outputs of the layers below the adapters are equal under all perturbations and never change. In
+memory they are kept exactly. On disk they are kept in half precision, and then a new output is
+rounded too, so that results do not depend on the content of the cache.
 """
 
 import hashlib
@@ -25,27 +25,27 @@ _CHECKSUM_BYTES = 4
 
 
 class TrunkCache(ABC):
-    """Keeps a tensor [S, hidden] per token sequence; forgets the least recently used first.
+    """A thread-safe cache of one tensor [S, hidden] per token sequence.
 
-    Threads may share one.
+    The least recently used tensor is dropped first.
     """
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     def get(self, ids: Ids) -> Tensor | None:
-        """What is kept for a sequence, as `put` returned it; a damaged file counts as nothing."""
-        with self._one_at_a_time:
+        """Return a sequence's output as `put` returned it; None if it is missing or damaged."""
+        with self._lock:
             return self._get(ids)
 
     def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Keep an output; returns what a later `get` would.
+        """Add an output, and return what a later `get` returns.
 
         Raises:
-            ModelError: if it does not fit the form that it is kept in.
+            ModelError: if a number is beyond the range of the cache's type.
             ConfigError: if it cannot be written.
         """
-        with self._one_at_a_time:
+        with self._lock:
             return self._put(ids, output)
 
     @abstractmethod
@@ -56,44 +56,45 @@ class TrunkCache(ABC):
 
 
 class MemoryCache(TrunkCache):
-    """Keeps outputs in memory, exactly; at least the latest one.
+    """A cache in memory, which keeps outputs exactly, and always the latest one.
 
     Args:
-        limit: bytes.
+        limit: most bytes that the outputs take.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit, self._bytes = limit, 0
-        self._kept: OrderedDict[Ids, Tensor] = OrderedDict()
+        self._outputs: OrderedDict[Ids, Tensor] = OrderedDict()
 
     def _get(self, ids: Ids) -> Tensor | None:
-        if ids in self._kept:
-            self._kept.move_to_end(ids)
-        return self._kept.get(ids)
+        if ids in self._outputs:
+            self._outputs.move_to_end(ids)
+        return self._outputs.get(ids)
 
     def _put(self, ids: Ids, output: Tensor) -> Tensor:
-        if (known := self._kept.pop(ids, None)) is not None:
-            self._bytes -= known.nbytes
-        self._kept[ids] = output
+        if (replaced := self._outputs.pop(ids, None)) is not None:
+            self._bytes -= replaced.nbytes
+        self._outputs[ids] = output
         self._bytes += output.nbytes
-        while self._bytes > self._limit and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
+        while self._bytes > self._limit and len(self._outputs) > 1:
+            _, dropped = self._outputs.popitem(last=False)
             self._bytes -= dropped.nbytes
         return output
 
 
 class DiskCache(TrunkCache):
-    """Keeps outputs as half-precision files, one per sequence, each with a checksum.
+    """A cache of half-precision files, one per sequence, each with a checksum.
 
     A file's name is a hash of the sequence and of everything else that the output depends on, so
-    the files of another model are never read; they make room as they grow old.
+    the files of another model are never read; as the oldest, they are removed first.
 
     Args:
-        folder: may be shared by runs and processes.
-        limit: bytes of all files in it.
-        identity: what the outputs depend on besides the sequence, the model id first of all.
-        hidden: columns of an output.
+        folder: folder of the files, which runs and processes may share.
+        limit: most bytes that all files take.
+        identity: bytes that identify everything besides the sequence that the outputs depend on,
+            such as the model id.
+        hidden: number of columns of an output.
 
     Raises:
         ConfigError: if the folder cannot be made or read.
@@ -107,12 +108,12 @@ class DiskCache(TrunkCache):
             folder.mkdir(parents=True, exist_ok=True)
             files = [(file.stat(), file.name) for file in folder.glob("*.trunk")]
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._folder_error(error) from error
         self._sizes = OrderedDict(
             (name, stat.st_size) for stat, name in sorted(files, key=lambda f: f[0].st_mtime_ns)
         )
         self._bytes = sum(self._sizes.values())
-        self._make_room()
+        self._remove_oldest()
 
     def _get(self, ids: Ids) -> Tensor | None:
         file = self._file(ids)
@@ -127,7 +128,7 @@ class DiskCache(TrunkCache):
             or zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") != data[:_CHECKSUM_BYTES]
         ):
             return None
-        self._note(file.name, len(data))
+        self._record_size(file.name, len(data))
         numbers = np.frombuffer(content, "<f2").reshape(len(ids), self._hidden)
         return torch.from_numpy(numbers.copy())
 
@@ -148,26 +149,26 @@ class DiskCache(TrunkCache):
                 os.replace(temporary, file)
             except OSError as error:
                 temporary.unlink(missing_ok=True)
-                raise self._unusable(error) from error
-            self._note(file.name, len(data))
-            self._make_room()
+                raise self._folder_error(error) from error
+            self._record_size(file.name, len(data))
+            self._remove_oldest()
         return rounded
 
     def _file(self, ids: Ids) -> Path:
         key = hashlib.sha256(self._identity + np.array(ids, "<i8").tobytes())
         return self._folder / f"{key.hexdigest()}.trunk"
 
-    def _note(self, name: str, size: int) -> None:
+    def _record_size(self, name: str, size: int) -> None:
         self._bytes += size - self._sizes.pop(name, 0)
         self._sizes[name] = size
 
-    def _make_room(self) -> None:
+    def _remove_oldest(self) -> None:
         while self._bytes > self._limit:
             name, size = self._sizes.popitem(last=False)
             (self._folder / name).unlink(missing_ok=True)
             self._bytes -= size
 
-    def _unusable(self, error: OSError) -> ConfigError:
+    def _folder_error(self, error: OSError) -> ConfigError:
         return ConfigError(
             f"trunk-cache-folder = {self._folder}: cannot be used: {error.strerror}; give a folder "
             "that can be written, or none to keep the outputs in memory"
@@ -177,13 +178,13 @@ class DiskCache(TrunkCache):
 def make_trunk_cache(
     base: BaseModel, first_block: int, limit: int, folder: Path | None = None
 ) -> TrunkCache | None:
-    """A cache for the trunk's outputs, or none if there is no trunk or no room.
+    """Make a cache of the trunk's outputs; return None if there is no trunk or the limit is 0.
 
     Args:
         base: the model.
-        first_block: the lowest block that differs between points.
-        limit: bytes.
-        folder: where they are kept, in half precision; by default in memory, as they are.
+        first_block: lowest block that differs between perturbations.
+        limit: most bytes that the outputs take.
+        folder: folder for a cache on disk, in half precision; None keeps outputs in memory.
 
     Raises:
         ConfigError: if the folder cannot be used.
@@ -192,5 +193,7 @@ def make_trunk_cache(
         return None
     if folder is None:
         return MemoryCache(limit)
-    kind = f"{base.quantization} {base.network.dtype} {first_block}"
-    return DiskCache(folder, limit, base.model_id + kind.encode(), base.network.config.hidden_size)
+    variant = f"{base.quantization} {base.network.dtype} {first_block}"
+    return DiskCache(
+        folder, limit, base.model_id + variant.encode(), base.network.config.hidden_size
+    )

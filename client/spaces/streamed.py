@@ -188,21 +188,21 @@ class StreamedFullSpace(Space):
         self._applied = [0] * len(self._applied)
 
     @contextmanager
-    def at_stage(self, stop: int) -> Iterator[Callable[[int], None]]:
+    def at_stage(self, stage: int) -> Iterator[Callable[[int], None]]:
         """Perturb one part of the model after another seed and sign; θ is restored at the end.
 
         Args:
-            stop: index of a block; any other number means the resident parameters, before the
+            stage: index of a block; any other number means the resident parameters, before the
                 blocks if it is negative and behind them otherwise.
 
         Yields:
             A function that perturbs the part, given an index: 0 … q − 1 for θ + ε·z of every seed,
             q … 2q − 1 for θ − ε·z.
         """
-        block = stop if 0 <= stop < self.stream.block_count else None
+        block = stage if 0 <= stage < self.stream.block_count else None
         part = _PerturbedPart(self, block)
         # Resident parameters are perturbed twice, but in place they may drift only once.
-        restore = block is None and stop < 0 and not self.keeps_copy
+        restore = block is None and stage < 0 and not self.keeps_copy
         saved = {f: t.clone() for f, t in self._resident.items()} if restore else {}
         try:
             yield lambda index: part.perturb(*self._seed_and_offset(index))

@@ -180,10 +180,10 @@ class ZerothOrder:
         self._space = space = space_of(bench, self._blocks)
         adapter = space.adapter
         cache = make_trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
-        standing = space if isinstance(space, StreamedFullSpace) else None
+        parameters = space if isinstance(space, StreamedFullSpace) else None
         streamed = bench.stream is not None
         self._forward = make_forward_engine(
-            bench.base, adapter, bench.scorer, streamed, cache, standing
+            bench.base, adapter, bench.scorer, streamed, cache, parameters
         )
 
     def _rebuild(self, steps: int | None) -> None:

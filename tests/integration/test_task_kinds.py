@@ -228,7 +228,7 @@ def test_only_a_generation_is_decoded_and_only_at_one_point(model_folder: ModelF
     pair = Perturbations.from_arrays(
         rig.adapter.layout, np.zeros(rig.adapter.layout.size, np.float32), z, 0.1
     )
-    with pytest.raises(ValueError, match="at one point, not at 2"):
+    with pytest.raises(ValueError, match="under one perturbation, not under 2"):
         rig.forward.decode_answers(pair, [])
     assert rig.forward.decode_answers(rig.zero(), []) == []
 
