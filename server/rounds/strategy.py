@@ -230,7 +230,12 @@ class ScalarStrategy(Strategy):
         assert self._sequence is not None, "configure_train comes first"
         with suppress(StopIteration):
             self._sequence.send(replies)
-        return None
+        event = self._store.last_event
+        if event.get("event") != "evaluation":
+            return None
+        return MetricRecord(
+            {f"{name} accuracy": column["accuracy"] for name, column in event["columns"].items()}
+        )
 
     def missing_evaluations(self, splits: Sequence[Split]) -> Sequence[Split]:
         """Return the evaluations that come before the next round and were not recorded.

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from federations import Settings, config_of, grid_of, wrap_local_steps
-from flwr.app import Message
+from flwr.app import Message, MessageType
 from helpers import instruction_with
 from numpy.typing import NDArray
 from test_command import Run, run
 
+from client.app import app as client_app
 from client.personal.methods import (
     ERASURE,
     KEPT_SHARES,
@@ -30,9 +31,11 @@ from server.app import serve
 from server.rounds.clusters import cluster_folder
 from server.rounds.strategy import ScalarStrategy
 from server.store import read_layout, replay_run
+from server.transport.clock import SystemClock
 from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError, SamaraError
-from shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
+from shared.events import read_events
+from shared.frames.instructions import CLUSTERING_TRACK, PERSONAL_TRACK, Split, TrainInstruction
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, digest, replay, to_float32
@@ -419,6 +422,66 @@ def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: P
         steps = [list(replay_run(cluster_folder(at, cluster))) for at in (whole, Path(cut.out))]
         for a, b in zip(*steps, strict=True):
             np.testing.assert_array_equal(a.state, b.state)
+
+
+class SkippingClock(SystemClock):
+    """Waits for nothing; counts the seconds that would have been waited for."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    def now(self) -> float:
+        return self.waited
+
+    def wait(self, max_seconds: float) -> None:
+        self.waited += max_seconds
+
+
+class Unclustered(InProcessGrid):
+    """Delivers no reply of client 1 to the clustering instruction."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        identifiers = list(super().push_messages(messages))
+        self.lost = getattr(self, "lost", set())
+        for identifier, message in zip(identifiers, messages, strict=True):
+            frame = bytes(message.content.config_records["samara"]["frame"])  # type: ignore[arg-type]
+            if message.metadata.message_type == MessageType.TRAIN:
+                track = TrainInstruction.decode(frame).track
+                if track == CLUSTERING_TRACK and message.metadata.dst_node_id == 1001:
+                    self.lost.add(identifier)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages([i for i in message_ids if i not in self.lost])
+
+
+def test_a_client_without_a_cluster_is_waited_for_once(opposed: Settings) -> None:
+    config, clock = config_of(opposed, rounds=12), SkippingClock()
+    grid = Unclustered(client_app, config.data.clients, config.flat())
+    result = RunResult.read(serve(config, grid, clock=clock))
+    assert clock.waited == config.cohort.timeout
+    assert result.groups == {0: 0, 2: 0, 3: 1, 4: 0, 5: 1}
+    assert [sorted(entry.clients) for entry in result.rounds] == [[0, 2, 3, 4]] * 4
+    assert len(grid.lost) == 4  # it was asked with the rounds, and rested for one of them
+
+
+def test_a_cluster_waits_for_no_more_clients_than_it_has(opposed: Settings) -> None:
+    config, clock = config_of(opposed, cohort__minimum=4), SkippingClock()
+    result = RunResult.read(serve(config, grid_of(config), clock=clock))
+    assert clock.waited == 0
+    assert [sorted(entry.clients) for entry in result.rounds] == [[0, 1, 2, 3, 4]] * 2
+    assert all(not entry.problem for entry in result.rounds)
+
+
+def test_the_metrics_of_a_run_with_clusters_have_their_return_to_the_best_round(
+    opposed: Settings,
+) -> None:
+    folder = simulate(config_of(opposed, evaluate__best=True, evaluate__every=1))
+    last = RunResult.read(folder).rounds[-1]
+    rounds = [e for e in read_events(folder / "metrics.jsonl") if e["event"] == "round"]
+    assert (rounds[-1]["round"], rounds[-1]["digest"]) == (3, last.digest)
+    assert [event["round"] for event in rounds] == [1, 2, 3]
 
 
 def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> None:

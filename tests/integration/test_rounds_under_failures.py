@@ -177,6 +177,29 @@ def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None
     assert "round 1 is in the ledger already" in read_result(run)["rounds"][2]["refused"]["0"]
 
 
+class Repeating(InProcessGrid):
+    """Delivers every report of client 1 twice."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            yield reply
+            metadata = reply.metadata
+            if (metadata.message_type, metadata.src_node_id) == (MessageType.TRAIN, 1001):
+                yield reply
+
+
+def test_a_client_that_answers_twice_is_counted_once_and_not_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path / "run", cohort__patience=1)
+    run = serve(config, Repeating(app, CLIENTS, config.flat()))
+    assert contributors(run) == [[0, 1, 2, 3]] * 4
+    result = read_result(run)
+    assert result["refused"] == {}
+    assert [event["resting"] for event in result["rounds"]] == [[]] * 4
+    assert "client 1: a further answer is dropped: it answers twice" in caplog.text
+
+
 def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:
     def floods(reply: Message, client: int, number: int) -> Message:
         record = reply.content.config_records["samara"]
