@@ -1,87 +1,28 @@
-"""The figures of a report: inline SVG that takes its colours and letters from the page."""
+"""The figures of a comparison."""
 
-import io
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shared.errors import SamaraError
 from simulations.comparison.columns import GLOBAL, ZERO_SHOT
 from simulations.comparison.comparison import Comparison, TestedDifference, format_percent, points
 from simulations.comparison.statistics import Numbers
 from simulations.comparison.variants import Variant
-
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.ticker import MaxNLocator
-except ImportError as missing:
-    raise SamaraError("a report needs matplotlib: pip install 'samara-fl[report]'") from missing
+from simulations.report.drawing import (
+    DOWN,
+    INK,
+    MUTED,
+    SERIES,
+    UP,
+    Axes,
+    Figure,
+    LineCollection,
+    MaxNLocator,
+    draw_figure,
+)
 
 DRAWN_CLIENTS = 300
 """The largest number of clients drawn; of more, an even selection by rank is drawn."""
-_WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
-# Stand-ins that become the page's own colours, light or dark.
-_COLOURS = {
-    "ink": "#010101",
-    "muted": "#020202",
-    "rule": "#030303",
-    "paper": "#040404",
-    "up": "#050505",
-    "down": "#060606",
-    "series0": "#070707",
-    "series1": "#080808",
-    "series2": "#090909",
-    "series3": "#0a0a0a",
-}
-INK, MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
-UP, DOWN = _COLOURS["up"], _COLOURS["down"]
-SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "samara",
-    "text.parse_math": False,
-    "font.size": 11.5,
-    "text.color": INK,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 11.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "grid.color": _RULE,
-    "grid.linewidth": 0.8,
-    "lines.solid_capstyle": "round",
-}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of the page.
-
-    Attributes:
-        name: identifier, unique on the page.
-        title: title of the figure.
-        caption: explanation of how to read it.
-        svg: inline SVG element with an accessible name.
-    """
-
-    name: str
-    title: str
-    caption: str
-    svg: str
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:
@@ -170,7 +111,7 @@ def _differences(comparison: Comparison) -> Figure:
         axes.set_xlabel("points of accuracy, better to the right")
 
     (title, *more) = comparison.by_title()
-    description = "; ".join(_told(name, tested) for name, tested in rows)
+    description = "; ".join(_describe(name, tested) for name, tested in rows)
     return draw_figure(
         "differences",
         "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
@@ -181,7 +122,7 @@ def _differences(comparison: Comparison) -> Figure:
     )
 
 
-def _told(name: str, tested: TestedDifference) -> str:
+def _describe(name: str, tested: TestedDifference) -> str:
     own = tested.accuracy
     return f"{name}: {points(own.mean)} points, {own.losing} of {len(own.by_client)} lose"
 
@@ -399,43 +340,3 @@ def _chosen(values: Numbers) -> list[int]:
 def _around(values: Numbers) -> tuple[float, float]:
     room = max(2.0, 0.06 * float(np.ptp(values)))
     return max(0.0, float(values.min()) - room), min(100.0, float(values.max()) + room)
-
-
-def draw_figure(
-    name: str,
-    title: str,
-    caption: str,
-    description: str,
-    draw: Callable[[Axes], None],
-    height: float,
-) -> Figure:
-    """Draw a figure with one pair of axes.
-
-    Args:
-        name: identifier, unique on the page.
-        title: title of the figure.
-        caption: explanation of how to read it.
-        description: accessible name for readers who cannot see it.
-        draw: function that draws on the axes.
-        height: height in inches.
-    """
-    with mpl.rc_context(_STYLE):
-        canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
-        draw(canvas.subplots())
-        drawing = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        canvas.savefig(drawing, format="svg", transparent=True, metadata=nothing)
-    return Figure(name, title, caption, _inline(drawing.getvalue(), name, description))
-
-
-def _inline(svg: str, name: str, description: str) -> str:
-    """Return an SVG file as an element of a page, with unique ids and an accessible name."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for variable, colour in _COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box is not None, "matplotlib writes a viewBox"
-    begin = f'<svg role="img" aria-label="{escape(description)}" {box[0]} '
-    begin += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    return begin + svg[svg.index(">") + 1 :]

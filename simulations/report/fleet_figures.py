@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from shared.result import FleetJob, FleetRound, RunResult
-from simulations.report.figures import DOWN, INK, MUTED, SERIES, Figure, draw_figure
+from simulations.report.drawing import DOWN, INK, MUTED, SERIES, Figure, draw_figure
 from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_for, unit_of_parts
 
 DRAWN_DEVICES = 60
