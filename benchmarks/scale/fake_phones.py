@@ -30,7 +30,7 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import client_index_of_key
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Work
+from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, answer_bytes, proof_bytes
 
@@ -56,7 +56,7 @@ async def hosted() -> None:
         instruction = line.strip().encode()
         asked = len(gateway.attached_phones)
         seconds = ROUND_SECONDS if instruction else 0.0
-        answers = await gateway.ask(Work.TRAIN, instruction, seconds) if instruction else {}
+        answers = await gateway.ask(TaskKind.TRAIN, instruction, seconds) if instruction else {}
         told = {"attached": asked, "answers": sorted(answers), "refused": gateway.refused}
         print(json.dumps(told), flush=True)
 
@@ -121,8 +121,8 @@ async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float)
                     task = said.task
                     frame = Refusal(token_of(task.instruction), device, 0, 0).encode()
                     signature = key.sign(answer_bytes(task.instruction, frame))
-                    done = Done(number=task.number, frame=frame, signature=signature)
-                    await stream.write(FromPhone(done=done))
+                    done = TaskResult(number=task.number, frame=frame, signature=signature)
+                    await stream.write(FromPhone(result=done))
                 stream.cancel()
         except grpc.RpcError:
             pass
@@ -135,8 +135,8 @@ async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: in
     borrowed = keys[turn % len(keys)]
     forged = Proof(public_key=borrowed.public, signature=stranger.sign(proof_bytes(bytes(32))))
     says: list[FromPhone] = [
-        FromPhone(done=Done(frame=bytes(MAX_ANSWER_BYTES + 1))),
-        FromPhone(done=Done(number=1)),
+        FromPhone(result=TaskResult(frame=bytes(MAX_ANSWER_BYTES + 1))),
+        FromPhone(result=TaskResult(number=1)),
         FromPhone(proof=forged),
         FromPhone(proof=Proof(public_key=b"\xff" * 1000)),
     ]

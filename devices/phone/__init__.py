@@ -1,1 +1,1 @@
-"""PhoneGrid: a program that an inference engine runs, and how its phone joins a run."""
+"""Phones: exported programs, the gateway that phones attach to, and a reference client."""

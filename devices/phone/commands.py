@@ -1,4 +1,4 @@
-"""The commands about phones: make a program, run the reference phone, let phones attach."""
+"""The commands `samara phone` and `samara gateway`: programs, the reference phone, the gateway."""
 
 import logging
 import os
@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Programs for phones, and a phone to try them with.", no_args_is_help=True)
+app = typer.Typer(
+    help="Export programs for phones and run the reference phone.", no_args_is_help=True
+)
 gateway = typer.Typer(help="Let phones take part in a run.", no_args_is_help=True)
 
 
 class Quantization(StrEnum):
-    """Of the weights in the blocks."""
+    """The quantization of the weights in the blocks."""
 
     NONE = "none"
     INT8 = "int8"
@@ -22,14 +24,14 @@ class Quantization(StrEnum):
 
 
 class Delegate(StrEnum):
-    """What runs the float part."""
+    """The backend of the float part of a program."""
 
     XNNPACK = "xnnpack"
     PORTABLE = "portable"
 
 
 class Form(StrEnum):
-    """What the program keeps between calls: nothing, or the paper's perturbed adapters."""
+    """The form of a program: pure functions, or the paper's stateful module."""
 
     FUNCTIONAL = "functional"
     ALGORITHM_1 = "algorithm-1"
@@ -37,22 +39,22 @@ class Form(StrEnum):
 
 @app.callback()
 def phone() -> None:
-    """Programs for phones, and a phone to try them with."""
+    """Export programs for phones and run the reference phone."""
 
 
 @app.command()
 def export(
     queries: Annotated[int, typer.Option(min=1, help="Directions of a call, q.")],
-    batch: Annotated[int, typer.Option(min=1, help="Rows of a call, B.")],
-    seq: Annotated[int, typer.Option(min=2, help="Tokens of a row, S.")],
-    out: Annotated[Path, typer.Option(help="Program; its manifest goes beside it.")],
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a call, B.")],
+    seq: Annotated[int, typer.Option(min=2, help="Tokens of an example, S.")],
+    out: Annotated[Path, typer.Option(help="Program file; the manifest is written beside it.")],
     model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
     delegate: Annotated[Delegate, typer.Option()] = Delegate.XNNPACK,
-    form: Annotated[Form, typer.Option(help="algorithm-1 joins no run.")] = Form.FUNCTIONAL,
+    form: Annotated[Form, typer.Option(help="algorithm-1 cannot join a run.")] = Form.FUNCTIONAL,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Of the adapter: key=value.")
+        list[str] | None, typer.Option("--set", help="Adapter setting, key=value.")
     ] = None,
 ) -> None:
     """Export a model with its adapter as a program for the ExecuTorch runtime.
@@ -81,19 +83,19 @@ def export(
 
 @app.command()
 def rows(
-    program: Annotated[Path, typer.Option(help="From `samara phone export`.")],
+    program: Annotated[Path, typer.Option(help="Program from `samara phone export`.")],
     out: Annotated[Path, typer.Option(help="JSONL of token ids.")],
     model: Annotated[str, typer.Option(help="The program's model.")] = "embedded",
     data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="The program's task.")] = "messages",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Of the data: key=value.")
+        list[str] | None, typer.Option("--set", help="Data setting, key=value.")
     ] = None,
     client: Annotated[
-        int | None, typer.Option(min=0, help="Whose share, with data.clients; default all.")
+        int | None, typer.Option(min=0, help="Client index out of data.clients; default: all data.")
     ] = None,
 ) -> None:
-    """Tokenize examples for the reference phone, as an app does with its own.
+    """Tokenize examples for the reference phone, as an app does with its own texts.
 
     Example: samara phone rows --program model.pte --data DATA --task sst2 --out rows.jsonl
     """
@@ -104,11 +106,13 @@ def rows(
     flat = {"model.path": model, "data.path": data, "task": task, "data.clients": 1}
     flat |= dict(map(parse_assignment, settings or []))
     count = write_examples(RunConfig.of(flat, "phone rows"), program, client, out)
-    print(f"{out}: {count} rows")
+    print(f"{out}: {count} examples")
 
 
 @app.command()
-def check(program: Annotated[Path, typer.Argument(help="From `samara phone export`.")]) -> None:
+def check(
+    program: Annotated[Path, typer.Argument(help="Program from `samara phone export`.")],
+) -> None:
     """Run a program's self-check on this machine.
 
     Example: samara phone check model.pte
@@ -121,7 +125,7 @@ def check(program: Annotated[Path, typer.Argument(help="From `samara phone expor
 
 @app.command()
 def key(out: Annotated[Path, typer.Argument(help="File of the private key.")]) -> None:
-    """Make a phone's key and print the public half, which the gateway and the server must know.
+    """Create a phone's key and print its public half, for the gateway and the server.
 
     Example: samara phone key phone.key > phone.pem
     """
@@ -134,15 +138,15 @@ def key(out: Annotated[Path, typer.Argument(help="File of the private key.")]) -
 
 @app.command()
 def up(
-    program: Annotated[Path, typer.Option(help="From `samara phone export`.")],
+    program: Annotated[Path, typer.Option(help="Program from `samara phone export`.")],
     rows: Annotated[Path, typer.Option(help="Tokenized examples, JSONL.")],
     gateway: Annotated[str, typer.Option(help="host:port.")],
-    key: Annotated[Path, typer.Option(help="From `samara phone key`.")],
-    home: Annotated[Path, typer.Option(help="Folder of its state.")],
+    key: Annotated[Path, typer.Option(help="Key file from `samara phone key`.")],
+    home: Annotated[Path, typer.Option(help="Folder of the phone's state.")],
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the gateway.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text.")] = False,
 ) -> None:
-    """Run the reference phone: check the program, attach, and answer until told to end.
+    """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
@@ -150,7 +154,7 @@ def up(
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.phone_process import up as run
 
-    _say()
+    _configure_logging()
     run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure))
 
 
@@ -161,26 +165,32 @@ def gateway_() -> None:
 
 @gateway.command(name="up")
 def gateway_up(
-    superlink: Annotated[str, typer.Option(help="Of the server, host:port.")],
+    superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
     phones: Annotated[Path, typer.Option(help="Folder of the public keys (*.pem) to admit.")],
-    listen: Annotated[str, typer.Option(help="Where phones attach, host:port.")] = "0.0.0.0:9100",
+    listen: Annotated[
+        str, typer.Option(help="Address to which phones attach, host:port.")
+    ] = "0.0.0.0:9100",
     cert: Annotated[
-        Path | None, typer.Option(help="For phones, PEM; without one it makes its own.")
+        Path | None, typer.Option(help="Certificate for phones, PEM; default: creates one.")
     ] = None,
-    cert_key: Annotated[Path | None, typer.Option(help="PEM, of --cert.")] = None,
+    cert_key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM.")] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Name or address that phones use, for the own certificate."),
+        typer.Option("--name", help="Host name or address for the created certificate."),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="From `samara server keys create`.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Key file from `samara server keys create`.")
+    ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
     trust: Annotated[
-        list[str] | None, typer.Option(help="SHA-256 of another app to accept.")
+        list[str] | None, typer.Option(help="SHA-256 of an app bundle to accept.")
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="Default ~/.samara/gateway.")] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the gateway; default ~/.samara/gateway.")
+    ] = None,
 ) -> None:
-    """Let phones attach, and pass on what the server asks of them.
+    """Let phones attach, and pass the server's requests on to them.
 
     Example: samara gateway up --superlink example.org:8000 --key gateway.key --certs ca.pem
     --phones phones --name gateway.example
@@ -193,9 +203,9 @@ def gateway_up(
     parse_address(superlink)
     if not insecure and key is None:
         raise ConfigError(
-            "--key FILE is missing; the server's `samara server keys create` makes it"
+            "--key FILE is missing; create one with `samara server keys create` on the server"
         )
-    _say()
+    _configure_logging()
     serve(
         GatewaySettings(
             (home or Path.home() / ".samara" / "gateway").expanduser().absolute(),
@@ -213,7 +223,7 @@ def gateway_up(
     )
 
 
-def _say() -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says is said again in our words
+def _configure_logging() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are logged in our words
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

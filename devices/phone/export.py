@@ -1,4 +1,4 @@
-"""`samara phone export`: a model with its adapter as a program for phones."""
+"""The export of a model with its adapter as a program for phones."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -27,18 +27,18 @@ from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 
 REPLAY_SEEDS = 16
-"""Directions of one call of ``replay``."""
+"""Number of directions of one call of ``replay``."""
 CHECK_EPSILON = 0.01
 
 
 @dataclass(frozen=True)
 class ProgramShapes:
-    """What is fixed when a program is made.
+    """The shapes that are fixed when a program is exported.
 
     Attributes:
-        queries: q.
-        batch: B.
-        sequence: S, tokens.
+        queries: q, directions of a call.
+        batch: B, examples of a call.
+        sequence: S, tokens of an example.
     """
 
     queries: int
@@ -48,13 +48,13 @@ class ProgramShapes:
 
 @dataclass(frozen=True, eq=False)
 class PreparedModel:
-    """A model made ready.
+    """A model with adapter, ready for export.
 
     Attributes:
-        base: with the adapter in it.
-        layout: of the adapter.
-        scores: the part of the program with the weights.
-        words: label words.
+        base: base model with the adapter in it.
+        layout: layout of the adapter.
+        scores: module that computes scores and losses with the weights.
+        words: label words of the task.
     """
 
     base: BaseModel
@@ -66,11 +66,11 @@ class PreparedModel:
 def prepare_model(
     model: str, task_name: str, adapter: AdapterSettings, quantization: PhoneQuantization
 ) -> PreparedModel:
-    """Load a model, quantize it and put the adapter in.
+    """Load a model, quantize it and insert the adapter.
 
     Raises:
-        SamaraError: if model, task or adapter cannot be used; a program asks a causal model for
-            label words of one token.
+        SamaraError: if model, task or adapter cannot be used; a program needs a causal model and
+            label words of one token each.
     """
     task = load_task(task_name)
     label_bias = "trained" if adapter.label_bias else "none"
@@ -79,14 +79,14 @@ def prepare_model(
     base = load_base_model(model, quantization="int8" if quantization == "int8" else "none")
     if base.family != "causal" or not isinstance(task, ClassificationTask):
         raise ConfigError(
-            f"{base.folder} with task {task.name}: a phone's program asks a causal model for a "
-            "label word; choose a causal model and a classification"
+            f"{base.folder} with task {task.name}: a phone's program needs a causal model and a "
+            "classification task; choose others"
         )
     tokens = CausalScorer(base, task, base.context).label_tokens
     if any(len(word) != 1 for word in tokens):
         raise ConfigError(
-            f"task {task.name}: its label words are not one token each for {base.folder}; "
-            "choose other words"
+            f"task {task.name}: a label word has several tokens in {base.folder}; choose label "
+            "words of one token"
         )
     injected = inject(base, adapter, len(tokens))
     scores = ScoresModule(base, injected, [word[0] for word in tokens])
@@ -107,21 +107,22 @@ def export_program(
 
     Args:
         ready: from `prepare_model`.
-        shapes: of a call.
-        quantization: with which it was prepared.
-        delegate: who runs the float part.
-        out: of the program; the manifest goes beside it, as JSON.
+        shapes: shapes of a call.
+        quantization: quantization that the model was prepared with.
+        delegate: backend of the float part.
+        out: program file; the manifest is written beside it, as JSON.
         form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOneModule`.
 
     Raises:
-        DeviceError: if ExecuTorch is missing or the disk refuses.
+        DeviceError: if ExecuTorch is missing or a file cannot be written.
     """
     if shapes.sequence > ready.base.context:
         raise ConfigError(
-            f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context}"
+            f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context} "
+            "tokens"
         )
     if quantization == "8da4w" and delegate == "portable":
-        raise ConfigError("--quantization 8da4w: only --delegate xnnpack multiplies such weights")
+        raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     check = _check(ready, shapes)
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
@@ -173,7 +174,7 @@ def _algorithm_1(
 
 
 def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tensor, ...]:
-    """The inputs of ``forward`` for the check's batch from a state, nothing applied before."""
+    """Return the inputs of ``forward`` for the check's batch at a state, with coefficients of 0."""
     seeds = np.array(check.seeds, np.uint64).view(np.int64)
     arrays = (
         state,
@@ -189,7 +190,7 @@ def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tenso
 
 
 def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
-    """Random tokens under random directions, and what the eager modules make of them."""
+    """Make a self-check of random tokens and directions, with the eager modules' results."""
     vocabulary = int(ready.base.network.config.vocab_size)
     ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
     rows = np.arange(shapes.batch)

@@ -1,4 +1,4 @@
-"""The extra that programs for phones need."""
+"""The optional dependency ExecuTorch, which programs for phones need."""
 
 import importlib.util
 
@@ -11,10 +11,10 @@ MISSING = (
 
 
 def require_executorch() -> None:
-    """Say what to install before any work is done.
+    """Check that ExecuTorch is installed.
 
     Raises:
-        DeviceError: if ExecuTorch is not there.
+        DeviceError: if ExecuTorch is not installed.
     """
     if importlib.util.find_spec("executorch") is None:
         raise DeviceError(MISSING.format(error="it is not installed"))

@@ -1,8 +1,8 @@
-"""The gateway: where phones attach, and who passes on what they are asked.
+"""The gateway: phones attach to it, and it passes requests on to them.
 
-One event loop holds all streams. A phone speaks only when it is spoken to; whoever says something
-out of turn, too long or under a key that is not admitted loses the stream, and nobody else notices.
-A phone that vanishes while it is asked gets the same question again when it comes back in time.
+One event loop holds all streams. A phone sends a message only in reply to one. A stream on which a
+message is out of turn, too long or of a key that is not admitted is ended; others are unaffected.
+A phone that disconnects during a request gets it again if it reattaches in time.
 """
 
 import asyncio
@@ -28,43 +28,43 @@ log = logging.getLogger("samara.gateway")
 PROTOCOL = 1
 NONCE_BYTES = 32
 MAX_ANSWER_BYTES = 2 * 2**20
-"""Of a message from a phone; a report of a million scalars would be no phone's."""
+"""Largest message from a phone, in bytes."""
 MAX_STREAMS = 4096
-MAX_STRANGERS = 64
-"""Streams that have not proved a key yet."""
+MAX_UNAUTHENTICATED = 64
+"""Most streams that have not proved a key yet."""
 PROOF_SECONDS = 10.0
-"""From the challenge to its proof."""
-ABSENT_SECONDS = 60.0
-"""For which a question waits for a phone that is away; others' answers go with the same reply."""
-_LOOK_SECONDS = 0.5
+"""Seconds from the challenge to its proof."""
+RECONNECT_SECONDS = 60.0
+"""Seconds that a request waits for a phone to reattach; it delays the answers of the others."""
+_POLL_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
-"""Of one key."""
+"""Most attachments of one key in a minute."""
 OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a port that another process listens on is an error
+    ("grpc.so_reuseport", 0),  # a port in use is an error
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
-    ("grpc.max_concurrent_streams", 4),  # of one connection; a phone has one
+    ("grpc.max_concurrent_streams", 4),  # per connection; a phone has one
     ("grpc.max_metadata_size", 8192),
-    # Mobile networks forget an idle connection after some minutes: a ping before that, no oftener.
+    # mobile networks drop an idle connection after some minutes: ping before that
     ("grpc.keepalive_time_ms", 240_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # of a connection without a stream; a phone opens its stream at once
+    # for connections without a stream; a phone opens its stream at once
     ("grpc.max_connection_idle_ms", 10_000),
 )
 
 
 @dataclass(frozen=True)
 class SignedAnswer:
-    """A phone's answer, its own.
+    """A phone's answer to a request, with its key and signature.
 
     Attributes:
-        public_key: PEM.
-        frame: a hello, report, evaluation or refusal.
-        signature: over `shared.signing.answer_bytes`.
+        public_key: public key of the phone, PEM.
+        frame: hello, report, evaluation or refusal.
+        signature: signature over instruction and frame.
     """
 
     public_key: bytes
@@ -74,32 +74,32 @@ class SignedAnswer:
 
 @dataclass(eq=False)
 class _PhoneRequest:
-    """What some phones are asked, and who has answered."""
+    """A request to some phones, with their answers so far."""
 
-    work: int
+    kind: int
     instruction: bytes
     snapshot: bytes
     tail: bytes
-    begun: float
+    start: float
     end: float
     answers: dict[int, asyncio.Future[SignedAnswer]] = field(default_factory=dict)
 
-    def open_to(self, device: int) -> bool:
-        """Whether an answer of this phone is wanted and missing."""
-        return device in self.answers and not self.answers[device].done()
+    def awaits_answer_of(self, client: int) -> bool:
+        """Return whether this client's answer is requested and missing."""
+        return client in self.answers and not self.answers[client].done()
 
 
 @dataclass(eq=False)
 class _AttachedPhone:
-    """A phone that is there."""
+    """An attached phone, with the requests it has yet to answer."""
 
     public_key: bytes
-    questions: asyncio.Queue[_PhoneRequest] = field(default_factory=asyncio.Queue)
+    requests: asyncio.Queue[_PhoneRequest] = field(default_factory=asyncio.Queue)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _RejectionError(Exception):
-    """Ends a stream, with what the phone is told."""
+    """The error that ends a phone's stream, with the status code and reason for the phone."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -107,223 +107,252 @@ class _RejectionError(Exception):
 
 
 class Gateway(GatewayServicer):  # type: ignore[misc]
-    """Holds the streams and asks.
+    """The gRPC service that holds the phones' streams and sends them requests.
 
     Args:
-        admitted: whether a public key (PEM) may attach; asked anew at every attachment.
+        admitted: function that returns whether a public key (PEM) may attach.
 
     Attributes:
-        refused: how many streams ended for each reason.
+        refused: number of rejected streams by reason.
     """
 
     def __init__(self, admitted: Callable[[bytes], bool]) -> None:
         self._admitted = admitted
         self._phones: dict[int, _AttachedPhone] = {}
-        self._questions: list[_PhoneRequest] = []
+        self._requests: list[_PhoneRequest] = []
         self._attachments: dict[int, deque[float]] = {}
-        self._left: dict[int, float] = {}
-        self._strangers = 0
+        self._detached_at: dict[int, float] = {}
+        self._unauthenticated = 0
         self.refused: dict[str, int] = {}
 
     @property
     def attached_phones(self) -> list[int]:
-        """The device indices of the phones that are there, ascending."""
+        """The client indices of the attached phones, ascending."""
         return sorted(self._phones)
 
     async def ask(
         self,
-        work: int,
+        kind: int,
         instruction: bytes,
         seconds: float,
-        devices: Collection[int] | None = None,
+        clients: Collection[int] | None = None,
         snapshot: bytes = b"",
         tail: bytes = b"",
     ) -> Mapping[int, SignedAnswer]:
-        """Ask phones, and wait until all have answered or the time is over.
+        """Send a request to phones, and wait until all have answered or the time is over.
 
         Args:
-            work: of `shared.proto.trainer_pb2.Work`.
-            instruction: a frame; empty for a hello.
-            seconds: to wait.
-            devices: who is asked; by default all that are there. One that is not there is waited
-                for a while, as it may come back.
-            snapshot: for the one that is furthest behind.
-            tail: likewise.
+            kind: member of `shared.proto.trainer_pb2.TaskKind`.
+            instruction: instruction frame; empty for a hello.
+            seconds: time limit.
+            clients: client indices of the phones; by default all that are attached. A phone that is
+                not attached is waited for up to `RECONNECT_SECONDS`.
+            snapshot: snapshot of the catch-up for the client that has missed most rounds.
+            tail: ledger records of the same catch-up.
 
         Returns:
-            The answers by device index.
+            The answers by client index.
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        question = _PhoneRequest(work, instruction, snapshot, tail, now, now + seconds)
-        chosen = self.attached_phones if devices is None else sorted(devices)
-        question.answers = {device: loop.create_future() for device in chosen}
-        self._questions.append(question)
+        request = _PhoneRequest(kind, instruction, snapshot, tail, now, now + seconds)
+        chosen = self.attached_phones if clients is None else sorted(clients)
+        request.answers = {client: loop.create_future() for client in chosen}
+        self._requests.append(request)
         try:
-            for device in chosen:
-                if phone := self._phones.get(device):
-                    phone.questions.put_nowait(question)
-            while pending := self._awaited(question):
-                await asyncio.wait(pending, timeout=_LOOK_SECONDS)
+            for client in chosen:
+                if phone := self._phones.get(client):
+                    phone.requests.put_nowait(request)
+            while pending := self._pending_answers(request):
+                await asyncio.wait(pending, timeout=_POLL_SECONDS)
         finally:
-            self._questions.remove(question)
-            for answer in question.answers.values():
-                answer.cancel()  # nothing to those that are done
+            self._requests.remove(request)
+            for answer in request.answers.values():
+                answer.cancel()  # no effect on answers that are done
         return {
-            device: answer.result()
-            for device, answer in question.answers.items()
+            client: answer.result()
+            for client, answer in request.answers.items()
             if not answer.cancelled()
         }
 
-    def _awaited(self, question: _PhoneRequest) -> list[asyncio.Future[SignedAnswer]]:
-        """The answers that are missing and may still come."""
+    def _pending_answers(self, request: _PhoneRequest) -> list[asyncio.Future[SignedAnswer]]:
+        """Return the missing answers that may still arrive."""
         now = time.monotonic()
-        if now >= question.end:
+        if now >= request.end:
             return []
         return [
             answer
-            for device, answer in question.answers.items()
+            for client, answer in request.answers.items()
             if not answer.done()
             and (
-                device in self._phones
-                or now < max(self._left.get(device, 0.0), question.begun) + ABSENT_SECONDS
+                client in self._phones
+                or now < max(self._detached_at.get(client, 0.0), request.start) + RECONNECT_SECONDS
             )
         ]
 
-    async def Attach(self, requests: Any, context: Any) -> None:  # noqa: N802
-        """See trainer.proto."""
+    async def Attach(self, messages: Any, context: Any) -> None:  # noqa: N802
+        """Serve one phone's stream; see trainer.proto."""
         try:
-            public_key = await self._introduced(context)
-            await self._served(public_key, context)
-        except _RejectionError as turned:
-            self.refused[turned.reason] = self.refused.get(turned.reason, 0) + 1
-            await context.abort(turned.code, turned.reason)
+            public_key = await self._authenticate(context)
+            await self._serve_phone(public_key, context)
+        except _RejectionError as rejection:
+            self.refused[rejection.reason] = self.refused.get(rejection.reason, 0) + 1
+            await context.abort(rejection.code, rejection.reason)
 
-    async def _introduced(self, context: Any) -> bytes:
-        """The key that whoever opened the stream holds."""
-        if self._strangers >= MAX_STRANGERS:
-            raise _RejectionError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many at the door")
-        self._strangers += 1
+    async def _authenticate(self, context: Any) -> bytes:
+        """Return the public key whose private half the stream's opener has proved to hold."""
+        if self._unauthenticated >= MAX_UNAUTHENTICATED:
+            raise _RejectionError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "too many streams without a proof; try again later",
+            )
+        self._unauthenticated += 1
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
             challenge = Challenge(version=PROTOCOL, nonce=nonce)
             async with asyncio.timeout(PROOF_SECONDS):
                 await context.write(ToPhone(challenge=challenge))
-                said = await context.read()
+                message = await context.read()
         except TimeoutError:
-            raise _RejectionError(grpc.StatusCode.DEADLINE_EXCEEDED, "no proof in time") from None
+            raise _RejectionError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no proof of the key within {PROOF_SECONDS:g} s"
+            ) from None
         finally:
-            self._strangers -= 1
-        if said is grpc.aio.EOF or said.WhichOneof("what") != "proof":
-            raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "no proof of a key")
+            self._unauthenticated -= 1
+        if message is grpc.aio.EOF or message.WhichOneof("content") != "proof":
+            raise _RejectionError(
+                grpc.StatusCode.FAILED_PRECONDITION, "the first message must be a proof of the key"
+            )
         try:
-            public_key = normalize_public_key(said.proof.public_key)
+            public_key = normalize_public_key(message.proof.public_key)
         except DeviceError as error:
             raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        if not is_signed_by(public_key, said.proof.signature, proof_bytes(nonce)):
-            raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the proof is not of this key")
+        if not is_signed_by(public_key, message.proof.signature, proof_bytes(nonce)):
+            raise _RejectionError(
+                grpc.StatusCode.UNAUTHENTICATED, "the proof is not signed with this key"
+            )
         if not self._admitted(public_key):
-            raise _RejectionError(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted")
+            raise _RejectionError(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this key is not admitted; add it to the gateway's --phones",
+            )
         times = self._attachments.setdefault(client_index_of_key(public_key), deque())
         now = time.monotonic()
         while times and times[0] < now - 60:
             times.popleft()
         if len(times) >= ATTACHMENTS_PER_MINUTE:
-            raise _RejectionError(grpc.StatusCode.RESOURCE_EXHAUSTED, "attaches too often")
+            raise _RejectionError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "too many attachments in a minute; try again later",
+            )
         times.append(now)
         return public_key
 
-    async def _served(self, public_key: bytes, context: Any) -> None:
-        device, phone = client_index_of_key(public_key), _AttachedPhone(public_key)
-        if before := self._phones.get(device):
+    async def _serve_phone(self, public_key: bytes, context: Any) -> None:
+        client, phone = client_index_of_key(public_key), _AttachedPhone(public_key)
+        if before := self._phones.get(client):
             before.replaced.set()
-        self._phones[device] = phone
-        for question in self._questions:
-            if question.open_to(device):
-                phone.questions.put_nowait(question)
+        self._phones[client] = phone
+        for request in self._requests:
+            if request.awaits_answer_of(client):
+                phone.requests.put_nowait(request)
         try:
-            await self._conversed(device, phone, context)
+            await self._exchange_messages(client, phone, context)
         finally:
-            if self._phones.get(device) is phone:
-                del self._phones[device]
-                self._left[device] = time.monotonic()
+            if self._phones.get(client) is phone:
+                del self._phones[client]
+                self._detached_at[client] = time.monotonic()
 
-    async def _conversed(self, device: int, phone: _AttachedPhone, context: Any) -> None:
-        """Question after question; in between, silence."""
+    async def _exchange_messages(self, client: int, phone: _AttachedPhone, context: Any) -> None:
+        """Send request after request and receive the answers until the phone detaches."""
         number = 0
-        said = asyncio.ensure_future(context.read())
+        incoming = asyncio.ensure_future(context.read())
         replaced = asyncio.ensure_future(phone.replaced.wait())
         try:
             while True:
-                asked = asyncio.ensure_future(phone.questions.get())
+                next_request = asyncio.ensure_future(phone.requests.get())
                 try:
-                    await asyncio.wait((said, replaced, asked), return_when=asyncio.FIRST_COMPLETED)
-                    if not await self._still_silent(said, replaced):
+                    await asyncio.wait(
+                        (incoming, replaced, next_request), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not await self._remains_attached(incoming, replaced):
                         return
-                    question = asked.result()
+                    request = next_request.result()
                 finally:
-                    asked.cancel()
-                left = question.end - time.monotonic()
-                if left <= 0 or not question.open_to(device):
+                    next_request.cancel()
+                remaining = request.end - time.monotonic()
+                if remaining <= 0 or not request.awaits_answer_of(client):
                     continue
                 number += 1
-                await context.write(ToPhone(task=_task(question, number, left)))
-                await asyncio.wait((said, replaced), return_when=asyncio.FIRST_COMPLETED)
-                if not said.done() or said.result() is grpc.aio.EOF:
+                await context.write(ToPhone(task=_task(request, number, remaining)))
+                await asyncio.wait((incoming, replaced), return_when=asyncio.FIRST_COMPLETED)
+                if not incoming.done() or incoming.result() is grpc.aio.EOF:
                     return
-                answer = _checked(said.result(), number, phone.public_key, question.instruction)
-                if question.open_to(device):
-                    question.answers[device].set_result(answer)
-                said = asyncio.ensure_future(context.read())
+                answer = _check_answer(
+                    incoming.result(), number, phone.public_key, request.instruction
+                )
+                if request.awaits_answer_of(client):
+                    request.answers[client].set_result(answer)
+                incoming = asyncio.ensure_future(context.read())
         finally:
-            said.cancel()
+            incoming.cancel()
             replaced.cancel()
 
-    async def _still_silent(self, said: asyncio.Future[Any], replaced: asyncio.Future[Any]) -> bool:
-        """False where the phone has gone or has attached anew."""
-        if said.done() and said.result() is not grpc.aio.EOF:
-            raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "speaks out of turn")
-        return not (said.done() or replaced.done())
+    async def _remains_attached(
+        self, incoming: asyncio.Future[Any], replaced: asyncio.Future[Any]
+    ) -> bool:
+        """Return whether the phone is silent and this stream is still its newest one."""
+        if incoming.done() and incoming.result() is not grpc.aio.EOF:
+            raise _RejectionError(
+                grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
+            )
+        return not (incoming.done() or replaced.done())
 
 
-def _task(question: _PhoneRequest, number: int, seconds: float) -> Task:
+def _task(request: _PhoneRequest, number: int, seconds: float) -> Task:
     return Task(
         number=number,
-        work=question.work,  # type: ignore[arg-type]
-        instruction=question.instruction,
-        snapshot=question.snapshot,
-        tail=question.tail,
+        kind=request.kind,  # type: ignore[arg-type]
+        instruction=request.instruction,
+        snapshot=request.snapshot,
+        tail=request.tail,
         seconds=seconds,
     )
 
 
-def _checked(said: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:
-    """A phone's answer, if it is a frame of its own to what it was asked."""
-    if said.WhichOneof("what") != "done" or said.done.number != number:
-        raise _RejectionError(grpc.StatusCode.FAILED_PRECONDITION, "answers something else")
-    frame, signature = said.done.frame, said.done.signature
+def _check_answer(message: Any, number: int, public_key: bytes, instruction: bytes) -> SignedAnswer:
+    """Return the answer in a phone's message, if it answers the task with a signed frame."""
+    if message.WhichOneof("content") != "result" or message.result.number != number:
+        raise _RejectionError(
+            grpc.StatusCode.FAILED_PRECONDITION, "the message does not answer the task"
+        )
+    frame, signature = message.result.frame, message.result.signature
     try:
         kind_of(frame)
     except FrameError as error:
-        raise _RejectionError(grpc.StatusCode.INVALID_ARGUMENT, "not a frame") from error
+        raise _RejectionError(
+            grpc.StatusCode.INVALID_ARGUMENT, "the answer is not a frame"
+        ) from error
     if not is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
-        raise _RejectionError(grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed by it")
+        raise _RejectionError(
+            grpc.StatusCode.UNAUTHENTICATED, "the answer is not signed with the phone's key"
+        )
     return SignedAnswer(public_key, frame, signature)
 
 
 async def start_gateway(
     gateway: Gateway, address: str, certificate: bytes = b"", key: bytes = b""
 ) -> tuple[Any, int]:
-    """Serve a gateway.
+    """Start the gRPC server of a gateway.
 
     Args:
-        gateway: to serve.
-        address: host:port; port 0 takes a free one.
-        certificate: PEM chain; without it there is no TLS.
-        key: its private key, PEM.
+        gateway: gateway to serve.
+        address: host:port to listen on; port 0 takes a free one.
+        certificate: certificate chain, PEM; empty for plain text.
+        key: private key of the certificate, PEM.
 
     Returns:
-        The server, and the port.
+        The server and its port.
 
     Raises:
         DeviceError: if the port cannot be opened.
@@ -338,7 +367,7 @@ async def start_gateway(
             port = server.add_insecure_port(address)
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
-            f"{address}: cannot be opened; is it host:port of this machine, and the port free?"
+            f"cannot listen on {address}; use host:port of this machine with a free port"
         ) from error
     await server.start()
     return server, port

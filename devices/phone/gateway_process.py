@@ -1,4 +1,4 @@
-"""`samara gateway up`: the gateway, Flower's SuperNode, and what connects the two."""
+"""The process of `samara gateway up`: the gateway, Flower's SuperNode and the executor."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from devices.live.keys import read_client_index
 from devices.live.processes import SupervisedProcess, exclusive_lock
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
-from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+from shared.certificates import CERTIFICATES_FOLDER
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
 from shared.signing import normalize_public_key
@@ -34,20 +34,20 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """What ``samara gateway up`` was told.
+    """The settings of a gateway.
 
     Attributes:
-        folder: where it keeps its secret and lock.
-        phones: folder with the public keys (PEM) that are admitted.
-        listen: host:port for phones.
-        certificate: PEM chain for phones; none makes its own.
-        certificate_key: its private key.
-        names: host names and addresses that phones use, for its own certificate.
-        superlink: host:port of the server.
-        key: the gateway's own, for the SuperLink.
-        certificates: CA certificate of the SuperLink.
-        insecure: plain text on both sides.
-        trusted: bundles that are accepted besides the installed code.
+        folder: folder of the gateway's secret, lock and certificates.
+        phones: folder of the public keys (PEM) that are admitted.
+        listen: host:port to which phones attach.
+        certificate: certificate chain for phones, PEM; None creates one.
+        certificate_key: private key of `certificate`.
+        names: host names and addresses of the gateway, for the certificate that it creates.
+        superlink: address of the SuperLink, host:port.
+        key: private key that authenticates the gateway to the SuperLink.
+        certificates: certificate of the SuperLink's authority.
+        insecure: whether both connections are plain text.
+        trusted: SHA-256 of app bundles that are accepted besides the installed app.
     """
 
     folder: Path
@@ -64,46 +64,46 @@ class GatewaySettings:
 
 
 class AdmittedKeys:
-    """Who may attach: the keys in a folder, read anew whenever a file of it has changed.
+    """The keys that may attach: those in a folder, read again whenever a file changes.
 
     Args:
-        folder: of ``*.pem`` files with a public key each.
+        folder: folder of ``*.pem`` files with one public key each.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen: set[tuple[str, int, int]] = set()
+        self._stamps: set[tuple[str, int, int]] = set()
         self._keys: set[bytes] = set()
 
     def __call__(self, public_key: bytes) -> bool:
-        """Whether this key (PEM) is there."""
-        if self._seen != (seen := self._stamps()):
-            self._seen, self._keys = seen, set(_read(path for path, _, _ in seen))
+        """Return whether a public key (PEM) is in the folder."""
+        if self._stamps != (stamps := self._read_stamps()):
+            self._stamps, self._keys = stamps, set(_read_keys(path for path, _, _ in stamps))
         return public_key in self._keys
 
-    def _stamps(self) -> set[tuple[str, int, int]]:
-        """Path, time of change in nanoseconds and size of each file."""
-        found = set()
+    def _read_stamps(self) -> set[tuple[str, int, int]]:
+        """Return path, time of change in nanoseconds and size of each file."""
+        stamps = set()
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".pem"):
-                    with suppress(FileNotFoundError):  # it has just gone
+                    with suppress(FileNotFoundError):  # removed since the folder was listed
                         stat = entry.stat()
-                        found.add((entry.path, stat.st_mtime_ns, stat.st_size))
-        return found
+                        stamps.add((entry.path, stat.st_mtime_ns, stat.st_size))
+        return stamps
 
 
-def _read(files: Iterable[str]) -> Iterator[bytes]:
-    """The keys in files; one that is damaged is said and passed over."""
+def _read_keys(files: Iterable[str]) -> Iterator[bytes]:
+    """Yield the keys in files; a damaged file is logged and skipped."""
     for file in files:
         try:
             yield normalize_public_key(Path(file).read_bytes())
         except (OSError, DeviceError) as error:
-            log.warning("%s: %s", file, error)
+            log.warning("%s: key not admitted: %s", file, error)
 
 
 def up(settings: GatewaySettings) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve phones until SIGINT or SIGTERM.
 
     Raises:
         DeviceError: if a file, the port or the folder cannot be used.
@@ -113,9 +113,9 @@ def up(settings: GatewaySettings) -> None:
         settings.folder.chmod(0o700)
     except OSError as error:
         raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
-    _check_node(settings)
+    _check_superlink_settings(settings)
     if not settings.phones.is_dir():
-        raise DeviceError(f"{settings.phones}: no folder; put the phones' public keys there")
+        raise DeviceError(f"{settings.phones}: no such folder; put the phones' public keys there")
     with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
         secret = settings.folder / "executor.secret"
         write_durably(secret, secrets.token_hex(32).encode())
@@ -125,8 +125,8 @@ def up(settings: GatewaySettings) -> None:
             secret.unlink(missing_ok=True)
 
 
-def _check_node(settings: GatewaySettings) -> None:
-    """What Flower's SuperNode would only fail at, again and again."""
+def _check_superlink_settings(settings: GatewaySettings) -> None:
+    """Check the files that Flower's SuperNode needs, which would otherwise fail repeatedly."""
     if settings.key:
         read_client_index(settings.key)
     try:
@@ -137,14 +137,14 @@ def _check_node(settings: GatewaySettings) -> None:
         ) from error
 
 
-def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
-    """What phones know the gateway by, and its private key, PEM; empty for plain text."""
+def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
+    """Return the certificate for phones and its private key, PEM; empty for plain text."""
     if settings.insecure:
         return b"", b""
     certificate, key = settings.certificate, settings.certificate_key
     if certificate is None:
-        tls = make_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
-        log.info("phones verify this gateway with %s", tls.authority)
+        tls = own_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
+        log.info("phones verify this gateway with --certs %s", tls.authority)
         certificate, key = tls.certificate, tls.key
     if key is None:
         raise DeviceError("--cert needs --cert-key, the certificate's private key")
@@ -161,7 +161,7 @@ def _certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
 
 
 def _serve(settings: GatewaySettings, secret: Path) -> None:
-    certificate, key = _certificate(settings)
+    certificate, key = _load_certificate(settings)
     stop, runtime = threading.Event(), ""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -171,14 +171,14 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
 
     def command() -> list[str]:
         nonlocal runtime
-        words, runtime = supernode_command(settings, secret, {"gateway": settings.listen})
-        return words
+        arguments, runtime = supernode_command(settings, secret, {"gateway": settings.listen})
+        return arguments
 
-    def done(work: Any) -> Any:
+    def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     gateway = Gateway(AdmittedKeys(settings.phones))
-    server, port = done(start_gateway(gateway, settings.listen, certificate, key))
+    server, port = run(start_gateway(gateway, settings.listen, certificate, key))
     log.info("phones attach at port %d", port)
     check = partial(check_bundle, trusted=settings.trusted)
     executor = Executor(gateway_app(gateway, loop), check, secret.read_bytes())
@@ -191,16 +191,16 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
     try:
         supernode.start()
         answering.start()
-        seen = -1
+        count = -1
         while not stop.wait(_POLL_SECONDS):
-            if news := supernode.restart_if_due():
-                log.warning("%s", news)
-            if seen != (seen := len(gateway.attached_phones)):
-                log.info("%d phones attached", seen)
+            if message := supernode.restart_if_due():
+                log.warning("%s", message)
+            if count != (count := len(gateway.attached_phones)):
+                log.info("%d phones attached", count)
     finally:
-        log.info("ending")
+        log.info("stopping")
         stop.set()
         supernode.terminate()
         supernode.end()
-        done(server.stop(_GRACE_SECONDS))
+        run(server.stop(_GRACE_SECONDS))
         loop.call_soon_threadsafe(loop.stop)

@@ -1,4 +1,4 @@
-"""From modules to the bytes of an ExecuTorch program."""
+"""Lowering of torch modules to an ExecuTorch program."""
 
 import logging
 import warnings
@@ -20,14 +20,14 @@ def lower_to_executorch(
     initialized: tuple[str, ...] = (),
     quantized_inputs: bool = False,
 ) -> bytes:
-    """A program of some methods.
+    """Lower modules to a program with one method each.
 
     Args:
-        methods: by name, a module and examples of its inputs, whose shapes are fixed.
-        delegate: ``xnnpack`` hands it the float part of ``forward``.
-        initialized: patterns of mutable buffers whose first values are kept in the program.
-        quantized_inputs: hand XNNPACK only the products whose inputs are quantized as they come.
-            Its greedy partitioner takes these apart, and what comes out is 10²³ off.
+        methods: module and example inputs by method name; the inputs' shapes become fixed.
+        delegate: ``xnnpack`` delegates the float part of ``forward`` to XNNPACK.
+        initialized: patterns of mutable buffers whose initial values are stored in the program.
+        quantized_inputs: whether XNNPACK takes only the products with dynamically quantized inputs.
+            Its greedy partitioner splits these products, with outputs wrong by 10²³.
 
     Returns:
         The content of a ``.pte`` file.
@@ -73,7 +73,7 @@ def lower_to_executorch(
 
 @contextmanager
 def _warnings_suppressed() -> Iterator[None]:
-    """ExecuTorch and torchao warn of what is no concern of whoever exports."""
+    """Suppress warnings of ExecuTorch and torchao that do not concern the user."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

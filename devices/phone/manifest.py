@@ -1,4 +1,4 @@
-"""The manifest beside a program: what it was made from, its shapes, and how it checks itself."""
+"""The manifest of a program: its model, layout and shapes, and a self-check."""
 
 import hashlib
 import json
@@ -20,17 +20,17 @@ Form = Literal["functional", "algorithm-1"]
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A fixed batch, and what the eager model makes of it at the zero state.
+    """A self-check: a fixed batch with the eager model's results at the zero state.
 
     Attributes:
         ids: token ids [B][S].
-        positions: [B], where the label word is read.
+        positions: [B], last token before the label word.
         labels: [B].
-        seeds: [q], 64-bit, also what the replayed coefficients belong to.
-        coefficients: [q], int64 with unit 2⁻⁴⁰.
+        seeds: [q], 64-bit seeds of the directions that are tried and replayed.
+        coefficients: [q], int64 with unit 2⁻⁴⁰, of the replayed directions.
         epsilon: ε.
         losses: [2q][B], nats, at the zero state.
-        digest: hex, of the state after replaying seeds and coefficients once from zero.
+        digest: digest (hex) of the state after replaying the coefficients from zero.
     """
 
     ids: list[list[int]]
@@ -45,23 +45,23 @@ class SelfCheck:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a phone must know of its program.
+    """The description of a program, in a JSON file beside it.
 
     Attributes:
-        program_sha256: hex, of the program's file.
-        model_id: hex, of the base model.
+        program_sha256: SHA-256 (hex) of the program's file.
+        model_id: model id (hex) of the base model.
         layout: canonical JSON of the adapter's layout.
-        layout_hash: hex.
+        layout_hash: hash (hex) of the layout.
         queries: q, directions of a call.
-        batch: B, rows of a call.
-        sequence: S, tokens of a row.
+        batch: B, examples of a call.
+        sequence: S, tokens of an example.
         replay_seeds: directions of a call of ``replay``.
         words: label words of the task.
-        word_tokens: the token of each.
-        quantization: of the linear layers in the blocks.
-        delegate: what runs the float part.
+        word_tokens: token of each label word.
+        quantization: quantization of the linear layers in the blocks.
+        delegate: backend of the float part.
         form: ``functional``, or the paper's stateful ``algorithm-1``.
-        check: for the self-check.
+        check: self-check of the program.
     """
 
     program_sha256: str
@@ -80,10 +80,10 @@ class Manifest:
     check: SelfCheck
 
     def write(self, program: Path) -> None:
-        """Leave it beside the program.
+        """Write the manifest beside the program.
 
         Raises:
-            DeviceError: if the disk refuses.
+            DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
         text = json.dumps({"version": MANIFEST_VERSION} | asdict(self), indent=1)
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def read(cls, program: Path) -> Self:
-        """That of a program, whose bytes must be those that it was written for.
+        """Read the manifest of a program and check that it belongs to the program's bytes.
 
         Raises:
             DeviceError: if either file is missing, damaged, or of another version.
@@ -117,12 +117,14 @@ class Manifest:
         except OSError as error:
             raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError, SamaraError) as error:
-            raise DeviceError(f"{file}: not a manifest: {error}; export again") from error
+            raise DeviceError(
+                f"{file}: not a manifest: {error}; export the program again"
+            ) from error
         if not sound:
-            raise DeviceError(f"{file}: its numbers do not fit each other; export again")
+            raise DeviceError(f"{file}: its shapes contradict each other; export the program again")
         if hash_program(program) != manifest.program_sha256:
             raise DeviceError(
-                f"{program}: not the program that {file.name} describes; copy both again"
+                f"{program}: not the program that {file.name} describes; copy both files again"
             )
         return manifest
 
@@ -144,15 +146,15 @@ class Manifest:
 
 
 def manifest_file(program: Path) -> Path:
-    """Where the manifest of a program lies."""
+    """Return the path of a program's manifest."""
     return program.with_suffix(".json")
 
 
 def hash_program(program: Path) -> str:
-    """SHA-256 of a program's file, hex.
+    """Return the SHA-256 of a program's file in hexadecimal.
 
     Raises:
-        DeviceError: if it cannot be read.
+        DeviceError: if the file cannot be read.
     """
     try:
         with program.open("rb") as file:

@@ -1,7 +1,7 @@
-"""What a phone's program computes: pure functions of a state, as modules that can be exported.
+"""The modules of a phone's program: pure functions of a state that can be exported.
 
-Nothing is kept between calls. Stock mobile bindings do not share mutable buffers between methods,
-and a function of its inputs can be repeated after a crash.
+No state is kept between calls: stock mobile bindings do not share mutable buffers between methods,
+and a pure function can be repeated after a crash.
 """
 
 import torch
@@ -20,10 +20,10 @@ from shared.replay import STATE_BITS
 
 
 class ReplayModule(nn.Module):
-    """state + Σ c·z(seed), in int64.
+    """The exact replay state + Σ c·z(seed), in int64.
 
     Args:
-        layout: of the adapter.
+        layout: layout of the adapter.
     """
 
     table: Tensor
@@ -34,30 +34,30 @@ class ReplayModule(nn.Module):
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
 
     def forward(self, state: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor]:
-        """The state after.
+        """Return the state after replaying some coefficients.
 
         Args:
             state: int64 [d], unit 2⁻⁵¹.
             seeds: int64 [n], the bits of 64-bit seeds.
-            coefficients: int64 [n], unit 2⁻⁴⁰; what is not used is 0.
+            coefficients: int64 [n], unit 2⁻⁴⁰; unused ones are 0.
 
         Returns:
-            int64 [d], one.
+            The state, int64 [d], in a tuple.
         """
         z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
-        # one after the other: ExecuTorch's `sum` of int64 adds in floats and is not exact
+        # one by one: ExecuTorch's `sum` of int64 adds in floats and is not exact
         for index in range(len(seeds)):
             state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
         return (state,)
 
 
 class ScoresModule(nn.Module):
-    """Scores and losses of a batch at some adapters, by one pass over the frozen weights.
+    """Scores and losses of a batch at several adapters, by one pass over the frozen weights.
 
     Args:
-        base: a causal model with `adapter` in it.
-        adapter: the adapters.
-        words: the one token of every label word.
+        base: causal model with the adapter in it.
+        adapter: adapter of the model.
+        words: token of each label word.
     """
 
     words: Tensor
@@ -72,12 +72,12 @@ class ScoresModule(nn.Module):
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-likelihoods of the label words, and −log softmax of them at the label.
+        """Return log-likelihoods of the label words, and −log softmax of them at the label.
 
         Args:
-            points: P adapters.
+            perturbations: P perturbed adapters.
             ids: int64 [B, S], padded on the right with anything.
-            positions: int64 [B], where the label word is asked for.
+            positions: int64 [B], last token before the label word.
             labels: int64 [B].
 
         Returns:
@@ -88,7 +88,7 @@ class ScoresModule(nn.Module):
         rows = torch.arange(len(hidden))
         read = hidden[rows, positions.repeat(perturbations.count)]
         logits = torch.cat(list(tiled_logits(self._base, read)))
-        # less the largest: the sum of exponentials is the same, and stays in range
+        # subtracting the largest logit keeps the exponentials in range
         shifted = logits - logits.amax(1, keepdim=True)
         found = shifted.index_select(1, self.words) - shifted.exp().sum(1, keepdim=True).log()
         chosen = torch.log_softmax(found, 1).gather(1, labels.repeat(perturbations.count)[:, None])
@@ -97,11 +97,11 @@ class ScoresModule(nn.Module):
 
 
 class TrainStepModule(nn.Module):
-    """One step of P-RGE from an exact state (P-RGE, section 3.2).
+    """A step of P-RGE from an exact state (P-RGE, section 3.2).
 
     Args:
-        scores: of the model.
-        layout: of the adapter.
+        scores: module that computes scores and losses.
+        layout: layout of the adapter.
     """
 
     def __init__(self, scores: ScoresModule, layout: Layout) -> None:
@@ -120,7 +120,7 @@ class TrainStepModule(nn.Module):
         seeds: Tensor,
         epsilon: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply what the step before came to, then try new directions on a batch.
+        """Apply the previous step's update, then compute losses under new directions on a batch.
 
         Args:
             state: int64 [d].
@@ -129,8 +129,8 @@ class TrainStepModule(nn.Module):
             labels: int64 [B].
             previous_seeds: int64 [q].
             previous_coefficients: int64 [q], unit 2⁻⁴⁰; 0 applies nothing.
-            seeds: int64 [q], to be tried.
-            epsilon: float32 [1]; at 0 every point is the state itself.
+            seeds: int64 [q], of the directions to try.
+            epsilon: float32 [1]; at 0 every perturbation is the state itself.
 
         Returns:
             Scores float32 [2q, B, labels] and losses float32 [2q, B], those of +ε first; the state
@@ -148,11 +148,11 @@ class TrainStepModule(nn.Module):
 class AlgorithmOneModule(nn.Module):
     """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
 
-    A step leaves rounding behind, and no two machines stay alike: it takes part in no run.
+    Its steps round, so that no two machines keep the same adapters: it cannot take part in a run.
 
     Args:
-        scores: of the model.
-        layout: of the adapter.
+        scores: module that computes scores and losses.
+        layout: layout of the adapter.
         queries: q.
     """
 
@@ -163,7 +163,7 @@ class AlgorithmOneModule(nn.Module):
         super().__init__()
         self.scores, self.layout = scores, layout
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
-        # equal halves: the first call finds no noise to take back and no update to make
+        # equal halves: the first call has no noise to remove and no update to apply
         self.register_buffer("b", torch.zeros(2, queries, layout.size))
 
     def forward(
@@ -182,9 +182,9 @@ class AlgorithmOneModule(nn.Module):
             ids: int64 [B, S].
             positions: int64 [B].
             labels: int64 [B].
-            gradients: float32 [q], of the call before; anything in the first.
+            gradients: float32 [q], of the previous call; ignored in the first.
             learning_rate: float32 [1], η.
-            epsilon: float32 [1], ε > 0 of the call before and of this one.
+            epsilon: float32 [1], ε > 0 of the previous call and of this one.
             seeds: int64 [q].
 
         Returns:

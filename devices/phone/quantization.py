@@ -1,9 +1,9 @@
-"""Weights of a phone's program in 8 or 4 bits, so that no scale is lost on the way.
+"""Quantization of a phone's program to 8 or 4 bits.
 
-torchao's weight-only int8 loses its scale when XNNPACK takes the product over. So int8 codes are
-multiplied by their scales in the graph, as the eager layer does, and the product is a batched one,
-which takes a weight that is computed. The 4-bit form also quantizes inputs: smaller, with noise in
-the projected gradients.
+torchao's weight-only int8 loses its scale when a product is delegated to XNNPACK. So int8 codes are
+multiplied by their scales in the graph, as in the eager layer, and the product is a batched one,
+which accepts a computed weight. The 4-bit form also quantizes inputs: it is smaller, and adds noise
+to the projected gradients.
 """
 
 import types
@@ -17,32 +17,32 @@ from shared.model.loading import BaseModel
 from shared.model.quantized import Int8Linear
 
 GROUP = 32
-"""Inputs that share a scale in the 4-bit form."""
+"""Number of inputs that share a scale in the 4-bit form."""
 
 
 def use_batched_products(base: BaseModel) -> None:
-    """Have INT8 layers multiply by a batched product, in place."""
+    """Replace the products of INT8 layers by batched products, in place."""
     for module in base.network.modules():
         if isinstance(module, Int8Linear):
             module.forward = types.MethodType(_batched, module)  # type: ignore[method-assign]
 
 
 def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
-    """[..., in] → [..., out], by the same dequantized weight as `Int8Linear.forward`."""
+    """Multiply [..., in] to [..., out] by the dequantized weight of `Int8Linear.forward`."""
     codes, scale, bias = layer.get_buffer("codes"), layer.get_buffer("scale"), layer.bias
     weight = codes.to(layer.dtype) * scale.to(layer.dtype)
-    # a copy: what is contiguous here need not be where attention is taken apart for the program
+    # a copy: a tensor that is contiguous here may not be so in the exported attention
     flat = x.clone(memory_format=torch.contiguous_format).view(1, -1, layer.in_features)
     product = torch.bmm(flat, weight.t()[None]).view(*x.shape[:-1], layer.out_features)
     return product + bias if isinstance(bias, Tensor) else product
 
 
 def quantize_to_4_bit(base: BaseModel) -> None:
-    """4-bit weights and inputs of 8 bits scaled per token, in the blocks, in place.
+    """Quantize the blocks to 4-bit weights and 8-bit inputs scaled per token, in place.
 
     Raises:
         DeviceError: if torchao is missing.
-        ConfigError: if a layer's inputs cannot be grouped.
+        ConfigError: if a layer's number of inputs is no multiple of 32.
     """
     try:
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_

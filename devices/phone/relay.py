@@ -1,7 +1,7 @@
-"""The gateway as a ClientApp: a message is passed on to phones, and their answers go back in one.
+"""The gateway's ClientApp: it passes a message on to phones and returns their answers in one reply.
 
-Frames pass as they are. Beside each answer are the phone's key and signature, so that the server
-need not believe the gateway who said what.
+Frames pass unchanged. Beside each answer are the phone's key and signature, so that the server can
+check which phone sent it without trusting the gateway.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from client.app import unpack_message
 from devices.phone.gateway import Gateway, SignedAnswer
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
-from shared.proto.trainer_pb2 import Work
+from shared.proto.trainer_pb2 import TaskKind
 from shared.wire import CLIENTS, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
 
 HELLO_SECONDS = 20.0
 MARGIN_SECONDS = 5.0
-"""Before a message's end: its answer must still reach the server."""
+"""Seconds before a message expires that are left for the reply to reach the server."""
 
 
 def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
-    """The app of a gateway.
+    """Return the ClientApp of a gateway.
 
     Args:
-        gateway: holds the phones.
-        loop: that it runs on, in another thread.
+        gateway: gateway that the phones attach to.
+        loop: event loop of the gateway, which runs in another thread.
     """
     app = ClientApp()
 
@@ -44,27 +44,27 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        """Every phone that is there introduces itself."""
-        return ask(Work.HELLO, message, context, HELLO_SECONDS)
+        """Request a hello from every attached phone."""
+        return ask(TaskKind.HELLO, message, context, HELLO_SECONDS)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        """The phones that are named catch up, train and report."""
+        """Request catch-up, training and a report from the named phones."""
         frame, _ = unpack_message(message)
         deadline = TrainInstruction.decode(frame).deadline or inf
-        # a message may live longer than its round, for late reports
+        # a message may expire after its round, for late reports
         seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))
-        return ask(Work.TRAIN, message, context, seconds)
+        return ask(TaskKind.TRAIN, message, context, seconds)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        """The phones that are named catch up and evaluate the global model."""
-        return ask(Work.EVALUATE, message, context, _left(message))
+        """Request catch-up and an evaluation of the global model from the named phones."""
+        return ask(TaskKind.EVALUATE, message, context, _left(message))
 
     @app.evaluate(PERSONAL_ACTION)
     def evaluate_personal(message: Message, context: Context) -> Message:
-        """The same: a phone has no private rounds."""
-        return ask(Work.EVALUATE, message, context, _left(message))
+        """Request an evaluation of the global model: a phone has no private rounds."""
+        return ask(TaskKind.EVALUATE, message, context, _left(message))
 
     return app
 
@@ -88,5 +88,5 @@ def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:
 
 
 def _left(message: Message) -> float:
-    """Seconds that phones may take."""
+    """Return the seconds in which phones may answer a message."""
     return max(1.0, float(message.metadata.ttl) - MARGIN_SECONDS)

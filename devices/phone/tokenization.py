@@ -1,4 +1,4 @@
-"""Examples as a phone's program reads them: token ids that end where the label word follows."""
+"""Tokenization of a phone's examples: token ids up to where the label word follows."""
 
 import json
 from pathlib import Path
@@ -16,23 +16,23 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     """Write a phone's examples as JSONL.
 
     Args:
-        config: names model, task and data.
-        program: whose shape and layout they must fit; longer texts are cut to it.
-        client: which of ``data.clients``; None takes all examples there are.
-        out: file.
+        config: run configuration with model, task and data.
+        program: program whose model must be the same; longer texts are cut to its length.
+        client: index of the client out of ``data.clients``; None takes all examples.
+        out: file to write.
 
     Returns:
-        How many rows.
+        The number of examples.
 
     Raises:
-        SamaraError: if model, task, data or program cannot be used, or are not of each other.
+        SamaraError: if model, task, data or program cannot be used, or do not match.
     """
     manifest = Manifest.read(program)
     length = min(manifest.sequence, config.model.max_length)
     model = config.model.model_copy(update={"max_length": length})
     runtime, source = load_run(config.model_copy(update={"model": model}))
     if runtime.model_id.hex() != manifest.model_id:
-        raise DataError(f"{program}: made of another model than {config.model.path}")
+        raise DataError(f"{program}: exported from another model than {config.model.path}")
     text = examples_as_jsonl(
         source.undivided(0) if client is None else source.share_of(client, config.data.clients)
     )

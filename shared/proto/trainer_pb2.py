@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"W\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\x06\n\x04what\"Q\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12\x1c\n\x04\x64one\x18\x02 \x01(\x0b\x32\x0c.samara.DoneH\x00\x42\x06\n\x04what\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"x\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1a\n\x04work\x18\x02 \x01(\x0e\x32\x0c.samara.Work\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"8\n\x04\x44one\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c**\n\x04Work\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x32\xd6\x01\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"Z\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\t\n\x07\x63ontent\"\\\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.samara.TaskResultH\x00\x42\t\n\x07\x63ontent\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"|\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1e\n\x04kind\x18\x02 \x01(\x0e\x32\x10.samara.TaskKind\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\">\n\nTaskResult\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c*.\n\x08TaskKind\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x32\xd6\x01\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shared.proto.trainer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORK']._serialized_start=898
-  _globals['_WORK']._serialized_end=940
+  _globals['_TASKKIND']._serialized_start=922
+  _globals['_TASKKIND']._serialized_end=968
   _globals['_CATCHUPREQUEST']._serialized_start=38
   _globals['_CATCHUPREQUEST']._serialized_end=125
   _globals['_TRAINREQUEST']._serialized_start=127
@@ -46,19 +46,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY']._serialized_start=319
   _globals['_STATUSREPLY']._serialized_end=451
   _globals['_TOPHONE']._serialized_start=453
-  _globals['_TOPHONE']._serialized_end=540
-  _globals['_FROMPHONE']._serialized_start=542
-  _globals['_FROMPHONE']._serialized_end=623
-  _globals['_CHALLENGE']._serialized_start=625
-  _globals['_CHALLENGE']._serialized_end=668
-  _globals['_PROOF']._serialized_start=670
-  _globals['_PROOF']._serialized_end=716
-  _globals['_TASK']._serialized_start=718
-  _globals['_TASK']._serialized_end=838
-  _globals['_DONE']._serialized_start=840
-  _globals['_DONE']._serialized_end=896
-  _globals['_TRAINER']._serialized_start=943
-  _globals['_TRAINER']._serialized_end=1157
-  _globals['_GATEWAY']._serialized_start=1159
-  _globals['_GATEWAY']._serialized_end=1218
+  _globals['_TOPHONE']._serialized_end=543
+  _globals['_FROMPHONE']._serialized_start=545
+  _globals['_FROMPHONE']._serialized_end=637
+  _globals['_CHALLENGE']._serialized_start=639
+  _globals['_CHALLENGE']._serialized_end=682
+  _globals['_PROOF']._serialized_start=684
+  _globals['_PROOF']._serialized_end=730
+  _globals['_TASK']._serialized_start=732
+  _globals['_TASK']._serialized_end=856
+  _globals['_TASKRESULT']._serialized_start=858
+  _globals['_TASKRESULT']._serialized_end=920
+  _globals['_TRAINER']._serialized_start=971
+  _globals['_TRAINER']._serialized_end=1185
+  _globals['_GATEWAY']._serialized_start=1187
+  _globals['_GATEWAY']._serialized_end=1246
 # @@protoc_insertion_point(module_scope)

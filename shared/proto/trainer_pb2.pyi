@@ -6,14 +6,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Work(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    HELLO: _ClassVar[Work]
-    TRAIN: _ClassVar[Work]
-    EVALUATE: _ClassVar[Work]
-HELLO: Work
-TRAIN: Work
-EVALUATE: Work
+    HELLO: _ClassVar[TaskKind]
+    TRAIN: _ClassVar[TaskKind]
+    EVALUATE: _ClassVar[TaskKind]
+HELLO: TaskKind
+TRAIN: TaskKind
+EVALUATE: TaskKind
 
 class CatchUpRequest(_message.Message):
     __slots__ = ("instruction", "settings", "snapshot", "tail")
@@ -82,12 +82,12 @@ class ToPhone(_message.Message):
     def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
 
 class FromPhone(_message.Message):
-    __slots__ = ("proof", "done")
+    __slots__ = ("proof", "result")
     PROOF_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     proof: Proof
-    done: Done
-    def __init__(self, proof: _Optional[_Union[Proof, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    result: TaskResult
+    def __init__(self, proof: _Optional[_Union[Proof, _Mapping]] = ..., result: _Optional[_Union[TaskResult, _Mapping]] = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ("version", "nonce")
@@ -106,22 +106,22 @@ class Proof(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "work", "instruction", "snapshot", "tail", "seconds")
+    __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    work: Work
+    kind: TaskKind
     instruction: bytes
     snapshot: bytes
     tail: bytes
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class Done(_message.Message):
+class TaskResult(_message.Message):
     __slots__ = ("number", "frame", "signature")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]

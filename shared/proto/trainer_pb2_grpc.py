@@ -231,8 +231,9 @@ class Trainer(object):
 
 
 class GatewayStub(object):
-    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
-    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
+    stream and keeps it open; it sends a message only in reply to one (docs/phone.md). Its results are
+    signed with the key that identifies it.
     """
 
     def __init__(self, channel):
@@ -249,8 +250,9 @@ class GatewayStub(object):
 
 
 class GatewayServicer(object):
-    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
-    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
+    stream and keeps it open; it sends a message only in reply to one (docs/phone.md). Its results are
+    signed with the key that identifies it.
     """
 
     def Attach(self, request_iterator, context):
@@ -276,8 +278,9 @@ def add_GatewayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Gateway(object):
-    """Where phones attach, which cannot be dialled. A phone opens the stream and stays; it speaks only
-    when it is spoken to (docs/phone.md). What it says is signed by the key that it is known by.
+    """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
+    stream and keeps it open; it sends a message only in reply to one (docs/phone.md). Its results are
+    signed with the key that identifies it.
     """
 
     @staticmethod

@@ -22,12 +22,12 @@ from shared.client_index import client_index_of_key
 from shared.errors import DeviceError
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
-from shared.proto.trainer_pb2 import Done, FromPhone, Proof, ToPhone, Work
+from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, answer_bytes, is_signed_by, proof_bytes
 
 SECONDS = 20.0
-NOT_A_PROOF = FromPhone(done=Done(number=1))
+NOT_A_PROOF = FromPhone(result=TaskResult(number=1))
 
 
 class Echo:
@@ -58,7 +58,7 @@ class Served:
         self.gateway = Gateway(admitted)
         proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
         self._server, self.port = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
-        self.door = GatewayEndpoint(
+        self.endpoint = GatewayEndpoint(
             f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None
         )
 
@@ -105,7 +105,7 @@ def served(keys: list[PhoneKey]) -> Iterator[Served]:
 @contextlib.contextmanager
 def attached_phones(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.Event]:
     stop = threading.Event()
-    thread = threading.Thread(target=attach, args=(phone, key, served.door, stop), daemon=True)
+    thread = threading.Thread(target=attach, args=(phone, key, served.endpoint, stop), daemon=True)
     thread.start()
     try:
         served.until(lambda gateway: phone.device in gateway.attached_phones)
@@ -118,7 +118,7 @@ def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[Pho
     devices = [client_index_of_key(key.public) for key in keys[:2]]
     phones = [Echo(device) for device in devices]
     with attached_phones(served, keys[0], phones[0]), attached_phones(served, keys[1], phones[1]):
-        answers = served.ask(Work.TRAIN, b"do it", SECONDS, tail=b"tail")
+        answers = served.ask(TaskKind.TRAIN, b"do it", SECONDS, tail=b"tail")
         assert sorted(answers) == sorted(devices)
         for device, answer in answers.items():
             assert client_index_of_key(answer.public_key) == device
@@ -127,7 +127,7 @@ def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[Pho
             data = answer_bytes(b"do it", answer.frame)
             assert is_signed_by(answer.public_key, answer.signature, data)
             assert not is_signed_by(answer.public_key, answer.signature, data + b"!")
-        only = served.ask(Work.HELLO, b"", SECONDS, devices=devices[:1])
+        only = served.ask(TaskKind.HELLO, b"", SECONDS, clients=devices[:1])
         assert sorted(only) == devices[:1]
 
 
@@ -140,19 +140,19 @@ def test_a_phone_that_does_not_answer_costs_its_own_report_only(
         Echo(client_index_of_key(keys[1].public)),
     )
     with attached_phones(served, keys[0], slow), attached_phones(served, keys[1], quick):
-        asked = served.start_asking(Work.TRAIN, b"one", 1.0)
+        asked = served.start_asking(TaskKind.TRAIN, b"one", 1.0)
         assert sorted(asked.result(SECONDS)) == [quick.device]
         hold.set()
         # its late answer ends nothing: it is asked the next question
-        answers = served.ask(Work.TRAIN, b"two", SECONDS)
+        answers = served.ask(TaskKind.TRAIN, b"two", SECONDS)
         assert sorted(answers) == sorted([slow.device, quick.device])
         assert Refusal.decode(answers[slow.device].frame).token == token_of(b"two")
 
 
 def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[PhoneKey]) -> None:
     device = client_index_of_key(keys[0].public)
-    asked = served.start_asking(Work.TRAIN, b"one", SECONDS, devices=[device])
-    with grpc.insecure_channel(served.door.address) as channel:
+    asked = served.start_asking(TaskKind.TRAIN, b"one", SECONDS, clients=[device])
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         stream = _opened(channel, keys[0])
         assert next(stream).task.instruction == b"one"
         stream.cancel()
@@ -164,21 +164,21 @@ def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[Phone
 def test_a_phone_that_stays_away_is_not_waited_for(
     served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_module, "ABSENT_SECONDS", 0.0)
+    monkeypatch.setattr(gateway_module, "RECONNECT_SECONDS", 0.0)
     away, there = (client_index_of_key(key.public) for key in keys[:2])
     with attached_phones(served, keys[1], Echo(there)):
-        answers = served.ask(Work.TRAIN, b"one", 1000.0, devices=[away, there])
+        answers = served.ask(TaskKind.TRAIN, b"one", 1000.0, clients=[away, there])
         assert sorted(answers) == [there]
 
 
 def test_a_second_attachment_replaces_the_first(served: Served, keys: list[PhoneKey]) -> None:
     device = client_index_of_key(keys[0].public)
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         first = _opened(channel, keys[0])
         served.until(lambda gateway: gateway.attached_phones == [device])
         with attached_phones(served, keys[0], Echo(device)):
             assert list(first) == []
-            assert sorted(served.ask(Work.TRAIN, b"one", SECONDS)) == [device]
+            assert sorted(served.ask(TaskKind.TRAIN, b"one", SECONDS)) == [device]
 
 
 def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
@@ -204,15 +204,15 @@ def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
 @pytest.mark.parametrize(
     ("said", "code", "reason"),
     [
-        (NOT_A_PROOF, "FAILED_PRECONDITION", "no proof of a key"),
-        (FromPhone(), "FAILED_PRECONDITION", "no proof of a key"),
+        (NOT_A_PROOF, "FAILED_PRECONDITION", "the first message must be a proof of the key"),
+        (FromPhone(), "FAILED_PRECONDITION", "the first message must be a proof of the key"),
         (
             FromPhone(proof=Proof(public_key=b"-----BEGIN", signature=b"")),
             "UNAUTHENTICATED",
             "not a public key",
         ),
         (
-            FromPhone(done=Done(frame=bytes(MAX_ANSWER_BYTES + 1))),
+            FromPhone(result=TaskResult(frame=bytes(MAX_ANSWER_BYTES + 1))),
             "RESOURCE_EXHAUSTED",
             "larger than max",
         ),
@@ -221,7 +221,7 @@ def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
 def test_who_says_something_else_does_not_get_in(
     served: Served, said: FromPhone, code: str, reason: str
 ) -> None:
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         stream = GatewayStub(channel).Attach(iter([said]))
         with pytest.raises(grpc.RpcError, match=reason) as raised:
             list(stream)
@@ -232,13 +232,13 @@ def test_who_says_something_else_does_not_get_in(
 def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
     served: Served, keys: list[PhoneKey]
 ) -> None:
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         forged = Proof(public_key=keys[0].public, signature=keys[1].sign(proof_bytes(bytes(32))))
-        with pytest.raises(grpc.RpcError, match="not of this key"):
+        with pytest.raises(grpc.RpcError, match="not signed with this key"):
             list(GatewayStub(channel).Attach(iter([FromPhone(proof=forged)])))
     with pytest.raises(DeviceError, match="not admitted"):
-        attach(Echo(0), keys[2], served.door, threading.Event())  # type: ignore[arg-type]
-    assert served.gateway.refused["this key is not admitted"] == 1
+        attach(Echo(0), keys[2], served.endpoint, threading.Event())  # type: ignore[arg-type]
+    assert served.gateway.refused["this key is not admitted; add it to the gateway's --phones"] == 1
 
 
 def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
@@ -246,16 +246,16 @@ def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
 ) -> None:
     device = client_index_of_key(keys[0].public)
     frame = Refusal(bytes(8), device, 0, 0).encode()
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         with pytest.raises(grpc.RpcError, match="out of turn"):
-            list(_opened(channel, keys[0], FromPhone(done=Done(number=1))))
+            list(_opened(channel, keys[0], FromPhone(result=TaskResult(number=1))))
         for done, problem in (
-            (Done(number=2, frame=frame), "something else"),
-            (Done(number=1, frame=b"SM"), "not a frame"),
-            (Done(number=1, frame=frame, signature=b"x"), "not signed"),
+            (TaskResult(number=2, frame=frame), "does not answer the task"),
+            (TaskResult(number=1, frame=b"SM"), "not a frame"),
+            (TaskResult(number=1, frame=frame, signature=b"x"), "not signed"),
         ):
-            asked = served.start_asking(Work.TRAIN, b"one", 1.0, devices=[device])
-            stream = _replying(channel, keys[0], FromPhone(done=done))
+            asked = served.start_asking(TaskKind.TRAIN, b"one", 1.0, clients=[device])
+            stream = _replying(channel, keys[0], FromPhone(result=done))
             with pytest.raises(grpc.RpcError, match=problem):
                 list(stream)
             assert asked.result(SECONDS) == {}
@@ -269,7 +269,7 @@ def _replying(channel: Any, key: PhoneKey, reply: FromPhone) -> Iterator[ToPhone
     stream = GatewayStub(channel).Attach(iter(outgoing.get, None))
     try:
         for said in stream:
-            if said.WhichOneof("what") == "challenge":
+            if said.WhichOneof("content") == "challenge":
                 proof = Proof(
                     public_key=key.public, signature=key.sign(proof_bytes(said.challenge.nonce))
                 )
@@ -281,9 +281,7 @@ def _replying(channel: Any, key: PhoneKey, reply: FromPhone) -> Iterator[ToPhone
         outgoing.put(None)
 
 
-def test_who_stays_silent_at_the_door_is_sent_away(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_module, "PROOF_SECONDS", 0.1)
     silent = threading.Event()
 
@@ -291,9 +289,9 @@ def test_who_stays_silent_at_the_door_is_sent_away(
         silent.wait(SECONDS)
         yield from ()
 
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         stream = GatewayStub(channel).Attach(says())
-        with pytest.raises(grpc.RpcError, match="no proof in time"):
+        with pytest.raises(grpc.RpcError, match="no proof of the key within"):
             list(stream)
         silent.set()
 
@@ -302,13 +300,13 @@ def test_who_attaches_too_often_must_wait(
     served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         for _ in range(2):
             stream = _opened(channel, keys[0])
             served.until(lambda gateway: bool(gateway.attached_phones))
             stream.cancel()
             served.until(lambda gateway: not gateway.attached_phones)
-        with pytest.raises(grpc.RpcError, match="too often"):
+        with pytest.raises(grpc.RpcError, match="too many attachments"):
             list(_opened(channel, keys[0]))
 
 
@@ -321,7 +319,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     assert not admitted(keys[0].public)
     file.touch()
     assert not admitted(keys[0].public)
-    assert "one.pem: not a public key" in caplog.text
+    assert "one.pem: key not admitted: not a public key" in caplog.text
     file.write_bytes(keys[0].public)
     assert admitted(keys[0].public)
     assert not admitted(keys[1].public)
@@ -383,11 +381,11 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
 ) -> None:
     tls, other = (make_certificates(tmp_path / name, []) for name in ("own", "other"))
     served = Served(lambda key: True, tls)
-    address, phone = served.door.address, Echo(client_index_of_key(keys[0].public))
+    address, phone = served.endpoint.address, Echo(client_index_of_key(keys[0].public))
     try:
         with attached_phones(served, keys[0], phone):
-            assert sorted(served.ask(Work.HELLO, b"", SECONDS)) == [phone.device]
-        for door, problem in (
+            assert sorted(served.ask(TaskKind.HELLO, b"", SECONDS)) == [phone.device]
+        for endpoint, problem in (
             (
                 GatewayEndpoint(address, other.authority),
                 "certificate is not accepted: .*; give the gateway's",
@@ -396,7 +394,7 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
             (GatewayEndpoint(address, insecure=True), "it speaks TLS; give --certs"),
         ):
             caplog.clear()
-            attach(phone, keys[1], door, Once())  # type: ignore[arg-type]
+            attach(phone, keys[1], endpoint, Once())  # type: ignore[arg-type]
             assert re.search(problem, caplog.text)
             assert served.gateway.attached_phones == [phone.device]
         with pytest.raises(DeviceError, match=r"own/ca\.key: not a certificate"):
@@ -408,22 +406,24 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = GatewayEndpoint(served.door.address, make_certificates(tmp_path / "tls", []).authority)
-    attach(Echo(client_index_of_key(keys[0].public)), keys[0], door, Once())  # type: ignore[arg-type]
+    endpoint = GatewayEndpoint(
+        served.endpoint.address, own_certificates(tmp_path / "tls", []).authority
+    )
+    attach(Echo(client_index_of_key(keys[0].public)), keys[0], endpoint, Once())  # type: ignore[arg-type]
     assert "it does not speak TLS" in caplog.text
     assert served.gateway.attached_phones == []
 
 
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
-    with pytest.raises(DeviceError, match=f"127.0.0.1:{served.port}: cannot be opened"):
+    with pytest.raises(DeviceError, match=f"cannot listen on 127.0.0.1:{served.port}"):
         served.run(start_gateway(served.gateway, f"127.0.0.1:{served.port}"))
 
 
 def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:
     phone = Echo(client_index_of_key(keys[0].public))
-    with grpc.insecure_channel(served.door.address) as channel:
+    with grpc.insecure_channel(served.endpoint.address) as channel:
         numbers = answer_tasks(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]
-        asked = served.start_asking(Work.TRAIN, b"x", SECONDS, devices=[phone.device])
+        asked = served.start_asking(TaskKind.TRAIN, b"x", SECONDS, clients=[phone.device])
         assert next(numbers) == 1
         assert sorted(asked.result(SECONDS)) == [phone.device]
         numbers.close()  # type: ignore[attr-defined]

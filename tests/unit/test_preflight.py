@@ -311,7 +311,7 @@ def test_names_addresses_and_devices() -> None:
     [
         ([], "--key FILE is missing"),
         (["--insecure", "--set", "rounds=3"], "the server decides"),
-        (["--insecure", "--device", "orin"], "--device: none of cpu"),
+        (["--insecure", "--device", "orin"], "--device: neither a torch device"),
         (["--insecure", "--set", "threads=-1"], "threads"),
         (["--key", "/nowhere/key"], "the key cannot be read"),
     ],

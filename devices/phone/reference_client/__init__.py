@@ -1,1 +1,1 @@
-"""The phone's side of the protocol in Python: the runtime, numpy and gRPC, nothing else."""
+"""The reference phone client: the phone's side of the protocol with ExecuTorch, numpy and gRPC."""

@@ -1,4 +1,4 @@
-"""A phone's stream to its gateway: prove the key, then answer what is asked, and come back."""
+"""A phone's attachment to its gateway: prove the key, answer tasks, and reattach on errors."""
 
 import logging
 import random
@@ -14,7 +14,7 @@ from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
-from shared.proto.trainer_pb2 import Done, FromPhone, Proof, Task, ToPhone, Work
+from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, answer_bytes, proof_bytes
 
@@ -22,17 +22,17 @@ log = logging.getLogger("samara.phone")
 
 PROTOCOL = 1
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
-"""Seconds before a stream that broke is opened again: twice as long each time, and half more."""
+"""Seconds before a broken stream is opened again: doubled each time, plus up to half at random."""
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""Coming back would not help."""
+"""Status codes after which reattaching would not help."""
 
 
-def attach(phone: Phone, key: PhoneKey, door: GatewayEndpoint, stop: threading.Event) -> None:
-    """Stay attached until told to stop; a stream that breaks is opened again.
+def attach(phone: Phone, key: PhoneKey, endpoint: GatewayEndpoint, stop: threading.Event) -> None:
+    """Stay attached until the stop event is set; a broken stream is opened again.
 
     Raises:
         DeviceError: if the gateway does not admit this phone, or speaks another protocol.
@@ -40,34 +40,34 @@ def attach(phone: Phone, key: PhoneKey, door: GatewayEndpoint, stop: threading.E
     failures = 0
     while not stop.is_set():
         try:
-            with door.channel() as channel:
+            with endpoint.channel() as channel:
                 for _ in answer_tasks(phone, key, GatewayStub(channel)):
                     failures = 0
                     if stop.is_set():
                         return
-            log.info("%s: the gateway has ended the stream", door.address)
+            log.info("%s: the gateway ended the stream", endpoint.address)
         except grpc.RpcError as error:
             if error.code() in _FINAL:
                 raise DeviceError(
-                    f"{door.address}: the gateway turns this phone away: {error.details()}"
+                    f"{endpoint.address}: the gateway rejects this phone: {error.details()}"
                 ) from error
-            said = f"{error.code().name.lower()}: {error.details()}"
-            log.warning("%s: %s", door.address, door.problem() or said)
+            details = f"{error.code().name.lower()}: {error.details()}"
+            log.warning("%s: %s", endpoint.address, endpoint.diagnose() or details)
         pause = min(FIRST_PAUSE * 2.0**failures, LONGEST_PAUSE) * random.uniform(1, 1.5)
         failures += 1
         stop.wait(pause)
 
 
 def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
-    """Hold one stream: prove the key, then answer task after task.
+    """Open one stream: prove the key, then answer task after task.
 
     Args:
-        phone: answers.
-        key: its own.
-        stub: of the gateway's service.
+        phone: phone that answers the tasks.
+        key: private key of the phone.
+        stub: stub of the gateway's service.
 
     Yields:
-        The number of the task just answered.
+        The number of each task after its answer is queued.
 
     Raises:
         DeviceError: if the gateway speaks another protocol.
@@ -76,8 +76,8 @@ def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
     outgoing: SimpleQueue[FromPhone | None] = SimpleQueue()
     stream = stub.Attach(iter(outgoing.get, None))
     try:
-        for said in stream:
-            reply, number = _reply(said, phone, key)
+        for message in stream:
+            reply, number = _reply(message, phone, key)
             outgoing.put(reply)
             if number:
                 yield number
@@ -86,28 +86,30 @@ def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
         stream.cancel()
 
 
-def _reply(said: ToPhone, phone: Phone, key: PhoneKey) -> tuple[FromPhone, int]:
-    if said.WhichOneof("what") == "challenge":
-        if said.challenge.version != PROTOCOL:
+def _reply(message: ToPhone, phone: Phone, key: PhoneKey) -> tuple[FromPhone, int]:
+    if message.WhichOneof("content") == "challenge":
+        if message.challenge.version != PROTOCOL:
             raise DeviceError(
-                f"the gateway speaks protocol {said.challenge.version} and this phone {PROTOCOL}; "
+                f"the gateway has protocol {message.challenge.version}, this phone {PROTOCOL}; "
                 "update the older of the two"
             )
-        log.info("the gateway is reached")
-        signature = key.sign(proof_bytes(said.challenge.nonce))
+        log.info("connected to the gateway")
+        signature = key.sign(proof_bytes(message.challenge.nonce))
         return FromPhone(proof=Proof(public_key=key.public, signature=signature)), 0
-    task, begun = said.task, time.monotonic()
+    task, start = message.task, time.monotonic()
     frame = _frame(task, phone)
-    if task.work != Work.HELLO:  # which gateways ask again and again
-        log.info("answered: %s, %.2f s", Work.Name(task.work).lower(), time.monotonic() - begun)
+    if task.kind != TaskKind.HELLO:  # hellos are requested every few seconds
+        log.info("answered: %s, %.2f s", TaskKind.Name(task.kind).lower(), time.monotonic() - start)
     signature = key.sign(answer_bytes(task.instruction, frame))
-    return FromPhone(done=Done(number=task.number, frame=frame, signature=signature)), task.number
+    return FromPhone(
+        result=TaskResult(number=task.number, frame=frame, signature=signature)
+    ), task.number
 
 
 def _frame(task: Task, phone: Phone) -> bytes:
     catch_up = CatchUp(task.snapshot, task.tail)
-    if task.work == Work.HELLO:
+    if task.kind == TaskKind.HELLO:
         return phone.hello()
-    if task.work == Work.TRAIN:
+    if task.kind == TaskKind.TRAIN:
         return phone.train(task.instruction, catch_up)
     return phone.evaluate(task.instruction, catch_up)

@@ -1,7 +1,8 @@
-"""A phone's examples: token ids and labels, one JSON object a line.
+"""A phone's tokenized examples: a file with one JSON object per line.
 
-An app tokenizes where its texts are; the manifest names the label words. A line is
-``{"ids": [5, 17, …], "label": 0, "split": "train"}``, the ids up to where the label word follows.
+An app tokenizes its own texts; the manifest names the label words. A line is
+``{"ids": [5, 17, …], "label": 0, "split": "train"}``, with the ids up to where the label word
+follows.
 """
 
 import json
@@ -21,11 +22,11 @@ MAX_TOKEN = 2**31
 
 @dataclass(frozen=True, eq=False)
 class TokenizedExamples:
-    """One split, padded to the program's shape.
+    """The examples of a split, padded to the program's shape.
 
     Attributes:
         ids: int64 [n, S].
-        positions: int64 [n], the last token of each.
+        positions: int64 [n], position of each example's last token.
         labels: int64 [n].
     """
 
@@ -34,17 +35,17 @@ class TokenizedExamples:
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of examples."""
         return len(self.labels)
 
 
 def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExamples]:
-    """The examples of a file by split.
+    """Read the examples of a file by split.
 
     Raises:
-        DataError: naming the line that cannot be used, or if there is no training example.
+        DataError: if a line is invalid, or the file has no training example.
     """
-    found: dict[Split, list[tuple[list[int], int]]] = {split: [] for split in Split}
+    examples: dict[Split, list[tuple[list[int], int]]] = {split: [] for split in Split}
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -54,10 +55,10 @@ def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExampl
             split, ids, label = _row(json.loads(line), manifest)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{file}, line {number}: {error}") from error
-        found[split].append((ids, label))
-    if not found[Split.TRAIN]:
-        raise DataError(f"{file}: no training example; this phone has nothing to add")
-    return {split: _padded(rows, manifest.sequence) for split, rows in found.items()}
+        examples[split].append((ids, label))
+    if not examples[Split.TRAIN]:
+        raise DataError(f'{file}: no training example; add lines with "split": "train"')
+    return {split: _padded(rows, manifest.sequence) for split, rows in examples.items()}
 
 
 def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
@@ -65,9 +66,9 @@ def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
     if not (isinstance(ids, list) and all(type(i) is int and 0 <= i < MAX_TOKEN for i in ids)):
         raise ValueError("ids must be a list of token ids")
     if not 1 <= len(ids) <= manifest.sequence:
-        raise ValueError(f"{len(ids)} ids; the program reads 1 to {manifest.sequence}")
+        raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence}")
     if type(label) is not int or not 0 <= label < len(manifest.words):
-        raise ValueError(f"label {label!r} is none of 0 to {len(manifest.words) - 1}")
+        raise ValueError(f"label is {label!r}; use 0 to {len(manifest.words) - 1}")
     return split, ids, label
 
 

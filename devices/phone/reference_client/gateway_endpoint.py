@@ -1,4 +1,4 @@
-"""Where a gateway is, and why its door stays shut."""
+"""The address of a gateway, connections to it, and a diagnosis of TLS problems."""
 
 import socket
 import ssl
@@ -22,12 +22,12 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class GatewayEndpoint:
-    """Where a gateway is.
+    """The address and certificate authority of a gateway.
 
     Attributes:
         address: host:port.
-        authority: PEM of the certificate authority; None takes the system's.
-        insecure: plain text.
+        authority: PEM file of the certificate authority; None means the system's.
+        insecure: whether the connection is plain text.
     """
 
     address: str
@@ -35,7 +35,7 @@ class GatewayEndpoint:
     insecure: bool = False
 
     def channel(self) -> Any:
-        """A connection.
+        """Return a gRPC channel to the gateway.
 
         Raises:
             DeviceError: if the authority is no certificate that can be read.
@@ -47,10 +47,10 @@ class GatewayEndpoint:
         credentials = grpc.ssl_channel_credentials(authority)
         return grpc.secure_channel(self.address, credentials, OPTIONS)
 
-    def problem(self) -> str:
-        """What is wrong with TLS between here and the gateway, and the remedy; empty if nothing.
+    def diagnose(self) -> str:
+        """Return what is wrong with TLS to the gateway, with the remedy; empty if nothing is.
 
-        gRPC tells who cannot connect no more than that a handshake failed, if so much.
+        gRPC's own error says at most that a handshake failed.
 
         Raises:
             DeviceError: if the authority is no certificate that can be read.

@@ -1,4 +1,4 @@
-"""`samara phone up`: the reference phone as a process."""
+"""The process of `samara phone up`: the reference phone client."""
 
 import logging
 import signal
@@ -25,13 +25,13 @@ _POLL_SECONDS = 0.5
 
 
 def up(
-    program_file: Path, rows_file: Path, key_file: Path, home: Path, door: GatewayEndpoint
+    program_file: Path, rows_file: Path, key_file: Path, home: Path, endpoint: GatewayEndpoint
 ) -> None:
-    """Check the program, attach, and answer until SIGINT or SIGTERM.
+    """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
 
     Raises:
         SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
-            process uses the folder, or the gateway turns this phone away.
+            process uses the folder, or the gateway rejects this phone.
     """
     require_executorch()
     try:
@@ -39,11 +39,11 @@ def up(
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
     with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
-        _up(program_file, rows_file, key_file, home, door)
+        _up(program_file, rows_file, key_file, home, endpoint)
 
 
 def _up(
-    program_file: Path, rows_file: Path, key_file: Path, home: Path, door: GatewayEndpoint
+    program_file: Path, rows_file: Path, key_file: Path, home: Path, endpoint: GatewayEndpoint
 ) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -57,11 +57,11 @@ def _up(
 
     def work() -> None:
         try:
-            attach(phone, key, door, stop)
+            attach(phone, key, endpoint, stop)
         except SamaraError as error:
             failures.append(error)
 
-    # in a thread of its own, so that a signal ends the process although a stream is waited on
+    # in a thread, so that a signal ends the process while it waits for the stream
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while thread.is_alive() and not stop.is_set():

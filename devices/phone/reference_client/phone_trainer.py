@@ -1,4 +1,4 @@
-"""Training and evaluation by nothing but calls of a program."""
+"""Training and evaluation by calls of a phone's program."""
 
 import json
 import platform
@@ -26,22 +26,22 @@ _NOTHING: _Pending = (_NO_SEEDS, np.zeros(0, np.int64))
 
 
 class PhoneTrainer:
-    """A program with a phone's examples.
+    """A phone's program together with its examples.
 
     Attributes:
-        layout: of the adapter.
-        model_id: of the base model, 32 bytes.
-        backend: what replays.
+        layout: layout of the adapter.
+        model_id: model id of the base model, 32 bytes.
+        backend: backend that replays by the program.
     """
 
-    def __init__(self, program: PhoneProgram, rows: dict[Split, TokenizedExamples]) -> None:
-        self._program, self._rows = program, rows
+    def __init__(self, program: PhoneProgram, examples: dict[Split, TokenizedExamples]) -> None:
+        self._program, self._examples = program, examples
         self.layout = program.layout
         self.model_id = bytes.fromhex(program.manifest.model_id)
         self.backend = ProgramBackend(program)
 
-    def hello(self, device: int, round_number: int) -> Hello:
-        """How this phone introduces itself."""
+    def hello(self, client: int, round_number: int) -> Hello:
+        """Return the hello with which this phone introduces itself."""
         manifest = self._program.manifest
         facts = {
             "clients": 0,
@@ -52,28 +52,30 @@ class PhoneTrainer:
             "replay": self.backend.name,
         }
         return Hello(
-            device,
-            len(self._rows[Split.TRAIN]),
+            client,
+            len(self._examples[Split.TRAIN]),
             round_number,
             self.model_id,
             manifest.layout,
             json.dumps(facts, sort_keys=True),
         )
 
-    def train(self, instruction: TrainInstruction, state: NDArray[np.int64], device: int) -> Report:
-        """K local steps from a state, which itself is not moved by them.
+    def train(self, instruction: TrainInstruction, state: NDArray[np.int64], client: int) -> Report:
+        """Take K local steps from a state and return the report; the state itself is not changed.
 
-        What a step comes to is applied in the first call of the next one, so that a step of as
-        many queries and rows as the program has is one call.
+        A step's update is applied in the first call of the next step, so that a step with as many
+        queries and examples as the program has is one call.
 
         Raises:
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
-        rows, pending = self._rows[Split.TRAIN], _NOTHING
-        steps = LocalStepPlan(instruction, device, rows.labels, len(self._program.manifest.words))
+        examples, pending = self._examples[Split.TRAIN], _NOTHING
+        steps = LocalStepPlan(
+            instruction, client, examples.labels, len(self._program.manifest.words)
+        )
         for _ in range(instruction.steps):
-            work = _Calls(self._program, rows, state, pending)
+            work = _StepCalls(self._program, examples, state, pending)
             added = steps.finish_step(run_estimator(steps.next_estimator(), work.losses_of))
             state = work.state
             check_fits(state, [one_pass for _, one_pass in added])
@@ -81,20 +83,20 @@ class PhoneTrainer:
         return steps.report(token_of(instruction.encode()))
 
     def figures(self, name: str, state: NDArray[np.int64], split: Split) -> EvaluationColumn:
-        """Loss and confusion of a state on a split: ``forward`` with ε = 0."""
-        rows, labels = self._rows[split], len(self._program.manifest.words)
+        """Evaluate a state on a split by ``forward`` with ε = 0: mean loss and confusion counts."""
+        examples, labels = self._examples[split], len(self._program.manifest.words)
         counts = np.zeros((labels, labels), np.int64)
         losses = []
-        calls = _Calls(self._program, rows, state, _NOTHING)
-        for batch in _batches(np.arange(len(rows)), self._program.manifest.batch):
+        calls = _StepCalls(self._program, examples, state, _NOTHING)
+        for batch in _batches(np.arange(len(examples)), self._program.manifest.batch):
             scores, loss = calls.run(batch, _NO_SEEDS, 0.0)
             losses.append(loss[0, 0])
-            np.add.at(counts, (rows.labels[batch], scores[0, 0].argmax(1)), 1)
+            np.add.at(counts, (examples.labels[batch], scores[0, 0].argmax(1)), 1)
         mean = float(np.concatenate(losses).astype(np.float64).mean()) if losses else 0.0
         return EvaluationColumn(name, mean, counts)
 
     def check_layout(self, layout_hash: bytes) -> None:
-        """Refuse an instruction for another adapter.
+        """Check that an instruction is for this program's layout.
 
         Raises:
             LayoutError: if the layouts differ.
@@ -102,29 +104,29 @@ class PhoneTrainer:
         self.layout.check_hash(layout_hash, "export the program with the run's model and adapter")
 
 
-class _Calls:
-    """The calls of one step; the first of them applies what the step before came to.
+class _StepCalls:
+    """The calls of ``forward`` in one step; the first applies the update of the step before.
 
     Attributes:
-        state: int64 [d], as far as it is known.
+        state: state int64 [d] after the latest call.
     """
 
     def __init__(
         self,
         program: PhoneProgram,
-        rows: TokenizedExamples,
+        examples: TokenizedExamples,
         state: NDArray[np.int64],
         pending: _Pending,
     ) -> None:
-        self._program, self._rows = program, rows
+        self._program, self._examples = program, examples
         seeds, coefficients = pending
         more = max(0, len(seeds) - program.manifest.queries)
-        # more than one call applies goes by `replay` before
+        # a call applies at most q coefficients; `replay` applies the others
         self.state = program.replay(state, seeds[:more], coefficients[:more])
         self._pending = seeds[more:], coefficients[more:]
 
     def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
-        """Losses of a request, float64 [signs · q]; [1] of the centre."""
+        """Return the losses of a request, float64 [signs · q], or [1] of the centre."""
         if not len(request.seeds):
             return np.array([self._mean_losses(request.batch, _NO_SEEDS, 0.0)[0, 0]])
         parts = [
@@ -137,14 +139,14 @@ class _Calls:
     def run(
         self, batch: NDArray[np.int64], seeds: NDArray[np.uint64], epsilon: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Scores [2, q, n, labels] and losses [2, q, n] of at most B rows."""
-        count, rows = len(batch), self._rows
+        """Return scores [2, q, n, labels] and losses [2, q, n] of at most B examples."""
+        count, examples = len(batch), self._examples
         filled = np.resize(batch, self._program.manifest.batch)
         scores, losses, self.state = self._program.step(
             self.state,
-            rows.ids[filled],
-            rows.positions[filled],
-            rows.labels[filled],
+            examples.ids[filled],
+            examples.positions[filled],
+            examples.labels[filled],
             self._pending,
             seeds,
             epsilon,
@@ -155,7 +157,7 @@ class _Calls:
     def _mean_losses(
         self, batch: NDArray[np.int64], seeds: NDArray[np.uint64], epsilon: float
     ) -> NDArray[np.float64]:
-        """Means over a batch of any size: float64 [2, q]."""
+        """Return the mean losses over a batch of any size, float64 [2, q]."""
         parts = [
             self.run(some, seeds, epsilon)[1]
             for some in _batches(batch, self._program.manifest.batch)

@@ -1,8 +1,8 @@
-"""A phone's program behind numpy arrays, loaded as the bindings for phones load it.
+"""The ExecuTorch runtime: a phone's program with numpy arrays as inputs and outputs.
 
-The only file of this client that touches tensors of the runtime. ExecuTorch's Python binding hands
-them over as torch's own, so torch is loaded beneath it; nothing here computes with it, and the
-bindings for Kotlin, Swift and C++ need none.
+This is the only file of the reference client that uses the runtime's tensors. ExecuTorch's Python
+binding represents them as torch tensors, so torch is imported; nothing here computes with it, and
+the bindings for Kotlin, Swift and C++ do not need it.
 """
 
 import warnings
@@ -23,30 +23,32 @@ from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 
 TOLERANCE = 5e-3
-"""Most by which a loss of the self-check may differ, in nats."""
+"""Largest allowed difference of a loss in the self-check, in nats."""
 TOLERANCE_4_BIT = 1.0
-"""Likewise with 4-bit weights, whose check was made before they were rounded."""
+"""Largest allowed difference with 4-bit weights, whose self-check has unrounded weights."""
 
 
 class PhoneProgram:
-    """The methods of a program. One thread uses it.
+    """The methods of a loaded program; used by one thread.
 
     Attributes:
-        manifest: what it was made from.
-        layout: of the adapter.
+        manifest: manifest of the program.
+        layout: layout of the adapter.
     """
 
     def __init__(self, file: Path) -> None:
-        """Load a program that has its manifest beside it.
+        """Load a program and the manifest beside it.
 
         Raises:
-            DeviceError: if ExecuTorch is missing, or a file is not what it should be.
+            DeviceError: if ExecuTorch is missing, or program or manifest cannot be used.
         """
         require_executorch()
         self.manifest = Manifest.read(file)
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
-            raise DeviceError(f"{file}: a program of form {self.manifest.form} joins no run")
+            raise DeviceError(
+                f"{file}: --form {self.manifest.form} joins no run; export functional"
+            )
         self._module = load_module(file)
 
     def step(
@@ -59,19 +61,19 @@ class PhoneProgram:
         seeds: NDArray[np.uint64],
         epsilon: float,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-        """One call of ``forward``; see `devices.phone.program.Step` for shapes.
+        """Call ``forward`` once; see `devices.phone.program.TrainStepModule`.
 
         Args:
             state: int64 [d].
             ids: [B, S].
             positions: [B].
             labels: [B].
-            previous: at most q seeds, and their coefficients with unit 2⁻⁴⁰.
-            seeds: at most q, to be tried.
+            previous: at most q seeds and their coefficients with unit 2⁻⁴⁰, applied first.
+            seeds: at most q seeds of directions to try.
             epsilon: ε.
 
         Returns:
-            Scores [2, q, B, labels], losses [2, q, B], + first, of the given seeds; and the state.
+            Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, +ε first; the state.
         """
         q = self.manifest.queries
         scores, losses, after = self._run(
@@ -92,7 +94,7 @@ class PhoneProgram:
     def replay(
         self, state: NDArray[np.int64], seeds: NDArray[np.uint64], coefficients: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """state + Σ c·z: int64 [d]; any number of seeds, coefficients with unit 2⁻⁴⁰."""
+        """Return state + Σ c·z, int64 [d], for any number of coefficients with unit 2⁻⁴⁰."""
         size = self.manifest.replay_seeds
         for start in range(0, len(seeds), size):
             some = slice(start, start + size)
@@ -105,13 +107,13 @@ class PhoneProgram:
         return state
 
     def check(self) -> float:
-        """Run the manifest's batch and replay.
+        """Run the manifest's self-check.
 
         Returns:
             The largest difference of a loss, in nats.
 
         Raises:
-            DeviceError: if the state is not exact, or a loss is far from the expected one.
+            DeviceError: if replay is not exact, or a loss differs too much from the expected one.
         """
         check = self.manifest.check
         state = zero_state(self.layout.size)
@@ -125,7 +127,8 @@ class PhoneProgram:
         exact = digest(self.layout.hash, moved).hex() == check.digest
         if not (exact and np.array_equal(same, state) and np.array_equal(stepped, moved)):
             raise DeviceError(
-                "the program's replay is not exact on this machine; it cannot take part"
+                "the program's replay is not exact on this machine, so it joins no run; report "
+                "the device and the ExecuTorch version"
             )
         worst = float(np.abs(losses.reshape(-1) - np.array(check.losses).reshape(-1)).max())
         most = TOLERANCE_4_BIT if self.manifest.quantization == "8da4w" else TOLERANCE
@@ -137,13 +140,13 @@ class PhoneProgram:
         return worst
 
     def _run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Outputs as copies: the runtime may use their memory again in the next call."""
+        """Run a method and copy its outputs, whose memory the runtime may reuse."""
         outputs = run_method(self._module, method, inputs)
         return [output.numpy().copy() for output in outputs]
 
 
 class ProgramBackend:
-    """`shared.replay.Backend` by a program: what a phone without any other code replays with."""
+    """A `shared.replay.Backend` that replays by the program's ``replay`` method."""
 
     name = "program"
 
@@ -157,18 +160,18 @@ class ProgramBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z, in place."""
+        """Add Σ c·z to the state, in place."""
         state[:] = self._program.replay(state, seeds, coefficients)
 
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Not the program's business: it draws them for itself."""
+        """Return directions drawn by numpy, since the program does not return its own."""
         return NumpyBackend().directions(seeds, count, distribution, first)
 
 
 def load_module(file: Path) -> Any:
-    """A program as ExecuTorch's module, which is what the bindings for phones have.
+    """Load a program as an ExecuTorch module, the class that the phone bindings have too.
 
     Raises:
         DeviceError: if ExecuTorch is missing or refuses the file.
@@ -183,14 +186,14 @@ def load_module(file: Path) -> Any:
     try:
         return _load_for_executorch(str(file))
     except RuntimeError as error:
-        raise DeviceError(f"{file}: not a program for this runtime: {error}") from error
+        raise DeviceError(f"{file}: not a program for this ExecuTorch: {error}") from error
 
 
 def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
-    """The outputs of a method, tensors whose memory is the runtime's until they are copied.
+    """Run a method and return its output tensors, whose memory belongs to the runtime.
 
     Raises:
-        DeviceError: if the runtime refuses.
+        DeviceError: if the runtime reports an error.
     """
     from torch import from_numpy
 
@@ -203,7 +206,7 @@ def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list
 
 
 def _pad(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """With zeros up to a size."""
+    """Pad an array with zeros up to a size."""
     whole = np.zeros(size, np.int64)
     whole[: len(values)] = values
     return whole
