@@ -143,7 +143,7 @@ def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
         return b"", b""
     certificate, key = settings.certificate, settings.certificate_key
     if certificate is None:
-        tls = own_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
+        tls = make_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
         log.info("phones verify this gateway with --certs %s", tls.authority)
         certificate, key = tls.certificate, tls.key
     if key is None:

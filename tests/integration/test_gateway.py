@@ -407,7 +407,7 @@ def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = GatewayEndpoint(
-        served.endpoint.address, own_certificates(tmp_path / "tls", []).authority
+        served.endpoint.address, make_certificates(tmp_path / "tls", []).authority
     )
     attach(Echo(client_index_of_key(keys[0].public)), keys[0], endpoint, Once())  # type: ignore[arg-type]
     assert "it does not speak TLS" in caplog.text
