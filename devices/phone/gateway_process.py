@@ -21,7 +21,7 @@ from devices.live.keys import read_client_index
 from devices.live.processes import SupervisedProcess, exclusive_lock
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
-from shared.certificates import CERTIFICATES_FOLDER
+from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import DeviceError
 from shared.files import make_folder, write_durably
 from shared.signing import normalize_public_key
