@@ -1,4 +1,4 @@
-"""Real processes on loopback: Flower's SuperLink with a run, and clients that join it."""
+"""Processes on loopback: Flower's SuperLink with a run, and clients that join it."""
 
 import hashlib
 import os
@@ -50,8 +50,8 @@ _SECONDS = 120.0
 _POLL = 0.2
 
 
-def bundle() -> bytes:
-    """The app as a SuperLink ships it."""
+def build_bundle() -> bytes:
+    """Build the app bundle from the files of this repository."""
     files: dict[str, bytes | Path] = {"pyproject.toml": ROOT / "pyproject.toml"}
     for package in ("server", "client", "shared"):
         for path in sorted((ROOT / package).rglob("*")):
@@ -61,8 +61,8 @@ def bundle() -> bytes:
     return data
 
 
-def certificate_in(folder: Path) -> Path:
-    """A certificate of 127.0.0.1, signed by itself, with its key in the same file."""
+def make_certificate(folder: Path) -> Path:
+    """Make a self-signed certificate for 127.0.0.1, with its key in the same file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
@@ -80,14 +80,14 @@ def certificate_in(folder: Path) -> Path:
 
 
 class SuperLink:
-    """Flower's server process over TLS, which lets in the keys that it is told."""
+    """Flower's SuperLink process over TLS, to which only registered keys connect."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._folder, self.certificate = folder, certificate_in(folder)
+        self._folder, self.certificate = folder, make_certificate(folder)
         pem = str(self.certificate)
         with (folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -103,22 +103,22 @@ class SuperLink:
                 start_new_session=True,
             )
 
-    def admit(self, key: Path) -> None:
-        """Let the holder of a private key in."""
+    def register(self, key: Path) -> None:
+        """Register the public half of a private key."""
         public = load_ssh_private_key(key.read_bytes(), None).public_key()
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         with self._control() as control:
             control.RegisterNode(RegisterNodeRequest(public_key=pem, name=key.stem))
 
-    def begin(self, config: RunConfig) -> int:
-        """Start a run."""
-        data = bundle()
+    def start_run(self, config: RunConfig) -> int:
+        """Start a run and return Flower's id of it."""
+        data = build_bundle()
         fab = Fab(hashlib.sha256(data).hexdigest(), data, {})
         request = StartRunRequest(
             fab=fab_to_proto(fab), override_config=user_config_to_proto(config.flat())
         )
-        for _ in patience("the SuperLink to answer"):
-            assert self.process.poll() is None, self.said()
+        for _ in attempts("the SuperLink to answer"):
+            assert self.process.poll() is None, self.log_tail()
             try:
                 with self._control() as control:
                     return int(control.StartRun(request).run_id)
@@ -126,12 +126,12 @@ class SuperLink:
                 continue
         raise AssertionError
 
-    def finished(self, run: int) -> bool:
+    def is_finished(self, run: int) -> bool:
         with self._control() as control:
             status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
         return bool(status.status == "finished")
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return (self._folder / "log").read_text()[-4000:]
 
     @contextmanager
@@ -148,8 +148,8 @@ class SuperLink:
             client.close()
 
 
-def patience(what: str, seconds: float = _SECONDS) -> Iterator[None]:
-    """Iterate until the caller has what it waits for; an error after so many seconds."""
+def attempts(what: str, seconds: float = _SECONDS) -> Iterator[None]:
+    """Yield once per poll until the caller stops; raise AssertionError after a timeout."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
@@ -157,8 +157,8 @@ def patience(what: str, seconds: float = _SECONDS) -> Iterator[None]:
     raise AssertionError(f"waited {seconds:.0f} s for {what}")
 
 
-def end(process: "subprocess.Popen[bytes]") -> int:
-    """Ask a process to end, and see that it does."""
+def terminate(process: "subprocess.Popen[bytes]") -> int:
+    """Terminate a process and return its exit status."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -168,7 +168,7 @@ def end(process: "subprocess.Popen[bytes]") -> int:
         raise
 
 
-def client_up(
+def start_client(
     superlink: SuperLink, key: Path, folder: Path, *options: str
 ) -> "subprocess.Popen[bytes]":
     """Start `samara client up`, its output in a file beside its folder."""

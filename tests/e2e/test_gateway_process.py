@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live import QUIET, end, patience
+from live import QUIET, attempts, terminate
 
 from devices.live.keys import create_key
 from devices.phone.reference_client.attachment import attach
@@ -49,7 +49,7 @@ def gateway(place: Path, listen: str) -> Iterator["subprocess.Popen[bytes]"]:
             stderr=log,
         )
     try:
-        for _ in patience("phones to be let in"):
+        for _ in attempts("phones to be let in"):
             assert process.poll() is None, said.read_text()
             if "phones attach at port" in said.read_text():
                 break
@@ -72,7 +72,7 @@ def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path
     phone = threading.Thread(target=attach, args=(nobody, key, door, stop), daemon=True)
     with gateway(tmp_path, listen) as process:
         phone.start()
-        for _ in patience("the phone"):
+        for _ in attempts("the phone"):
             if "1 phones attached" in said.read_text():
                 break
         with pytest.raises(DeviceError, match="this key is not admitted"):
@@ -83,11 +83,11 @@ def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path
         psutil.wait_procs(children, 60)
         assert not any(child.is_running() for child in children)
     with gateway(tmp_path, listen) as process:
-        for _ in patience("the phone to come back"):
+        for _ in attempts("the phone to come back"):
             if "1 phones attached" in said.read_text():
                 break
         stop.set()
         children = psutil.Process(process.pid).children()
-        assert end(process) == 0
+        assert terminate(process) == 0
         assert not any(child.is_running() for child in children)
     assert not (tmp_path / "home" / "executor.secret").exists()

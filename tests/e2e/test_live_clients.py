@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SuperLink, client_up, end, patience
+from live import SuperLink, attempts, start_client, terminate
 
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.session_store import decode_session
@@ -55,22 +55,22 @@ def test_two_clients_take_part_and_leave_nothing_behind(
     clients: list[subprocess.Popen[bytes]] = []
     killed = 0
     try:
-        number = link.begin(config)
+        number = link.start_run(config)
         keys = [place / f"{name}.key" for name in NAMES]
         for key in keys:
             create_key(key)
-            link.admit(key)
-        clients = [client_up(link, key, place / key.stem, *options) for key in keys]
-        for _ in patience("the run to finish", 600):
+            link.register(key)
+        clients = [start_client(link, key, place / key.stem, *options) for key in keys]
+        for _ in attempts("the run to finish", 600):
             for client, name in zip(clients, NAMES, strict=True):
                 assert client.poll() is None, (place / f"{name}.log").read_text()[-4000:]
             if not killed and rounds_of(run):
                 killed = trainer_of(place / "kitchen").pid
                 os.kill(killed, signal.SIGKILL)
-            if link.finished(number):
+            if link.is_finished(number):
                 break
         rounds = rounds_of(run)
-        assert len(rounds) == 3, link.said()
+        assert len(rounds) == 3, link.log_tail()
         assert trainer_of(place / "kitchen").pid != killed
         assert set(rounds[0]["clients"]) == {str(read_client_index(key)) for key in keys}
         for name in NAMES:
@@ -81,10 +81,10 @@ def test_two_clients_take_part_and_leave_nothing_behind(
             assert list((place / name).glob("runs/*/clients/*/personal.ledger/*.seg"))
         clients[1].kill()
     finally:
-        statuses = [end(client) for client in clients]
-        end(link.process)
+        statuses = [terminate(client) for client in clients]
+        terminate(link.process)
     assert statuses == [0, -9]
-    for _ in patience("what the killed client started to end with it"):
+    for _ in attempts("what the killed client started to end with it"):
         if not processes_of(place):
             break
     assert not list(place.glob("*/trainer.sock"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from live import patience
+from live import attempts
 
 from devices.live.bundle_check import COMPARED_PACKAGES, check_bundle
 from devices.live.keys import create_key, read_client_index
@@ -167,7 +167,7 @@ def test_a_process_that_does_not_listen_is_killed(
     )
     child = SupervisedProcess("it", lambda: [sys.executable, "-S", "-c", deaf], os.environ)
     child.start()
-    for _ in patience("the process"):
+    for _ in attempts("the process"):
         if ready.exists():
             break
     assert child.running

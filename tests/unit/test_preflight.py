@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from live import certificate_in
+from live import make_certificate
 from typer.testing import CliRunner
 
 import samara
@@ -74,7 +74,7 @@ def server(certificate: Path | None = None) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of 127.0.0.1, signed by itself, with its key in the same file."""
-    return certificate_in(tmp_path_factory.mktemp("tls"))
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def reaching(port: int, certificates: Path | None = None, insecure: bool = False) -> ClientSettings:
