@@ -25,6 +25,7 @@ from server.transport.roster import Roster
 from shared import DISTRIBUTION
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.features import check_features
 from shared.frames.instructions import GLOBAL_TRACK, Split
 from shared.layout import Layout
 from shared.ledger.records import LedgerHeader
@@ -47,6 +48,7 @@ _PACKAGES = (DISTRIBUTION, "flwr", "numpy", "torch", "transformers", "pydantic")
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
     config = RunConfig.of(context.run_config, "run config")
+    check_features({"engine": "flower"} | config.features, "run config")
     console = logging.StreamHandler()  # Flower shows what an app prints, and nothing else
     log.addHandler(console)
     log.setLevel(logging.INFO)

@@ -1,11 +1,18 @@
 """The feature matrix, pair by pair: what exists is accepted, what does not is refused by name."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord, RecordDict
+from typer.testing import CliRunner
 
+from devices.phone.relay import gateway_app
+from server.commands import app as server
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.features import (
@@ -19,6 +26,7 @@ from shared.features import (
     supported_combinations,
 )
 from shared.tasks.catalog import load_task
+from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 FLEET = '[{"device": "laptop", "share": 1}]'
 
@@ -112,3 +120,34 @@ def test_methods_and_seed_policies_are_those_of_the_settings() -> None:
 )
 def test_a_task_has_a_kind(task: str, kind: str) -> None:
     assert kind_of(load_task(task)) == kind
+
+
+def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
+    command = ["up", "--insecure", "--run", str(tmp_path / "run"), "--set"]
+    refused = CliRunner().invoke(server, [*command, f"fleet.devices={FLEET}"]).exception
+    assert isinstance(refused, ConfigError)
+    assert "server up: engine flower with clients emulated" in str(refused)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"method": "partial"}, "method partial with clients phone"),
+        ({"method": "local"}, "method local with clients phone"),
+        ({"adapter.label-bias": True}, "label bias trained with clients phone"),
+    ],
+)
+def test_a_gateway_passes_on_no_run_that_phones_cannot_take_part_in(
+    settings: dict[str, Any], named: str
+) -> None:
+    asked: list[object] = []
+    gateway = SimpleNamespace(ask=lambda *rest: asked.append(rest))
+    content = RecordDict({"samara": ConfigRecord({"frame": b""})})
+    with asyncio.Runner() as runner:
+        app = gateway_app(gateway, runner.get_loop())  # type: ignore[arg-type]
+        grid = InProcessGrid(app, 1, settings)
+        message = grid.create_message(content, "query", FIRST_CLIENT_NODE, "1")
+        (reply,) = grid.send_and_receive([message])
+    assert named in reply.error.reason
+    assert not asked
