@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from client.tuning.tuning_curves import CURVES_FOLDER, curves_in
+from client.tuning.tuning_curves import CURVES_FOLDER, open_curves
 from server.store import METRICS_FILE
 from shared.events import read_events
 
@@ -15,7 +15,7 @@ def write_curves(folder: Path) -> None:
         SamaraError: if the metrics are damaged.
     """
     shutil.rmtree(folder / CURVES_FOLDER, ignore_errors=True)
-    curves = curves_in(folder, 0)
+    curves = open_curves(folder, 0)
     for event in read_events(folder / METRICS_FILE):
         number = event["round"]
         if event["event"] == "round":

@@ -16,7 +16,7 @@ from client.tuning.run import read_result
 from client.tuning.settings import TuneSettings
 from client.tuning.trajectory import read_trajectory
 from client.tuning.tuning_setup import TuningSetup
-from client.tuning.zeroth_order import TRAJECTORY_FILE, UPDATES, space_of
+from client.tuning.zeroth_order import TRAJECTORY_FILE, UPDATE_RULES, make_space
 
 
 def main() -> None:
@@ -24,15 +24,15 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished zeroth-order run")
     run = parser.parse_args().run
     result = read_result(run)
-    bench = TuningSetup(TuneSettings.of(result["config"], str(run)))
-    space, update = space_of(bench), UPDATES[bench.settings.method]
+    setup = TuningSetup(TuneSettings.of(result["config"], str(run)))
+    space, rule = make_space(setup), UPDATE_RULES[setup.settings.method]
     file = run / TRAJECTORY_FILE
-    recorded = read_trajectory(file)
-    size, steps = file.stat().st_size, len(recorded.records)
+    trajectory = read_trajectory(file)
+    size, steps = file.stat().st_size, len(trajectory.records)
     print(f"{steps} steps: {size:,} bytes, {size / steps:.1f} a step; d = {space.size:,}")
-    best = replace(recorded, records=recorded.records[: result["best_step"]])
+    best = replace(trajectory, records=trajectory.records[: result["best_step"]])
     begun = time.perf_counter()
-    best.rebuild(space, update, bench.base.model_id, hold_moments=True)
+    best.rebuild(space, rule, setup.base.model_id, hold_moments=True)
     seconds = time.perf_counter() - begun
     equal = space.digest().hex() == result["digest"]
     print(f"rebuilt after step {result['best_step']} in {seconds:.1f} s", end=", ")

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters
 from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
 
-SpaceKind = Literal["full", "lora", "lora-fa", "prefix"]
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
 """Runs a forward engine under P perturbations and returns an array [P, …]."""
 
@@ -69,7 +67,7 @@ class Space(ABC):
         portable: true if θ starts with the same bits on every machine.
     """
 
-    kind: SpaceKind
+    kind: str
     state = "float32"
     drifts = False
     portable = True

@@ -1,1 +1,1 @@
-"""Tuning on one device, without a federation: settings, data, learners, and the run itself."""
+"""Tuning on one machine, without a federation: settings, data, methods, and the run itself."""

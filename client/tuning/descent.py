@@ -1,7 +1,7 @@
-"""Updates made of scalars: SGD, momentum and Adam from a history of (seeds, projected gradients).
+"""SGD, momentum and Adam on a space, from a history of seeds and projected gradients.
 
 The gradient estimate of a step is ĝ = Σ g_j·z_j / n, and z_j is a function of its seed. So moments
-need not be kept: they can be recomputed from the history, chunk by chunk (MeZO, section 2.2 and
+need not be stored: they can be recomputed from the history, chunk by chunk (MeZO, section 2.2 and
 appendix B.2). They may also be held in memory; both give the same bits.
 """
 
@@ -18,18 +18,18 @@ from client.spaces.space import Space
 from shared.errors import TrainingError
 
 NEGLIGIBLE = 2.0**-24
-"""The share of a moment's weight that may be dropped: half a unit in the last place of float32."""
+"""The fraction of a moment's weight that may be dropped: half an ulp of float32."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """What a step is made of.
+class UpdateStep:
+    """Seeds and scalars of one training step, from which its update can be recomputed.
 
     Attributes:
-        seeds: uint64 [n], of the directions.
-        gradients: float32 [n], their projected gradients.
-        learning_rate: η, a float32.
-        epsilon: ε of the points that were tried.
+        seeds: uint64 [n], seeds of the directions.
+        gradients: float32 [n], projected gradients along the directions.
+        learning_rate: learning rate η, a float32.
+        epsilon: size ε of the perturbations.
 
     Raises:
         TrainingError: if a number is not finite.
@@ -48,29 +48,30 @@ class Step:
             )
 
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
-        """Elements of ĝ = Σ (g_j / n)·z_j, summed in the order of the seeds: float32 [count]."""
+        """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count]."""
         total = torch.zeros(())
-        shares = self.gradients / np.float32(len(self.gradients))
-        for seed, share in zip(self.seeds, shares, strict=True):
-            total = space.direction(int(seed), first, count) * float(share) + total
+        coefficients = self.gradients / np.float32(len(self.gradients))
+        for seed, coefficient in zip(self.seeds, coefficients, strict=True):
+            total = space.direction(int(seed), first, count) * float(coefficient) + total
         return total
 
 
 @dataclass(frozen=True)
 class SGD:
-    """θ ← θ − η·ĝ (MeZO, definition 2)."""
+    """The update rule θ ← θ − η·ĝ (MeZO, definition 2)."""
 
-    memory = 0
-    """K, the steps after which what a step weighs is negligible; 0 if only the last counts."""
+    window = 0
+    """K, the number of steps after which a step's weight is negligible; 0 if only the last one
+    counts."""
 
     def moments(self) -> "Moments":
-        """The last gradient."""
+        """Return moments that hold the last gradient."""
         return _Average(0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """m ← β·m + ĝ; θ ← θ − η·m."""
+    """The update rule m ← β·m + ĝ; θ ← θ − η·m."""
 
     beta: float = 0.9
 
@@ -78,18 +79,18 @@ class Momentum:
         _check_decay("beta", self.beta)
 
     @property
-    def memory(self) -> int:
-        """K, the first number with βᴷ ≤ 2⁻²⁴."""
-        return _memory(self.beta)
+    def window(self) -> int:
+        """The number of steps K, the first with βᴷ ≤ 2⁻²⁴."""
+        return _window(self.beta)
 
     def moments(self) -> "Moments":
-        """m."""
+        """Return moments that hold m = 0."""
         return _Average(self.beta, 1.0)
 
 
 @dataclass(frozen=True)
 class Adam:
-    """m̂ and v̂, bias-corrected averages of ĝ and ĝ²; θ ← θ − η·m̂ / (√v̂ + ε)."""
+    """The update rule θ ← θ − η·m̂ / (√v̂ + ε), m̂ and v̂ bias-corrected averages of ĝ and ĝ²."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -100,60 +101,60 @@ class Adam:
         _check_decay("beta2", self.beta2)
 
     @property
-    def memory(self) -> int:
-        """K of the slower average."""
-        return _memory(max(self.beta1, self.beta2))
+    def window(self) -> int:
+        """The number of steps K of the slower average."""
+        return _window(max(self.beta1, self.beta2))
 
     def moments(self) -> "Moments":
-        """m and v."""
+        """Return moments that hold m = 0 and v = 0."""
         return _AdamMoments(self)
 
 
 class _Average:
-    """m ← β·m + share·ĝ, with the sum of the weights beside it."""
+    """A decaying sum m ← β·m + gain·ĝ, with the sum of its weights."""
 
-    def __init__(self, beta: float, share: float) -> None:
-        self._beta, self._share = beta, share
+    def __init__(self, beta: float, gain: float) -> None:
+        self._beta, self._gain = beta, gain
         self.value, self.weight = torch.zeros(()), 0.0
 
-    def take(self, gradient: Tensor) -> None:
-        """Go on by one step with its ĝ, float32 [count]."""
-        self.value = self.value * self._beta + gradient * self._share
-        self.weight = self.weight * self._beta + self._share
+    def add(self, gradient: Tensor) -> None:
+        """Add the ĝ of the next step, float32 [count]."""
+        self.value = self.value * self._beta + gradient * self._gain
+        self.weight = self.weight * self._beta + self._gain
 
-    def descent(self) -> Tensor:
-        """What −η is multiplied by, float32 [count]."""
+    def update(self) -> Tensor:
+        """Return the update before it is multiplied by −η, float32 [count]."""
         return self.value
 
 
 class _AdamMoments:
-    """The weights of both averages sum to 1 − βᵗ, Adam's bias corrections."""
+    """The two averages of Adam; their weights sum to 1 − βᵗ, Adam's bias corrections."""
 
-    def __init__(self, update: Adam) -> None:
-        self._first = _Average(update.beta1, 1 - update.beta1)
-        self._second = _Average(update.beta2, 1 - update.beta2)
-        self._epsilon = update.epsilon
+    def __init__(self, rule: Adam) -> None:
+        self._first = _Average(rule.beta1, 1 - rule.beta1)
+        self._second = _Average(rule.beta2, 1 - rule.beta2)
+        self._epsilon = rule.epsilon
 
-    def take(self, gradient: Tensor) -> None:
-        """Go on by one step with its ĝ, float32 [count]."""
-        self._first.take(gradient)
-        self._second.take(gradient * gradient)
+    def add(self, gradient: Tensor) -> None:
+        """Add the ĝ of the next step, float32 [count]."""
+        self._first.add(gradient)
+        self._second.add(gradient * gradient)
 
-    def descent(self) -> Tensor:
-        """What −η is multiplied by, float32 [count]."""
-        # By the inverse: dividing by a number is that on some devices and a division on others.
+    def update(self) -> Tensor:
+        """Return the update before it is multiplied by −η, float32 [count]."""
+        # By the inverse: torch divides by a scalar in different ways on different devices.
         first = self._first.value * (1 / self._first.weight)
         second = self._second.value * (1 / self._second.weight)
         return first / (second.sqrt() + self._epsilon)
 
 
-Update = SGD | Momentum | Adam
-"""How a gradient estimate becomes a step."""
+UpdateRule = SGD | Momentum | Adam
+"""A rule that turns gradient estimates into updates."""
 Moments = _Average | _AdamMoments
-"""Moments of some elements, of the steps since some step."""
+"""Moments of some elements of θ, accumulated from some step on."""
 
 
-def _memory(beta: float) -> int:
+def _window(beta: float) -> int:
     return max(1, math.ceil(math.log(NEGLIGIBLE) / math.log(beta))) if beta else 1
 
 
@@ -162,93 +163,93 @@ def _check_decay(name: str, beta: float) -> None:
         raise TrainingError(f"{name} = {beta:g}: a decay must be at least 0 and less than 1")
 
 
-def window_start(step: int, memory: int) -> int:
-    """The step with which the moments of a step begin.
+def window_start(step: int, window: int) -> int:
+    """Return the first step that the moments of a step are computed from.
 
-    Windows begin at multiples of K only, so that consecutive steps share them: a step sees the
-    last K to 2K steps, or all.
+    Windows begin at multiples of K only, so that consecutive steps share them: the moments of a
+    step cover the last K to 2K steps, or all there are.
 
     Args:
-        step: counted from 0.
-        memory: K.
+        step: index of the step, from 0.
+        window: number of steps K.
     """
-    return max(0, (step // memory - 1) * memory) if memory else step
+    return max(0, (step // window - 1) * window) if window else step
 
 
 class _Windows:
-    """The moments of some elements for all windows that the step under way belongs to."""
+    """The moments of some elements, for all windows that the current step belongs to."""
 
-    def __init__(self, update: Update, step: int) -> None:
-        self._update, self._step = update, step
+    def __init__(self, rule: UpdateRule, step: int) -> None:
+        self._rule, self._step = rule, step
         self._moments: dict[int, Moments] = {}
 
-    def take(self, gradient: Tensor) -> None:
-        """Go on by one step with its ĝ, float32 [count]."""
-        memory = self._update.memory
-        start = window_start(self._step, memory)
-        if not memory or self._step % memory == 0:
-            self._moments[self._step] = self._update.moments()
-        self._moments = {begin: own for begin, own in self._moments.items() if begin >= start}
+    def add(self, gradient: Tensor) -> None:
+        """Add the ĝ of the next step, float32 [count]."""
+        window = self._rule.window
+        start = window_start(self._step, window)
+        if not window or self._step % window == 0:
+            self._moments[self._step] = self._rule.moments()
+        self._moments = {first: m for first, m in self._moments.items() if first >= start}
         for moments in self._moments.values():
-            moments.take(gradient)
+            moments.add(gradient)
         self._step += 1
 
-    def descent(self) -> Tensor:
-        """Of the last step: what −η is multiplied by, float32 [count]."""
-        return self._moments[min(self._moments)].descent()
+    def update(self) -> Tensor:
+        """Return the last step's update before it is multiplied by −η, float32 [count]."""
+        return self._moments[min(self._moments)].update()
 
 
 class Descent:
-    """Moves a space step by step.
+    """A descent on a space, step by step.
 
     Attributes:
-        space: what is moved.
-        history: the steps taken.
+        space: space that is updated.
+        history: steps taken so far.
     """
 
-    def __init__(self, space: Space, update: Update, hold_moments: bool = False) -> None:
-        """Nothing is moved yet.
+    def __init__(self, space: Space, rule: UpdateRule, hold_moments: bool = False) -> None:
+        """Start a descent without any steps.
 
         Args:
-            space: where its steps begin.
-            update: how a gradient estimate becomes a step.
-            hold_moments: keep the moments of all elements from step to step, instead of making
-                them anew from the history in every step; the bits are the same.
+            space: space in its initial state.
+            rule: rule that turns gradient estimates into updates.
+            hold_moments: whether the moments of all elements are kept from step to step, instead
+                of recomputed from the history in every step; the bits are the same.
         """
-        self.space, self.history = space, list[Step]()
-        self._update = update
+        self.space, self.history = space, list[UpdateStep]()
+        self._rule = rule
         self._held: dict[int, _Windows] | None = {} if hold_moments else None
 
-    def step(self, step: Step) -> None:
-        """Take a step whose points were tried in this space just now."""
-        self._take([step], retrace=False)
+    def step(self, step: UpdateStep) -> None:
+        """Take a step whose perturbations were evaluated in this space just before."""
+        self._take([step], repeat_perturbations=False)
 
-    def replay(self, steps: Sequence[Step]) -> None:
-        """Take steps that were tried some other time, to the same bits."""
-        self._take(steps, retrace=True)
+    def replay(self, steps: Sequence[UpdateStep]) -> None:
+        """Take steps that were evaluated earlier; the space gets the same bits."""
+        self._take(steps, repeat_perturbations=True)
 
-    def _take(self, steps: Sequence[Step], retrace: bool) -> None:
+    def _take(self, steps: Sequence[UpdateStep], repeat_perturbations: bool) -> None:
         before = len(self.history)
 
-        def move(first: int, count: int) -> None:
+        def update(first: int, count: int) -> None:
             windows = self._windows(first, count, before)
             for step in steps:
-                if retrace:
+                if repeat_perturbations:
                     self.space.repeat_perturbations(step.seeds, step.epsilon, first, count)
-                windows.take(step.gradient(self.space, first, count))
-                self.space.add(first, windows.descent() * -step.learning_rate)
+                windows.add(step.gradient(self.space, first, count))
+                self.space.add(first, windows.update() * -step.learning_rate)
             if self._held is not None:
                 self._held[first] = windows
 
-        self.space.update_all(move)
+        self.space.update_all(update)
         self.history += steps
 
-    def _windows(self, first: int, count: int, before: int) -> _Windows:
-        """Moments of some elements, of so many steps of the history."""
+    def _windows(self, first: int, count: int, steps: int) -> _Windows:
+        """Return the moments of some elements after the first steps of the history."""
         if self._held is not None and first in self._held:
             return self._held[first]
-        begin = window_start(before, self._update.memory)
-        windows = _Windows(self._update, begin)
-        for step in self.history[begin:before]:
-            windows.take(step.gradient(self.space, first, count))
+        start = window_start(steps, self._rule.window)
+        windows = _Windows(self._rule, start)
+        for step in self.history[start:steps]:
+            windows.add(step.gradient(self.space, first, count))
         return windows

@@ -1,11 +1,11 @@
 """A tuning run from settings to result: steps, validations, the best state, the test at the end.
 
-OUT/tune.json      what the run is: all settings, model, task, data
-OUT/metrics.jsonl  every evaluation, as it happens
-OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: what it goes on from
+OUT/tune.json      identity of the run: all settings, model, task, data
+OUT/metrics.jsonl  every evaluation, written as soon as it is made
+OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
 OUT/result.json    the summary, written at the end
 
-A run that was killed goes on from what is in its folder, to the same result.
+A run that was killed continues from the files in its folder, to the same result.
 """
 
 import hashlib
@@ -26,11 +26,10 @@ from filelock import FileLock, Timeout
 from client.tuning.baselines.first_order import FirstOrder
 from client.tuning.baselines.icl import InContext
 from client.tuning.baselines.linear_probe import LinearProbe
-from client.tuning.baselines.zero_shot import zero_shot
-from client.tuning.learner import Learner
 from client.tuning.settings import TuneSettings
-from client.tuning.tuning_curves import Curves, curves_in
-from client.tuning.tuning_setup import Figures, Split, TuningSetup
+from client.tuning.training_method import TrainingMethod
+from client.tuning.tuning_curves import Curves, open_curves
+from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared import DISTRIBUTION
 from shared.errors import ConfigError
@@ -46,41 +45,43 @@ IDENTITY_FILE, METRICS_FILE, RESULT_FILE = "tune.json", "metrics.jsonl", "result
 def tune(
     settings: TuneSettings, on_step: Callable[[int, int], None] = lambda done, steps: None
 ) -> Path:
-    """Run a method on one device; returns the run's folder.
+    """Run a method on this machine and return the run's folder.
 
-    Model, task and data are loaded first, so that a mistake in them is found before anything is
-    written. A folder that holds the beginning of the same run is continued, a finished one is left.
+    Model, task and data are loaded first, so that a mistake in them is reported before anything is
+    written. A folder that holds the beginning of the same run is continued, a finished one is left
+    unchanged.
 
     Args:
-        settings: of the run.
-        on_step: called with the steps taken and those of the run.
+        settings: settings of the run.
+        on_step: function that is called with the number of steps taken and that of the run.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot go on.
+        SamaraError: if the run cannot begin, or cannot continue.
     """
     begun = time.monotonic()
-    bench = TuningSetup(settings.complete(cores()))
-    identity = _identity(bench)
+    setup = TuningSetup(settings.complete(cores()))
+    identity = _identity(setup)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
     folder = Path(settings.out) if settings.out else Path("runs") / settings_hash[:8].hex()
-    with _opened(folder, identity):
-        result = folder / RESULT_FILE
-        if result.exists():
+    with _locked(folder, identity):
+        result_file = folder / RESULT_FILE
+        if result_file.exists():
             log.info("%s: the run has ended already", folder)
             return folder
-        record = _Record(folder / METRICS_FILE, bench.task.metric)
-        found = (
-            _trained(bench, folder, settings_hash, record, on_step)
+        evaluations = _EvaluationLog(folder / METRICS_FILE, setup.task.metric)
+        results = (
+            _train(setup, folder, settings_hash, evaluations, on_step)
             if settings.trains
-            else _untrained(bench, record)
+            else _evaluate_baseline(setup, evaluations)
         )
-        summary = identity | found | _circumstances(bench, time.monotonic() - begun)
-        write_durably(result, (json.dumps(summary, indent=2, sort_keys=True) + "\n").encode())
+        summary = identity | results | _environment(setup, time.monotonic() - begun)
+        content = json.dumps(summary, indent=2, sort_keys=True) + "\n"
+        write_durably(result_file, content.encode())
     return folder
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """The summary of a run that has ended.
+    """Read the summary of a run that has ended.
 
     Raises:
         ConfigError: if the file is missing or damaged.
@@ -93,161 +94,171 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-class _Record:
-    """Evaluations of a run, kept in its metrics file; none is made twice.
+class _EvaluationLog:
+    """The evaluations of a run, stored in its metrics file; each is made once.
 
     Args:
-        file: the metrics.
-        metric: the name of the task's own.
+        file: metrics file of the run.
+        metric: name of the task's metric.
     """
 
     def __init__(self, file: Path, metric: str) -> None:
         self._file, self._metric = file, metric
         self._events = read_events(file)
 
-    def of(self, state: str, split: str, step: int, evaluate: Callable[[], Figures]) -> Figures:
-        """The figures of a state on a split, made now unless they are known."""
-        place = {"event": state, "split": split, "step": step}
+    def result(
+        self, state: str, split: str, step: int, evaluate: Callable[[], EvaluationResult]
+    ) -> EvaluationResult:
+        """Return the stored result of a state on a split, or evaluate it and store the result.
+
+        Args:
+            state: name of the state, which is the event's name.
+            split: name of the split.
+            step: number of steps taken.
+            evaluate: function that evaluates the state.
+        """
+        key = {"event": state, "split": split, "step": step}
         for event in self._events:
-            if place.items() <= event.items():
-                return Figures(event["examples"], event["loss"], event[self._metric])
-        figures = evaluate()
-        event = place | self.shown(figures)
+            if key.items() <= event.items():
+                return EvaluationResult(event["examples"], event["loss"], event[self._metric])
+        result = evaluate()
+        event = key | self.to_json(result)
         append_event(self._file, event)
         self._events.append(event)
-        log.info("%s", _line(state, split, step, figures, self._metric), extra={"event": event})
-        return figures
+        log.info("%s", _log_line(state, split, step, result, self._metric), extra={"event": event})
+        return result
 
-    def shown(self, figures: Figures) -> dict[str, Any]:
-        """Figures as files have them."""
+    def to_json(self, result: EvaluationResult) -> dict[str, Any]:
+        """Return a result as it is written to files."""
         return {
-            "examples": figures.examples,
-            "loss": figures.loss,
-            self._metric: figures.metric,
+            "examples": result.examples,
+            "loss": result.loss,
+            self._metric: result.metric,
         }
 
 
-def _line(state: str, split: str, step: int, figures: Figures, metric: str) -> str:
+def _log_line(state: str, split: str, step: int, result: EvaluationResult, metric: str) -> str:
     begin = f"step {step}" if state == "step" else state
-    return f"{begin}, {split}: loss {figures.loss:.4f}, {metric} {figures.metric:.2%}"
+    return f"{begin}, {split}: loss {result.loss:.4f}, {metric} {result.metric:.2%}"
 
 
-def _trained(
-    bench: TuningSetup,
+def _train(
+    setup: TuningSetup,
     folder: Path,
     settings_hash: bytes,
-    record: _Record,
+    evaluations: _EvaluationLog,
     on_step: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    validation, test = bench.splits["validation"], bench.splits["test"]
+    """Evaluate the base model, train it, and evaluate its best state on the test split."""
+    validation, test = setup.splits["validation"], setup.splits["test"]
     before = {
-        name: record.of("zero-shot", name, 0, partial(zero_shot, bench, split))
+        name: evaluations.result("zero-shot", name, 0, partial(setup.evaluate_base, split))
         for name, split in (("validation", validation), ("test", test))
     }
-    learner: Learner = (
-        FirstOrder(bench, folder, settings_hash)
-        if bench.settings.method == "fo-adam"
-        else ZerothOrder(bench, folder, settings_hash)
+    method: TrainingMethod = (
+        FirstOrder(setup, folder, settings_hash)
+        if setup.settings.method == "fo-adam"
+        else ZerothOrder(setup, folder, settings_hash)
     )
-    if learner.note:
-        log.warning("%s", learner.note)
-    with closing(learner), closing(curves_in(folder, learner.steps)) as curves:
-        curve = _steps_taken(bench, learner, record, curves, on_step)
-        best = _best(curve)
-        learner.recall(best)
-        after = record.of("best", "test", best, partial(learner.figures, test))
-        digest = learner.digest()
+    if method.warning:
+        log.warning("%s", method.warning)
+    with closing(method), closing(open_curves(folder, method.steps)) as curves:
+        validations = _take_steps(setup, method, evaluations, curves, on_step)
+        best = _best_step(validations)
+        method.restore_best(best)
+        after = evaluations.result("best", "test", best, partial(method.evaluate, test))
+        digest = method.digest()
+    to_json = evaluations.to_json
     return {
-        "zero_shot": {split: record.shown(figures) for split, figures in before.items()},
-        "curve": [{"step": step} | record.shown(figures) for step, figures in curve.items()],
+        "zero_shot": {split: to_json(result) for split, result in before.items()},
+        "curve": [{"step": step} | to_json(result) for step, result in validations.items()],
         "best_step": best,
-        "validation": record.shown(curve[best]),
-        "test": record.shown(after),
+        "validation": to_json(validations[best]),
+        "test": to_json(after),
         "digest": digest,
     }
 
 
-def _steps_taken(
-    bench: TuningSetup,
-    learner: Learner,
-    record: _Record,
+def _take_steps(
+    setup: TuningSetup,
+    method: TrainingMethod,
+    evaluations: _EvaluationLog,
     curves: Curves,
     on_step: Callable[[int, int], None],
-) -> dict[int, Figures]:
-    """Take all steps that are left; returns the validations by step, from before the first on."""
-    settings, validation = bench.settings, bench.splits["validation"]
-    first = learner.steps
+) -> dict[int, EvaluationResult]:
+    """Take all remaining steps and return the validations of the whole run, by step from 0."""
+    settings, validation = setup.settings, setup.splits["validation"]
+    first = method.steps
     stops = sorted({*range(0, settings.steps, settings.validate_every), settings.steps})
-    curve = {}
+    validations = {}
     for stop in stops:
-        while learner.steps < stop:
-            loss = learner.step()
-            curves.add("train/loss", loss, learner.steps)
-            on_step(learner.steps, settings.steps)
+        while method.steps < stop:
+            loss = method.step()
+            curves.add("train/loss", loss, method.steps)
+            on_step(method.steps, settings.steps)
         if stop >= first:
-            learner.save()
-        curve[stop] = own = record.of(
-            "step", "validation", stop, _only_at(learner, stop, validation)
+            method.save()
+        validations[stop] = result = evaluations.result(
+            "step", "validation", stop, partial(_evaluate_at, method, stop, validation)
         )
-        if _best(curve) == stop == learner.steps:
-            learner.keep()
+        if _best_step(validations) == stop == method.steps:
+            method.keep_best()
         if stop >= first:
-            curves.add("validation/loss", own.loss, stop)
-            curves.add(f"validation/{bench.task.metric}", own.metric, stop)
-    return curve
+            curves.add("validation/loss", result.loss, stop)
+            curves.add(f"validation/{setup.task.metric}", result.metric, stop)
+    return validations
 
 
-def _only_at(learner: Learner, stop: int, split: Split) -> Callable[[], Figures]:
-    def evaluate() -> Figures:
-        if learner.steps != stop:
-            raise ConfigError(
-                f"{METRICS_FILE} lacks the validation after step {stop}, and the run is at step "
-                f"{learner.steps}; begin it in another folder"
-            )
-        return learner.figures(split)
-
-    return evaluate
+def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> EvaluationResult:
+    """Evaluate a method's current state, which must be that after a given step."""
+    if method.steps != step:
+        raise ConfigError(
+            f"{METRICS_FILE} lacks the validation after step {step}, and the run is at step "
+            f"{method.steps}; begin it in another folder"
+        )
+    return method.evaluate(split)
 
 
-def _best(curve: dict[int, Figures]) -> int:
-    """The first of the steps that nothing on the validation split is better than."""
-    return max(curve, key=lambda step: curve[step].rank)
+def _best_step(validations: dict[int, EvaluationResult]) -> int:
+    """Return the first of the steps with the best validation."""
+    return max(validations, key=lambda step: validations[step].rank)
 
 
-def _untrained(bench: TuningSetup, record: _Record) -> dict[str, Any]:
-    """Baselines that take no steps."""
-    method = bench.settings.method
-    splits = {name: bench.splits[name] for name in ("validation", "test")}
-    evaluate: Callable[[Split], Figures] = partial(zero_shot, bench)
-    more: dict[str, Any] = {}
+def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[str, Any]:
+    """Evaluate a method that takes no steps."""
+    method = setup.settings.method
+    splits = {name: setup.splits[name] for name in ("validation", "test")}
+    evaluate: Callable[[TaskSplit], EvaluationResult] = setup.evaluate_base
+    details: dict[str, Any] = {}
     if method == "icl":
-        context = InContext(bench, bench.settings.demonstrations)
-        fewest = min(context.count(prompt) for own in splits.values() for prompt in own.prompts)
-        evaluate, more = context.figures, {"fewest_demonstrations": fewest}
+        context = InContext(setup, setup.settings.demonstrations)
+        fewest = min(context.count(prompt) for split in splits.values() for prompt in split.prompts)
+        evaluate, details = context.evaluate, {"fewest_demonstrations": fewest}
     elif method == "linear-probe":
-        probe = LinearProbe(bench)
-        evaluate, more = probe.figures, {"strength": probe.strength}
-    found = {
-        name: record.of(method, name, 0, partial(evaluate, split)) for name, split in splits.items()
+        probe = LinearProbe(setup)
+        evaluate, details = probe.evaluate, {"strength": probe.strength}
+    results = {
+        name: evaluations.result(method, name, 0, partial(evaluate, split))
+        for name, split in splits.items()
     }
-    return {name: record.shown(own) for name, own in found.items()} | more
+    return {name: evaluations.to_json(result) for name, result in results.items()} | details
 
 
-def _identity(bench: TuningSetup) -> dict[str, Any]:
-    """All that decides what a run does, by key."""
+def _identity(setup: TuningSetup) -> dict[str, Any]:
+    """Return all that decides what a run computes, by key."""
     return {
-        "config": bench.settings.identity(),
-        "model_id": bench.base.model_id.hex(),
-        "task": bench.task.digest,
-        "metric": bench.task.metric,
-        "data": bench.data_hash,
-        "examples": {name: len(split.labels) for name, split in bench.splits.items()},
+        "config": setup.settings.identity(),
+        "model_id": setup.base.model_id.hex(),
+        "task": setup.task.digest,
+        "metric": setup.task.metric,
+        "data": setup.data_hash,
+        "examples": {name: len(split.labels) for name, split in setup.splits.items()},
     }
 
 
 @contextmanager
-def _opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Inside, the folder is this run's and this process's.
+def _locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
+    """Lock a folder for this process, and check that it is empty or holds this run.
 
     Raises:
         ConfigError: if it holds another run, another process works in it, or it cannot be written.
@@ -270,23 +281,25 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
         write_durably(file, (json.dumps(identity, indent=2, sort_keys=True) + "\n").encode())
         return
     try:
-        there = json.loads(file.read_text(encoding="utf-8"))
-        there |= there.pop("config")
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored |= stored.pop("config")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"{file}: damaged: {error!r}; begin the run in another folder") from error
-    here = identity | identity["config"]
-    del here["config"]
-    different = [key for key in here | there if there.get(key) != here.get(key)]
+    expected = identity | identity["config"]
+    del expected["config"]
+    different = [key for key in expected | stored if stored.get(key) != expected.get(key)]
     if different:
-        said = ", ".join(
-            f"{key} ({there.get(key)} there, {here.get(key)} here)" for key in different
+        differences = ", ".join(
+            f"{key} ({stored.get(key)} there, {expected.get(key)} here)" for key in different
         )
-        raise ConfigError(f"{file}: another run is in this folder: {said}; use another folder")
+        raise ConfigError(
+            f"{file}: another run is in this folder: {differences}; use another folder"
+        )
 
 
-def _circumstances(bench: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Where and how long the process that ended the run ran."""
-    device = torch.device(bench.settings.model.torch_device)
+def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
+    """Return duration, peak memory and versions of the process that ended the run."""
+    device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     return {
         "seconds": round(seconds, 3),

@@ -25,9 +25,9 @@ Method = Literal[
     "icl",
     "linear-probe",
 ]
-Where = Literal["lora-fa", "lora", "prefix", "full"]
+SpaceName = Literal["lora-fa", "lora", "prefix", "full"]
 
-SPACES: dict[Method, tuple[Where, ...]] = {
+SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
     "mezo": ("full", "lora", "lora-fa", "prefix"),
     "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
@@ -43,8 +43,8 @@ ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam"
 _ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
 _QUERIES: dict[Method, int] = {"prge": 4}
-_EPSILON: dict[Where, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
-_ADAM_RATE: dict[Where, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
+_EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
+_ADAM_RATE: dict[SpaceName, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
 
 
 class TuneData(Section):

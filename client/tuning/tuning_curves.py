@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, where it is installed."""
+"""Training curves for TensorBoard, where it is installed."""
 
 import logging
 from pathlib import Path
@@ -10,24 +10,24 @@ CURVES_FOLDER = "tensorboard"
 
 
 class Curves(Protocol):
-    """Takes numbers by step."""
+    """A writer of numbers by step."""
 
     def add(self, name: str, value: float, step: int) -> None:
-        """One point of a curve."""
+        """Add a point to a curve."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Write everything and close the files."""
 
 
 class _NoCurves:
     def add(self, name: str, value: float, step: int) -> None:
-        """Not kept."""
+        """Ignore the point."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file is open."""
 
 
-class _TensorBoard:
+class _TensorBoardCurves:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
@@ -38,12 +38,12 @@ class _TensorBoard:
         self._writer.close()
 
 
-def curves_in(folder: Path, steps: int) -> Curves:
-    """Curves of a run that go on after some steps; none without TensorBoard, which is said.
+def open_curves(folder: Path, steps: int) -> Curves:
+    """Open the curves of a run, or log that there are none if TensorBoard is not installed.
 
     Args:
-        folder: of the run.
-        steps: taken before; what was written for later ones is hidden.
+        folder: folder of the run.
+        steps: number of steps taken before; points that were written for later steps are hidden.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -51,4 +51,4 @@ def curves_in(folder: Path, steps: int) -> Curves:
         log.info("no curves for TensorBoard: pip install 'samara-fl[tensorboard]' to get them")
         return _NoCurves()
     writer = SummaryWriter(folder / CURVES_FOLDER, purge_step=steps + 1)
-    return _TensorBoard(writer)
+    return _TensorBoardCurves(writer)

@@ -1,9 +1,9 @@
-"""The model, the task and little data, drawn by a seed, and how good a point is on a split."""
+"""The setup of a tuning run: model, task, a drawn sample of the data, and evaluation on a split."""
 
 import gc
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,26 +26,26 @@ from shared.tasks.data import SPLITS, load_examples
 from shared.tasks.embedded import embedded_examples
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion, answer_metric, label_metric
-from shared.tasks.objectives import Goal, objective_of
+from shared.tasks.objectives import ObjectiveName, objective_for
 from shared.tasks.rows import Example
-from shared.tasks.sampling import sampled
+from shared.tasks.sampling import sample_splits
 
 EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
 
-At = Callable[[ScoreFunction], NDArray[np.float32]]
-"""Runs an engine at one point of a space: `Space.evaluate` without seeds."""
+Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
+"""Calls a function with the adapters of one state, as `Space.evaluate` without seeds does."""
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """The examples of a split as the model reads them.
+class TaskSplit:
+    """The examples of one split, with their prompts.
 
     Attributes:
-        examples: n of them.
-        prompts: with what is right in them, or all that may be.
-        open_prompts: of a generation, without any answer; empty otherwise.
-        labels: int64 [n].
+        examples: the n examples.
+        prompts: prompts with the right answer, or with all candidates.
+        open_prompts: prompts without an answer, of a generation task; empty otherwise.
+        labels: int64 [n], indices of the right answers.
     """
 
     examples: tuple[Example, ...]
@@ -55,13 +55,13 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """How good a point is on a split.
+class EvaluationResult:
+    """The loss and the metric of a model on a split.
 
     Attributes:
-        examples: how many.
-        loss: mean cross-entropy, or of a generation the mean loss per token.
-        metric: the task's own.
+        examples: number of examples.
+        loss: mean cross-entropy; in a generation task mean loss per token.
+        metric: value of the task's metric.
     """
 
     examples: int
@@ -70,136 +70,142 @@ class Figures:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The greater, the better: by the metric, then by the loss."""
+        """The metric and the negative loss: of two results the greater is the better."""
         return (self.metric, -self.loss)
 
 
 class TuningSetup:
-    """What every method starts from.
+    """The model, task and data that every method of `samara tune` starts from.
 
     Attributes:
-        settings: with nothing left open.
-        task: what is asked.
-        splits: by name.
-        loaded: the model, and its blocks if they are streamed.
-        base: the model, as it was read.
-        stream: of its blocks, if they are streamed.
-        scorer: of it.
-        root: the seed of batches and directions.
-        objective: of scores.
-        decodes: whether steps are judged by decoded answers instead of scores.
+        settings: settings without open values.
+        task: task that is trained and evaluated.
+        goal: name of the objective.
+        splits: splits by name.
+        loaded: loaded model, with its blocks if they are streamed.
+        base: base model.
+        stream: stream of its blocks, if they are streamed.
+        scorer: scorer of the model.
+        root: seed that batches and directions are derived from.
+        objective: function that reduces scores to a loss.
+        decodes: whether the training loss is a metric of decoded answers instead of scores.
     """
 
     def __init__(self, settings: TuneSettings) -> None:
         """Load model, task and data.
 
         Raises:
-            SamaraError: if any of them cannot be used, or they do not go together.
+            SamaraError: if any of them cannot be used, or they do not fit together.
         """
         torch.set_num_threads(settings.threads)
         self.settings = settings
         self.root = round_root(settings.seed, 0, 0)
         self.task: Task = load_task(settings.task)
-        usual: Goal = "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
-        self.goal: Goal = usual if settings.objective == "auto" else settings.objective
+        default: ObjectiveName = (
+            "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
+        )
+        self.goal: ObjectiveName = default if settings.objective == "auto" else settings.objective
         self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
-        self.objective = objective_of(self.task, usual if self.decodes else self.goal)
-        self._loss = objective_of(self.task, usual)
-        examples = _drawn(settings, self.task)
-        self.data_hash = _hash_of(examples)
+        self.objective = objective_for(self.task, default if self.decodes else self.goal)
+        self._evaluation_loss = objective_for(self.task, default)
+        examples = _draw_examples(settings, self.task)
+        self.data_hash = _hash_examples(examples)
         self.load()
         keep_freed_memory()
         self.splits = {
-            name: self._split([example for example in examples if example.split == name])
+            name: self._make_split([example for example in examples if example.split == name])
             for name in SPLITS
         }
 
     def load(self) -> None:
-        """Read the model, also once more: base and scorer are then as they were at first."""
+        """Load the model, or load it again: base and scorer are then unchanged ones."""
         model = self.settings.model
         self.loaded = load_model(model)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        # Not in inference mode: what a scorer keeps may be on the way of gradients.
+        # Not in inference mode: gradients may flow through tensors that a scorer keeps.
         with torch.no_grad():
             self.scorer: Scorer = scorer_for(
                 self.base, self.task, model.max_length, PerturbedBody(self.base, 0)
             )
 
-    def drop(self) -> None:
-        """Forget the model, before it is read once more: two need not be in memory at once."""
+    def unload(self) -> None:
+        """Free the model's memory before it is loaded again."""
         if self.stream is not None:
             self.stream.free_buffers()
         del self.loaded, self.base, self.stream, self.scorer
-        gc.collect()  # modules and what watches over them refer to each other
+        gc.collect()  # modules and their observers refer to each other
 
-    def plain(self) -> tuple[ResidentForward, At]:
-        """An engine of the model as it is, and its only point."""
-        adapter, here = empty_adapter()
+    def base_engine(self) -> tuple[ResidentForward, Evaluate]:
+        """Return a forward engine of the base model, and a function that evaluates with it."""
+        adapter, no_adapters = empty_adapter()
         forward = make_forward_engine(self.base, adapter, self.scorer, self.stream is not None)
-        return forward, lambda run: run(here)
+        return forward, lambda score: score(no_adapters)
 
-    def batch(self, step: int, device: int = 0) -> NDArray[np.int64]:
-        """The examples of a step: int64 [B], fewer if there are fewer."""
-        count = len(self.splits["train"].labels)
-        return batch_order(self.root, device, step, count)[: self.settings.batch]
-
-    def figures(self, forward: ResidentForward, at: At, split: Split) -> Figures:
-        """How good a point is on a split.
+    def batch(self, step: int, query: int = 0) -> NDArray[np.int64]:
+        """Return the indices of a step's examples, int64 [B], fewer if there are fewer.
 
         Args:
-            forward: the engine.
-            at: runs it at the point.
-            split: of the data.
+            step: index of the step, from 0.
+            query: index of the direction, where every direction has a batch of its own.
+        """
+        count = len(self.splits["train"].labels)
+        return batch_order(self.root, query, step, count)[: self.settings.batch]
+
+    def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
+        """Evaluate the base model on a split, without training."""
+        return self.evaluate(*self.base_engine(), split)
+
+    def evaluate(
+        self, forward: ResidentForward, evaluate: Evaluate, split: TaskSplit
+    ) -> EvaluationResult:
+        """Evaluate one state of the model on a split.
+
+        Args:
+            forward: forward engine.
+            evaluate: function that calls another one with the state's adapters.
+            split: split of the data.
         """
         size = EVALUATION_MICRO_BATCH
         answers: list[str] = []
 
-        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        def score(adapters: PerturbedAdapters) -> NDArray[np.float32]:
             if split.open_prompts:
-                answers.extend(forward.decode_answers(perturbations, split.open_prompts, size))
-            return forward.scores(perturbations, split.prompts, Schedule("both", size))
+                answers.extend(forward.decode_answers(adapters, split.open_prompts, size))
+            return forward.scores(adapters, split.prompts, Schedule("both", size))
 
-        return self.judged(at(run)[0], split, answers)
+        return self.result_of(evaluate(score)[0], split, answers)
 
-    def judged(
-        self, scores: NDArray[np.float32], split: Split, answers: Sequence[str] = ()
-    ) -> Figures:
-        """What scores, and answers where there are any, amount to.
+    def result_of(
+        self, scores: NDArray[np.float32], split: TaskSplit, answers: Sequence[str] = ()
+    ) -> EvaluationResult:
+        """Return loss and metric of scores, and of decoded answers where the task has them.
 
         Args:
             scores: float32 [n, width].
-            split: of the data.
-            answers: n of a generation task.
+            split: split that the scores belong to.
+            answers: n decoded answers of a generation task.
         """
-        loss = float(self._loss(scores[None], split.labels)[0])
+        loss = float(self._evaluation_loss(scores[None], split.labels)[0])
         if isinstance(self.task, GenerationTask):
             accepted = [example.answers for example in split.examples]
             metric = answer_metric(self.task, answers, accepted)
         else:
             confusion = Confusion.of(split.labels, scores.argmax(axis=1), scores.shape[1])
             metric = label_metric(self.task, confusion)
-        return Figures(len(split.labels), loss, metric)
+        return EvaluationResult(len(split.labels), loss, metric)
 
-    def _split(self, examples: Sequence[Example]) -> Split:
+    def _make_split(self, examples: Sequence[Example]) -> TaskSplit:
         prompt = self.scorer.prompt
-        opened = examples if isinstance(self.task, GenerationTask) else []
-        return Split(
+        decoded = examples if isinstance(self.task, GenerationTask) else []
+        return TaskSplit(
             tuple(examples),
             tuple(prompt(example.text, example.answers, example.cut) for example in examples),
-            tuple(prompt(example.text, (), example.cut) for example in opened),
+            tuple(prompt(example.text, (), example.cut) for example in decoded),
             np.array([example.label for example in examples], np.int64),
         )
 
-    def rewritten(self, split: Split, change: Callable[[int, Prompt], Prompt]) -> Split:
-        """A split with every prompt changed; `change` is told which example it is of."""
-        return replace(
-            split,
-            prompts=tuple(change(index, prompt) for index, prompt in enumerate(split.prompts)),
-            open_prompts=tuple(change(index, p) for index, p in enumerate(split.open_prompts)),
-        )
 
-
-def _drawn(settings: TuneSettings, task: Task) -> list[Example]:
+def _draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
     data = settings.data
     if data.path == EMBEDDED_DATA:
         examples = embedded_examples(task, EMBEDDED_WRITERS, settings.seed)
@@ -210,11 +216,11 @@ def _drawn(settings: TuneSettings, task: Task) -> list[Example]:
         "validation": data.validation,
         "test": data.test,
     }
-    return sampled(examples, counts, settings.seed)
+    return sample_splits(examples, counts, settings.seed)
 
 
-def _hash_of(examples: Iterable[Example]) -> str:
-    """Of everything that the examples say, in hexadecimal."""
+def _hash_examples(examples: Iterable[Example]) -> str:
+    """Return a hash of all fields of some examples, in hexadecimal."""
     whole = hashlib.sha256()
     for example in examples:
         whole.update(repr(example).encode())

@@ -1,4 +1,4 @@
-"""MeZO and P-RGE on one device: a space, its steps, and the trajectory that rebuilds it."""
+"""MeZO and P-RGE on one machine: a space, its steps, and the trajectory that rebuilds it."""
 
 import logging
 import shutil
@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.estimators import mezo, prge
-from client.estimators.mezo import learning_rate_at, queries_at
-from client.estimators.prge import Estimator, LossRequest, run_estimator
+from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
+from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
 from client.forward.grouping import Schedule, split_by_grouping
 from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import make_trunk_cache
@@ -20,10 +19,10 @@ from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace
 from client.spaces.space import Space
 from client.spaces.streamed import StreamedFullSpace
-from client.tuning.descent import SGD, Adam, Descent, Momentum, Update
+from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
 from client.tuning.settings import Method
-from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
-from client.tuning.tuning_setup import Figures, Split, TuningSetup
+from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.replay_torch import backend_for
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
@@ -35,225 +34,227 @@ log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
 BLOCKS_FOLDER = "blocks"
-"""Of a run that trains all parameters of a streamed model, while it goes on."""
+"""Folder of the blocks of a streamed model whose parameters are trained, during the run."""
 
-_TRAVELS = {
+_STORED_DTYPES = {
     "none": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float8": torch.float8_e4m3fn,
 }
-UPDATES: dict[Method, Update] = {
+UPDATE_RULES: dict[Method, UpdateRule] = {
     "prge": SGD(),
     "mezo": SGD(),
     "mezo-momentum": Momentum(),
     "mezo-adam": Adam(),
 }
-"""How each method makes steps of gradient estimates."""
+"""The update rule of each method."""
 
 
 class ZerothOrder:
-    """A space that is moved by projected gradients.
+    """A method that trains a space by projected gradients.
 
     Args:
-        bench: its model is moved, or gets adapters.
-        folder: of the run; the trajectory in it is continued.
-        settings_hash: of everything that decides what the run does, 32 bytes.
+        setup: setup whose model is trained, or adapted.
+        folder: folder of the run; a trajectory in it is continued.
+        settings_hash: hash of everything that decides what the run computes, 32 bytes.
 
     Raises:
         SamaraError: if model and space do not go together, or the trajectory cannot be continued.
     """
 
-    def __init__(self, bench: TuningSetup, folder: Path, settings_hash: bytes) -> None:
-        self._bench, self._path = bench, folder / TRAJECTORY_FILE
+    def __init__(self, setup: TuningSetup, folder: Path, settings_hash: bytes) -> None:
+        self._setup, self._path = setup, folder / TRAJECTORY_FILE
         self._blocks = folder / BLOCKS_FOLDER
-        settings = bench.settings
-        self._update = UPDATES[settings.method]
+        settings = setup.settings
+        self._rule = UPDATE_RULES[settings.method]
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
-        self._place()
-        header = TrajectoryHeader.of(
+        self._build_space()
+        header = make_header(
             self._space,
-            self._update,
-            model_id=bench.base.model_id,
-            root=bench.root,
+            self._rule,
+            model_id=setup.base.model_id,
+            root=setup.root,
             epsilon=settings.epsilon,
             settings_hash=settings_hash,
         )
-        self._trajectory = Trajectory(self._path, header, self._space)
-        self._steps = len(self._trajectory.recorded.records)
-        given = None if settings.estimates_its_rate else settings.rate
-        size = StepSize(settings.steps, given, settings.epsilon)
+        self._writer = TrajectoryWriter(self._path, header, self._space)
+        self._steps = len(self._writer.trajectory.records)
+        rate = None if settings.estimates_its_rate else settings.rate
+        size = StepSize(settings.steps, rate, settings.epsilon)
         self._step_sizes = RecordedStepSize(size, folder / STEP_SIZE_FILE, self._steps)
-        self._rebuild(None)
+        self._replay(None)
 
     @property
     def steps(self) -> int:
-        """Steps taken, also those that a return undid, and returns."""
+        """The number of steps taken, including reverted steps and reverts."""
         return self._steps
 
     @property
-    def note(self) -> str:
-        """What was cut from the trajectory's end."""
-        return self._trajectory.recorded.note
+    def warning(self) -> str:
+        """A warning about an incomplete step at the trajectory's end; empty if there is none."""
+        return self._writer.trajectory.warning
 
     def step(self) -> float:
-        """Estimate, record, move; returns the mean loss of all points.
+        """Estimate a gradient, record it and take the step; return the mean loss.
 
-        If the loss has risen beyond its noise, the step is a return instead: θ is again what it was
-        where the loss was lowest, and the learning rate is lowered.
+        If the loss has risen beyond its noise, the step is a revert instead: θ is again what it was
+        when the loss was lowest, and the learning rate is lowered.
 
         Raises:
             TrainingError: if a projected gradient is not finite.
             TrajectoryError: if the disk refuses.
         """
-        bench, step = self._bench, self.steps
-        settings = bench.settings
+        setup, step = self._setup, self.steps
+        settings = setup.settings
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
-        seeds = self._trajectory.seeds(queries)
+        seeds = self._writer.seeds(queries)
         size = self._step_sizes.size
         curvature = size.measures_curvature(step, queries, settings.differences)
         estimator: Estimator
         if settings.method == "prge":
-            batch, differences = bench.batch(step), settings.differences
-            estimator = prge.prge_estimator(seeds, batch, settings.epsilon, curvature, differences)
+            batch, differences = setup.batch(step), settings.differences
+            estimator = prge_estimator(seeds, batch, settings.epsilon, curvature, differences)
         else:
-            batches = np.stack([bench.batch(step, query) for query in range(queries)])
-            estimator = mezo.mezo_estimator(seeds, batches, settings.epsilon, curvature)
+            batches = np.stack([setup.batch(step, query) for query in range(queries)])
+            estimator = mezo_estimator(seeds, batches, settings.epsilon, curvature)
         estimate = run_estimator(estimator, self._losses_of)
         gradients = size.clipped(estimate.gradients)
         rate = learning_rate_at(
             step, settings.steps, size.learning_rate, settings.learning_rate_schedule
         )
-        seen = Observation.from_step(estimate.mean_loss, gradients, rate, estimate.curvature)
-        after = self._step_sizes.record(seen.scaled(_gain(self._update)))
+        observation = Observation.from_step(estimate.mean_loss, gradients, rate, estimate.curvature)
+        after = self._step_sizes.record(observation.scaled(_total_gain(self._rule)))
         if after.back_to is None:
-            self._descent.step(self._trajectory.append(gradients, rate))
+            self._descent.step(self._writer.append(gradients, rate))
         else:
-            self._trajectory.append_return(after.back_to)
+            self._writer.append_revert(after.back_to)
             log.warning(
-                "step %d: the loss rose to %.4g; back to what the model was after step %d, "
+                "step %d: the loss rose to %.4g; reverted to the model after step %d, "
                 "with a lower learning rate",
                 step + 1,
                 estimate.mean_loss,
                 after.back_to,
             )
-            self._begin_anew(step + 1)
+            self._rebuild_from_base(step + 1)
         self._steps = step + 1
         return estimate.mean_loss
 
-    def figures(self, split: Split) -> Figures:
-        """How good θ is."""
-        return self._bench.figures(self._forward, self._space.evaluate, split)
+    def evaluate(self, split: TaskSplit) -> EvaluationResult:
+        """Evaluate θ on a split."""
+        return self._setup.evaluate(self._forward, self._space.evaluate, split)
 
     def save(self) -> None:
-        """Every step is on the disk before it is taken."""
+        """Do nothing, since every step is written to disk before it is taken."""
 
-    def keep(self) -> None:
-        """The trajectory leads everywhere."""
+    def keep_best(self) -> None:
+        """Do nothing, since every state can be rebuilt from the trajectory."""
 
-    def recall(self, step: int) -> None:
-        """Rebuild from the base and the first steps of the trajectory."""
+    def restore_best(self, step: int) -> None:
+        """Rebuild θ from the base model and the first steps of the trajectory."""
         if step != self.steps:
-            self._begin_anew(step)
+            self._rebuild_from_base(step)
             self._steps = step
 
-    def _begin_anew(self, steps: int) -> None:
-        """Go from the base to after so many steps of the trajectory."""
+    def _rebuild_from_base(self, steps: int) -> None:
+        """Load the base model again and replay the first steps of the trajectory."""
         del self._space, self._forward, self._descent
-        self._bench.drop()
-        self._bench.load()
-        self._place()
-        self._rebuild(steps)
+        self._setup.unload()
+        self._setup.load()
+        self._build_space()
+        self._replay(steps)
 
     def digest(self) -> str:
-        """Of names, shapes and θ."""
+        """Return the hash of names, shapes and θ, in hexadecimal."""
         return self._space.digest().hex()
 
     def close(self) -> None:
-        """Close the trajectory; the blocks that were trained can be made again from it."""
-        self._trajectory.close()
+        """Close the trajectory and delete the trained blocks, which it can rebuild."""
+        self._writer.close()
         shutil.rmtree(self._blocks, ignore_errors=True)
 
-    def _place(self) -> None:
-        """Put a space into the model, and an engine around it."""
-        bench = self._bench
-        self._space = space = space_of(bench, self._blocks)
+    def _build_space(self) -> None:
+        """Create the space in the loaded model, and its forward engine."""
+        setup = self._setup
+        self._space = space = make_space(setup, self._blocks)
         adapter = space.adapter
-        cache = make_trunk_cache(bench.base, adapter.first_block, bench.settings.trunk_cache)
+        cache = make_trunk_cache(setup.base, adapter.first_block, setup.settings.trunk_cache)
         parameters = space if isinstance(space, StreamedFullSpace) else None
-        streamed = bench.stream is not None
+        streamed = setup.stream is not None
         self._forward = make_forward_engine(
-            bench.base, adapter, bench.scorer, streamed, cache, parameters
+            setup.base, adapter, setup.scorer, streamed, cache, parameters
         )
 
-    def _rebuild(self, steps: int | None) -> None:
-        """Go from the beginning to after so many steps, or all."""
-        recorded = read_trajectory(self._path)
-        recorded = replace(recorded, records=recorded.records[:steps])
-        # Held moments give the same bits as those that are made anew from all steps before, which
-        # is what is left where there is no memory for the model itself.
+    def _replay(self, steps: int | None) -> None:
+        """Move the space from its initial state to after so many steps, or all."""
+        trajectory = read_trajectory(self._path)
+        trajectory = replace(trajectory, records=trajectory.records[:steps])
+        # Held moments have the same bits as those that are recomputed in every step; recomputing
+        # is for models that do not fit into memory themselves.
         hold_moments = not isinstance(self._space, StreamedFullSpace)
-        self._descent: Descent = recorded.rebuild(
-            self._space, self._update, self._bench.base.model_id, hold_moments
+        self._descent: Descent = trajectory.rebuild(
+            self._space, self._rule, self._setup.base.model_id, hold_moments
         )
 
     def _losses_of(self, request: LossRequest) -> NDArray[np.float64]:
-        if self._bench.decodes:
+        if self._setup.decodes:
             return self._losses_of_answers(request)
-        train = self._bench.splits["train"]
+        train = self._setup.splits["train"]
         prompts = [train.prompts[index] for index in request.batch]
 
-        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        def score(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             return self._forward.scores(perturbations, prompts, self._schedule)
 
-        scores = self._space.evaluate(run, request.seeds, request.epsilon, request.signs)
-        return self._bench.objective(scores, train.labels[request.batch])
+        scores = self._space.evaluate(score, request.seeds, request.epsilon, request.signs)
+        return self._setup.objective(scores, train.labels[request.batch])
 
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
-        task, train = self._bench.task, self._bench.splits["train"]
+        task, train = self._setup.task, self._setup.splits["train"]
         assert isinstance(task, GenerationTask)
         prompts = [train.open_prompts[index] for index in request.batch]
         accepted = [train.examples[index].answers for index in request.batch]
 
-        def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
+        def minus_metric(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             losses = np.empty(perturbations.count, np.float32)
-            for place, perturbation in split_by_grouping(perturbations, "sequential"):
+            for indices, perturbation in split_by_grouping(perturbations, "sequential"):
                 answers = self._forward.decode_answers(
                     perturbation, prompts, self._schedule.micro_batch
                 )
-                losses[place] = minus_answer_metric(task, [answers], accepted)
+                losses[indices] = minus_answer_metric(task, [answers], accepted)
             return losses
 
-        found = self._space.evaluate(run, request.seeds, request.epsilon, request.signs)
-        return found.astype(np.float64)
+        losses = self._space.evaluate(minus_metric, request.seeds, request.epsilon, request.signs)
+        return losses.astype(np.float64)
 
 
-def _gain(update: Update) -> float:
-    """How many times a step's gradient moves the state in all, moments included."""
-    return 1 / (1 - update.beta) if isinstance(update, Momentum) else 1.0
+def _total_gain(rule: UpdateRule) -> float:
+    """Return by what factor a step's gradient moves θ in all, later steps' moments included."""
+    return 1 / (1 - rule.beta) if isinstance(rule, Momentum) else 1.0
 
 
-def space_of(bench: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
-    """The space that the settings ask for, where it begins, in the model of the bench.
+def make_space(setup: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
+    """Create the space that the settings name, in its initial state, in the loaded model.
 
     Args:
-        bench: with its model as it was loaded.
-        blocks: folder for those that are trained and streamed from disk.
+        setup: setup whose model is unchanged since it was loaded.
+        blocks: folder for the blocks of a streamed model whose parameters are trained.
 
     Raises:
         ModelError: if the model has no such space.
     """
-    settings, base = bench.settings, bench.base
+    settings, base = setup.settings, setup.base
     backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
-    labels = bench.scorer.labels
+    labels = setup.scorer.labels
     match settings.space:
-        case "full" if bench.stream is not None:
+        case "full" if setup.stream is not None:
             check_trainable(base)
-            bench.stream.detach()
-            store = bench.loaded.make_trainable_store(blocks, _TRAVELS[settings.stream_compression])
+            setup.stream.detach()
+            store = setup.loaded.make_trainable_store(
+                blocks, _STORED_DTYPES[settings.stream_compression]
+            )
             distribution = settings.adapter.distribution
             space = StreamedFullSpace(base, store, backend, distribution=distribution)
-            bench.stream = space.stream
+            setup.stream = space.stream
             return space
         case "full":
             return FullSpace(base, backend, distribution=settings.adapter.distribution)
@@ -261,6 +262,6 @@ def space_of(bench: TuningSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
             return LoRASpace(base, settings.adapter, labels, backend)
         case "prefix":
             distribution = settings.adapter.distribution
-            return PrefixSpace(base, settings.prefix_length, bench.root, backend, distribution)
+            return PrefixSpace(base, settings.prefix_length, setup.root, backend, distribution)
         case _:
             return LoRAFASpace(base, settings.adapter, labels, backend)

@@ -14,7 +14,7 @@ from shared.errors import TaskError
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion, answer_metric, label_metric
 
-Goal = Literal["cross-entropy", "likelihood", "metric"]
+ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Scores [points, rows, width] and true labels [rows] to losses [points]."""
 
@@ -104,7 +104,7 @@ def minus_answer_metric(
     return np.array([-answer_metric(task, point, answers) for point in predictions])
 
 
-def objective_of(task: Task, goal: Goal) -> Objective:
+def objective_for(task: Task, goal: ObjectiveName) -> Objective:
     """What a task is trained on.
 
     Args:

@@ -15,7 +15,9 @@ LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
 """What MeZO (appendix E.1) and P-RGE (appendix A.3) train, validate and test on."""
 
 
-def sampled(examples: Sequence[Example], counts: Mapping[str, int], seed: int) -> list[Example]:
+def sample_splits(
+    examples: Sequence[Example], counts: Mapping[str, int], seed: int
+) -> list[Example]:
     """Draw so many examples of each split, every one as likely as any other.
 
     Neither labels nor users are balanced. The draw depends on the seed and on an example's place in

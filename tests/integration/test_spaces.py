@@ -22,8 +22,8 @@ from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from client.spaces.space import Space, empty_adapter
-from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
-from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
+from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
 from shared.model.loading import BaseModel, load_base_model
@@ -153,7 +153,7 @@ def test_other_families_move_too(family: str, kind: str, model_folder: ModelFold
 def test_base_and_trajectory_are_the_trained_model(
     kind: str,
     dtype: str,
-    update: Update,
+    update: UpdateRule,
     model_folder: ModelFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def test_base_and_trajectory_are_the_trained_model(
     monkeypatch.setattr("os.fsync", lambda _: None)
     folder, path = model_folder("causal"), tmp_path / "trajectory"
     rig = Rig(folder, kind, dtype=dtype)
-    header = TrajectoryHeader.of(
+    header = make_header(
         rig.space,
         update,
         model_id=rig.base.model_id,
@@ -172,13 +172,13 @@ def test_base_and_trajectory_are_the_trained_model(
     )
     descent = Descent(rig.space, update)
     begin = rig.theta()
-    with closing(Trajectory(path, header, rig.space)) as trajectory:
+    with closing(TrajectoryWriter(path, header, rig.space)) as writer:
         for step in range(4):
             queries = 1 + step % 2
             batches = np.arange(2 * queries).reshape(queries, 2)
-            estimator = mezo_estimator(trajectory.seeds(queries), batches, 0.01)
+            estimator = mezo_estimator(writer.seeds(queries), batches, 0.01)
             found = run_estimator(estimator, rig.losses_of)
-            descent.step(trajectory.append(found.gradients, 0.01))
+            descent.step(writer.append(found.gradients, 0.01))
     assert np.abs(rig.theta() - begin).max() > 1e-3
     rebuilt = Rig(folder, kind, dtype=dtype)
     monkeypatch.setattr(spaces, "CPU_CHUNK", 2 * WHOLE_BLOCKS)
@@ -196,14 +196,14 @@ def test_steps_go_downhill(kind: str, model_folder: ModelFolder) -> None:
     rig = Rig(model_folder("causal"), kind)
     descent = Descent(rig.space, Adam(), hold_moments=True)
     before = cross_entropy(rig.space.evaluate(rig.run), LABELS)[0]
-    header = TrajectoryHeader.of(
+    header = make_header(
         rig.space, SGD(), model_id=bytes(32), root=0, epsilon=0.01, settings_hash=bytes(32)
     )
     for step in range(20):
         seeds = header.seeds(step, 4)
         estimator = mezo_estimator(seeds, np.tile(np.arange(4), (4, 1)), 0.01)
         found = run_estimator(estimator, rig.losses_of)
-        descent.step(Step(seeds, found.gradients, 0.01, 0.01))
+        descent.step(UpdateStep(seeds, found.gradients, 0.01, 0.01))
     assert cross_entropy(rig.space.evaluate(rig.run), LABELS)[0] < before - 0.05
 
 

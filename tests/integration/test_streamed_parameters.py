@@ -23,7 +23,7 @@ from client.spaces.streamed import StreamedFullSpace
 from client.streaming.block_store import BlockStore, HostStore, copy_to_files
 from client.streaming.loading import load_model
 from client.streaming.stream import Scheduling
-from client.tuning.descent import SGD, Adam, Descent, Momentum, Step, Update
+from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from shared.directions import WHOLE_BLOCKS
 from shared.errors import ModelError
 from shared.model.lora_fa import PerturbedAdapters
@@ -109,7 +109,7 @@ class Rig:
         self,
         steps: int,
         queries: int = 1,
-        update: Update = PLAIN,
+        update: UpdateRule = PLAIN,
         hold: bool = False,
         after_step: Callable[[], None] = lambda: None,
     ) -> list[float]:
@@ -125,7 +125,7 @@ class Rig:
                 mezo.mezo_estimator(seeds, batches[:, :3], EPSILON), self.losses_of
             )
             measured += [*found.gradients.tolist(), found.mean_loss]
-            descent.step(Step(seeds, found.gradients, RATE, EPSILON))
+            descent.step(UpdateStep(seeds, found.gradients, RATE, EPSILON))
             after_step()
         return measured
 
@@ -204,7 +204,7 @@ def test_the_store_is_up_to_date_after_a_flush(shape_folder: Shape, tmp_path: Pa
 
 @pytest.mark.parametrize("update", [Momentum(0.9), Adam()])
 def test_moments_are_made_anew_from_the_history(
-    update: Update, shape_folder: Shape, tmp_path: Path
+    update: UpdateRule, shape_folder: Shape, tmp_path: Path
 ) -> None:
     folder = shape_folder("Llama", True)
     resident, streamed = Rig(folder), Rig(folder, tmp_path)

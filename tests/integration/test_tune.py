@@ -23,7 +23,7 @@ from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.run import METRICS_FILE, read_result, tune
 from client.tuning.settings import SPACES
 from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import TuningSetup
+from client.tuning.tuning_setup import EvaluationResult, TuningSetup
 from client.tuning.zeroth_order import TRAJECTORY_FILE
 from shared.directions import batch_order, directions
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, TaskError, TrainingError
@@ -39,7 +39,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
     return small(model_folder("causal"), data_file, tmp_path / "run")
 
 
-def bench_of(settings: Settings, **changes: Any) -> TuningSetup:
+def setup_of(settings: Settings, **changes: Any) -> TuningSetup:
     return TuningSetup(tuning_of(settings, **changes).complete(1))
 
 
@@ -101,14 +101,14 @@ def test_first_order_learns(space: str, settings: Settings) -> None:
 
 
 def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings: Settings) -> None:
-    bench = bench_of(settings, method="fo-adam")
-    learner = FirstOrder(bench, Path(settings["out"]), bytes(32))
-    (center,) = learner._trained.values()
-    train, batch = bench.splits["train"], bench.batch(0)
-    scores = learner._forward.score_pass(learner._adapters, [train.prompts[i] for i in batch])[0]
-    loss = learner._loss(scores, torch.from_numpy(train.labels[batch])) / len(batch)
+    setup = setup_of(settings, method="fo-adam")
+    method = FirstOrder(setup, Path(settings["out"]), bytes(32))
+    (center,) = method._trained.values()
+    train, batch = setup.splits["train"], setup.batch(0)
+    scores = method._forward.score_pass(method._adapters, [train.prompts[i] for i in batch])[0]
+    loss = method._loss(scores, torch.from_numpy(train.labels[batch])) / len(batch)
     loss.backward()  # type: ignore[no-untyped-call]
-    other = bench_of(settings)
+    other = setup_of(settings)
     space = LoRAFASpace(other.base, other.settings.adapter, 2, NumbaBackend(1))
     seeds = np.arange(3, dtype=np.uint64)
     z = directions(seeds, space.size, "gaussian").astype(np.float32) / 2048
@@ -192,9 +192,9 @@ def test_a_loss_that_rises_returns_and_the_run_goes_on_the_same(
     monkeypatch.setattr(StepSize, "_risen", lambda self, average, latest: self.done == 3)
     whole = tuned(tuning_of(settings, steps=6, out=str(tmp_path / "whole")))
     assert "the loss rose" in caplog.text
-    recorded = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE)
-    assert recorded.records[3] == 0
-    assert recorded.steps == (recorded.records[4], recorded.records[5])
+    trajectory = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE)
+    assert trajectory.records[3] == 0
+    assert trajectory.steps == (trajectory.records[4], trajectory.records[5])
     config = tuning_of(settings, steps=6)
     with pytest.raises(KeyboardInterrupt):
         tune(config, stopping_after(5))
@@ -229,7 +229,7 @@ def test_the_best_state_is_what_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runs, "_best", lambda curve: min(2, max(curve)))
+    monkeypatch.setattr(runs, "_best_step", lambda curve: min(2, max(curve)))
     found = [
         tuned(
             tuning_of(
@@ -245,8 +245,8 @@ def test_the_best_state_is_what_it_was(
 
 def test_the_best_is_the_first_of_the_best_by_metric_then_loss() -> None:
     figures = {0: (0.5, 1.0), 2: (0.75, 2.0), 4: (0.75, 1.5), 6: (0.75, 1.5), 8: (0.5, 0.1)}
-    curve = {step: runs.Figures(4, loss, metric) for step, (metric, loss) in figures.items()}
-    assert runs._best(curve) == 4
+    curve = {step: EvaluationResult(4, loss, metric) for step, (metric, loss) in figures.items()}
+    assert runs._best_step(curve) == 4
 
 
 @pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
@@ -271,33 +271,33 @@ def test_baselines_without_training(
 
 
 def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Settings) -> None:
-    bench = bench_of(settings, method="icl", model__max_length=64)
-    context = InContext(bench, 32)
-    train, test = bench.splits["train"].examples, bench.splits["test"]
-    order = batch_order(bench.root, 0, 0, len(train))
-    shown = [demonstration(bench.task, train[index]) for index in order]
-    tokenizer = bench.base.tokenizer
+    setup = setup_of(settings, method="icl", model__max_length=64)
+    context = InContext(setup, 32)
+    train, test = setup.splits["train"].examples, setup.splits["test"]
+    order = batch_order(setup.root, 0, 0, len(train))
+    shown = [demonstration(setup.task, train[index]) for index in order]
+    tokenizer = setup.base.tokenizer
 
     def read(count: int, text: str) -> list[int]:
         whole = "".join(shown[:count]) + text + " It was"
         return [tokenizer.bos_token_id, *tokenizer(whole, add_special_tokens=False).input_ids]
 
     for example, prompt in zip(test.examples, test.prompts, strict=True):
-        found = context.behind(prompt)
+        found = context.extend(prompt)
         (ids,) = found.sequences
         count = next(n for n in range(len(shown)) if len(read(n, example.text)) == len(ids))
         assert list(ids) == read(count, example.text)
         assert found.supervised == ((len(ids) - 1,),)
-        assert len(ids) <= bench.base.context < len(read(count + 1, example.text))
+        assert len(ids) <= setup.base.context < len(read(count + 1, example.text))
         assert context.count(prompt) == count > 0
 
 
 def test_few_demonstrations_are_all_there(settings: Settings) -> None:
-    bench = bench_of(settings, method="icl", model__max_length=64)
+    setup = setup_of(settings, method="icl", model__max_length=64)
     for count in (1, 2):
-        context = InContext(bench, count)
-        prompt = context.behind(bench.splits["test"].prompts[0])
-        alone = bench.splits["test"].prompts[0]
+        context = InContext(setup, count)
+        prompt = context.extend(setup.splits["test"].prompts[0])
+        alone = setup.splits["test"].prompts[0]
         added = len(prompt.sequences[0]) - len(alone.sequences[0])
         assert prompt.supervised == (tuple(place + added for place in alone.supervised[0]),)
         assert context.count(alone) == count
@@ -382,9 +382,9 @@ def test_what_a_model_cannot_do_is_refused(
 
 def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
     with pytest.raises(TaskError, match="linear probing needs labels"):
-        LinearProbe(bench_of(settings, method="linear-probe", **answers))
+        LinearProbe(setup_of(settings, method="linear-probe", **answers))
     with pytest.raises(DataError, match="all 1 training examples have one label"):
-        LinearProbe(bench_of(settings, method="linear-probe", data__train=1))
+        LinearProbe(setup_of(settings, method="linear-probe", data__train=1))
 
 
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:

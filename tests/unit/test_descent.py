@@ -18,8 +18,8 @@ from client.tuning.descent import (
     Adam,
     Descent,
     Momentum,
-    Step,
-    Update,
+    UpdateRule,
+    UpdateStep,
     _Windows,
     window_start,
 )
@@ -61,7 +61,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
 
 
-def steps_of(count: int, most: int = 2, seed: int = 0) -> list[Step]:
+def steps_of(count: int, most: int = 2, seed: int = 0) -> list[UpdateStep]:
     """Steps of 1 … most directions each."""
     rng = np.random.default_rng(seed)
     found = []
@@ -69,11 +69,11 @@ def steps_of(count: int, most: int = 2, seed: int = 0) -> list[Step]:
         n = int(rng.integers(1, most + 1))
         seeds = rng.integers(2**64, size=n, dtype=np.uint64)
         gradients = rng.normal(size=n).astype(np.float32)
-        found.append(Step(seeds, gradients, float(np.float32(rng.uniform(0.001, 0.1))), 0.01))
+        found.append(UpdateStep(seeds, gradients, float(np.float32(rng.uniform(0.001, 0.1))), 0.01))
     return found
 
 
-def gradient_of(step: Step, size: int) -> FloatArray:
+def gradient_of(step: UpdateStep, size: int) -> FloatArray:
     """ĝ as it is written, one rounding per operation."""
     z = directions(step.seeds, size, "gaussian").astype(np.float32) / np.float32(2048)
     total = np.zeros(size, np.float32)
@@ -82,13 +82,13 @@ def gradient_of(step: Step, size: int) -> FloatArray:
     return total
 
 
-def plain_sgd(theta: FloatArray, steps: list[Step]) -> FloatArray:
+def plain_sgd(theta: FloatArray, steps: list[UpdateStep]) -> FloatArray:
     for step in steps:
         theta = theta - np.float32(step.learning_rate) * gradient_of(step, len(theta))
     return theta
 
 
-def plain_momentum(theta: FloatArray, steps: list[Step], beta: float = 0.9) -> FloatArray:
+def plain_momentum(theta: FloatArray, steps: list[UpdateStep], beta: float = 0.9) -> FloatArray:
     m = np.zeros_like(theta)
     for step in steps:
         m = np.float32(beta) * m + gradient_of(step, len(theta))
@@ -96,7 +96,7 @@ def plain_momentum(theta: FloatArray, steps: list[Step], beta: float = 0.9) -> F
     return theta
 
 
-def plain_adam(theta: FloatArray, steps: list[Step]) -> FloatArray:
+def plain_adam(theta: FloatArray, steps: list[UpdateStep]) -> FloatArray:
     """As torch.optim.Adam writes it, in float64: the same but for rounding."""
     exact, m, v = theta.astype(np.float64), 0.0, 0.0
     for t, step in enumerate(steps, 1):
@@ -107,12 +107,12 @@ def plain_adam(theta: FloatArray, steps: list[Step]) -> FloatArray:
     return exact.astype(np.float32)
 
 
-Plain = Callable[[FloatArray, list[Step]], FloatArray]
-EXACT: list[tuple[Update, Plain]] = [(SGD(), plain_sgd), (Momentum(), plain_momentum)]
-UPDATES: list[Update] = [SGD(), Momentum(0.5), Momentum(0.0), Adam(0.3, 0.6), Adam()]
+Plain = Callable[[FloatArray, list[UpdateStep]], FloatArray]
+EXACT: list[tuple[UpdateRule, Plain]] = [(SGD(), plain_sgd), (Momentum(), plain_momentum)]
+UPDATES: list[UpdateRule] = [SGD(), Momentum(0.5), Momentum(0.0), Adam(0.3, 0.6), Adam()]
 
 
-def taken(update: Update, steps: list[Step], hold: bool) -> tuple[ToySpace, Descent]:
+def taken(update: UpdateRule, steps: list[UpdateStep], hold: bool) -> tuple[ToySpace, Descent]:
     space = ToySpace()
     descent = Descent(space, update, hold)
     for step in steps:
@@ -121,7 +121,7 @@ def taken(update: Update, steps: list[Step], hold: bool) -> tuple[ToySpace, Desc
 
 
 @pytest.mark.parametrize(("update", "plain"), EXACT)
-def test_steps_are_those_of_a_loop_that_keeps_its_moments(update: Update, plain: Plain) -> None:
+def test_steps_are_those_of_a_loop_that_keeps_its_moments(update: UpdateRule, plain: Plain) -> None:
     steps = steps_of(12)
     space, _ = taken(update, steps, hold=False)
     np.testing.assert_array_equal(space.theta, plain(ToySpace().theta, steps))
@@ -135,7 +135,7 @@ def test_adam_is_the_textbooks() -> None:
 
 
 def test_adam_is_that_of_torch() -> None:
-    steps = [Step(s.seeds, s.gradients, 0.03125, 0.01) for s in steps_of(10)]
+    steps = [UpdateStep(s.seeds, s.gradients, 0.03125, 0.01) for s in steps_of(10)]
     space, _ = taken(Adam(0.8, 0.95, 1e-3), steps, hold=True)
     parameter = torch.from_numpy(ToySpace().theta).requires_grad_()
     optimizer = torch.optim.Adam([parameter], lr=0.03125, betas=(0.8, 0.95), eps=1e-3)
@@ -146,7 +146,7 @@ def test_adam_is_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
-def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: Update) -> None:
+def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: UpdateRule) -> None:
     """Long enough that windows of the faster decays begin anew."""
     steps = steps_of(60, most=1)
     recomputed, descent = taken(update, steps, hold=False)
@@ -164,29 +164,29 @@ def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: Update)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5))
-def test_a_window_holds_all_steps_or_those_that_count(step: int, memory: int) -> None:
-    start = window_start(step, memory)
-    assert start % memory == 0
-    assert start == 0 or memory <= step - start < 2 * memory
-    assert window_start(step + 1, memory) in (start, start + memory)
+def test_a_window_holds_all_steps_or_those_that_count(step: int, window: int) -> None:
+    start = window_start(step, window)
+    assert start % window == 0
+    assert start == 0 or window <= step - start < 2 * window
+    assert window_start(step + 1, window) in (start, start + window)
     assert window_start(step, 0) == step
 
 
 @pytest.mark.parametrize("beta", [0.0, 1e-9, 0.5, 0.9, 0.99, 0.999])
 def test_what_is_dropped_weighs_less_than_rounding(beta: float) -> None:
-    memory = Momentum(beta).memory
-    assert Adam(0.0, beta).memory == Adam(beta, 0.0).memory == memory
-    assert beta**memory <= 2.0**-24
-    assert memory == 1 or beta ** (memory - 1) > 2.0**-24
+    window = Momentum(beta).window
+    assert Adam(0.0, beta).window == Adam(beta, 0.0).window == window
+    assert beta**window <= 2.0**-24
+    assert window == 1 or beta ** (window - 1) > 2.0**-24
 
 
 def test_a_moment_of_equal_gradients_is_right_at_every_age() -> None:
     one, update = torch.ones(1), Momentum(0.5)
     windows = _Windows(update, 0)
-    for step in range(5 * update.memory):
-        windows.take(one)
+    for step in range(5 * update.window):
+        windows.add(one)
         full = (1 - 0.5 ** (step + 1)) / (1 - 0.5)
-        assert float(windows.descent()) == pytest.approx(full, rel=2.0**-23)
+        assert float(windows.update()) == pytest.approx(full, rel=2.0**-23)
 
 
 def test_a_space_is_named_and_digested() -> None:
@@ -208,10 +208,10 @@ def test_a_step_of_something_not_finite_is_refused(changes: dict[str, Any]) -> N
     fields = {"gradients": [1.0], "learning_rate": 0.1} | changes
     gradients = np.array(fields["gradients"], np.float32)
     with pytest.raises(TrainingError, match="not finite; lower learning-rate"):
-        Step(np.zeros(1, np.uint64), gradients, fields["learning_rate"], 0.1)
+        UpdateStep(np.zeros(1, np.uint64), gradients, fields["learning_rate"], 0.1)
 
 
 @pytest.mark.parametrize("update", [lambda: Momentum(1.0), lambda: Adam(0.9, -0.1)])
-def test_a_decay_has_its_range(update: Callable[[], Update]) -> None:
+def test_a_decay_has_its_range(update: Callable[[], UpdateRule]) -> None:
     with pytest.raises(TrainingError, match="at least 0 and less than 1"):
         update()

@@ -18,12 +18,12 @@ from shared.tasks.metrics import (
     token_f1,
 )
 from shared.tasks.objectives import (
-    Goal,
+    ObjectiveName,
     cross_entropy,
     minus_answer_metric,
     minus_label_metric,
     negative_log_likelihood,
-    objective_of,
+    objective_for,
 )
 
 SCORES = hnp.arrays(
@@ -194,14 +194,17 @@ def test_a_point_without_sound_scores_has_no_metric(bad: float) -> None:
 
 def test_goals_that_a_kind_does_not_have() -> None:
     qa = load_task("squad")
-    assert objective_of(qa, "likelihood") is negative_log_likelihood
-    assert objective_of(load_task("copa"), "cross-entropy") is cross_entropy
+    assert objective_for(qa, "likelihood") is negative_log_likelihood
+    assert objective_for(load_task("copa"), "cross-entropy") is cross_entropy
     labels, scores = np.array([1]), np.array([[[0.0, 1.0]]], np.float32)
-    assert objective_of(load_task("copa"), "metric")(scores, labels) == [-1]
-    wrong: list[tuple[Goal, str]] = [("metric", "of decoded answers"), ("cross-entropy", "likelih")]
+    assert objective_for(load_task("copa"), "metric")(scores, labels) == [-1]
+    wrong: list[tuple[ObjectiveName, str]] = [
+        ("metric", "of decoded answers"),
+        ("cross-entropy", "likelih"),
+    ]
     for goal, message in wrong:
         with pytest.raises(TaskError, match=message):
-            objective_of(qa, goal)
+            objective_for(qa, goal)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.errors import DataError
 from shared.tasks.rows import Example
-from shared.tasks.sampling import LOW_DATA, sampled
+from shared.tasks.sampling import LOW_DATA, sample_splits
 
 
 def examples(**counts: int) -> list[Example]:
@@ -17,7 +17,7 @@ def examples(**counts: int) -> list[Example]:
 
 def test_low_data_is_what_the_papers_train_on() -> None:
     whole = examples(train=1500, validation=400, test=2000)
-    few = sampled(whole, LOW_DATA, 0)
+    few = sample_splits(whole, LOW_DATA, 0)
     assert Counter(e.split for e in few) == {"train": 1000, "validation": 400, "test": 1000}
 
 
@@ -25,7 +25,7 @@ def test_low_data_is_what_the_papers_train_on() -> None:
 def test_a_draw_keeps_the_order_and_grows_with_the_count(few: int, more: int, seed: int) -> None:
     whole = examples(train=25, test=5)
     counts = {"train": min(few, more)}, {"train": max(few, more)}
-    smaller, larger = (sampled(whole, count, seed) for count in counts)
+    smaller, larger = (sample_splits(whole, count, seed) for count in counts)
     assert len(smaller) == min(few, more, 25)
     assert set(smaller) <= set(larger) <= set(whole[:25])
     assert larger == [example for example in whole if example in larger]
@@ -33,28 +33,32 @@ def test_a_draw_keeps_the_order_and_grows_with_the_count(few: int, more: int, se
 
 def test_a_draw_depends_on_the_seed_and_not_on_the_wording() -> None:
     whole = examples(train=100)
-    drawn = [sampled(whole, {"train": 10}, seed) for seed in (0, 0, 1)]
+    drawn = [sample_splits(whole, {"train": 10}, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     reworded = [Example(f"Q: {e.text}", e.label, "", "train") for e in whole]
-    assert [e.text for e in sampled(reworded, {"train": 10}, 0)] == [
+    assert [e.text for e in sample_splits(reworded, {"train": 10}, 0)] == [
         f"Q: {e.text}" for e in drawn[0]
     ]
-    assert [e.text for e in sampled(whole, {"train": 3}, 0)] == ["train 13", "train 34", "train 65"]
+    assert [e.text for e in sample_splits(whole, {"train": 3}, 0)] == [
+        "train 13",
+        "train 34",
+        "train 65",
+    ]
 
 
 def test_every_example_is_drawn_about_as_often() -> None:
     whole = examples(train=10)
-    times = Counter(e.text for seed in range(500) for e in sampled(whole, {"train": 3}, seed))
+    times = Counter(e.text for seed in range(500) for e in sample_splits(whole, {"train": 3}, seed))
     assert len(times) == 10
     assert all(110 <= count <= 190 for count in times.values())
 
 
 def test_an_empty_split_is_named_with_the_remedy() -> None:
     with pytest.raises(DataError, match=r"the split 'validation' is empty; add rows to it, or"):
-        sampled(examples(train=3, test=3), LOW_DATA, 0)
+        sample_splits(examples(train=3, test=3), LOW_DATA, 0)
 
 
 @pytest.mark.parametrize("counts", [{"dev": 1}, {"train": 0}, {"train": -5}])
 def test_counts_that_make_no_sense(counts: dict[str, int]) -> None:
     with pytest.raises(DataError, match=r"cannot draw .* the splits are train, validation, test"):
-        sampled(examples(train=3), counts, 0)
+        sample_splits(examples(train=3), counts, 0)

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_descent import ToySpace, steps_of
 
-from client.tuning import trajectory as trajectories
-from client.tuning.descent import SGD, Adam, Descent, Momentum, Update
-from client.tuning.trajectory import Trajectory, TrajectoryHeader, read_trajectory
+from client.tuning import trajectory_format
+from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
+from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
+from client.tuning.trajectory_format import TrajectoryHeader
 from shared.directions import query_seeds
 from shared.errors import TrainingError, TrajectoryError
 
@@ -25,27 +26,27 @@ GRADIENTS = [step.gradients for step in steps_of(6, most=3)]
 SGD_UPDATE = SGD()
 
 
-def header_of(space: ToySpace, update: Update = SGD_UPDATE, **changes: Any) -> TrajectoryHeader:
+def header_of(space: ToySpace, update: UpdateRule = SGD_UPDATE, **changes: Any) -> TrajectoryHeader:
     fields: dict[str, Any] = {
         "model_id": MODEL,
         "root": 2**64 - 1,
         "epsilon": 0.01,
         "settings_hash": bytes(32),
     }
-    return TrajectoryHeader.of(space, update, **(fields | changes))
+    return make_header(space, update, **(fields | changes))
 
 
-def opened(path: Path, portable: bool = True, **changes: Any) -> closing[Trajectory]:
+def open_writer(path: Path, portable: bool = True, **changes: Any) -> closing[TrajectoryWriter]:
     space = ToySpace(SIZE, portable)
-    return closing(Trajectory(path, header_of(space, **changes), space))
+    return closing(TrajectoryWriter(path, header_of(space, **changes), space))
 
 
 def sizes_of(path: Path, portable: bool = True) -> list[int]:
     """Write a trajectory of all steps; its size before the first and after each."""
-    with opened(path, portable) as trajectory:
+    with open_writer(path, portable) as writer:
         sizes = [path.stat().st_size]
         for number, gradients in enumerate(GRADIENTS):
-            trajectory.append(gradients, 0.1 / (number + 1))
+            writer.append(gradients, 0.1 / (number + 1))
             sizes.append(path.stat().st_size)
     return sizes
 
@@ -56,13 +57,13 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def test_what_is_recorded_is_read(tmp_path: Path) -> None:
+def test_a_trajectory_reads_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "trajectory"
     sizes = sizes_of(path)
-    recorded = read_trajectory(path)
-    assert recorded.header == header_of(ToySpace(SIZE))
-    assert (recorded.note, recorded.start) == ("", b"")
-    for number, (step, gradients) in enumerate(zip(recorded.steps, GRADIENTS, strict=True)):
+    trajectory = read_trajectory(path)
+    assert trajectory.header == header_of(ToySpace(SIZE))
+    assert (trajectory.warning, trajectory.start) == ("", b"")
+    for number, (step, gradients) in enumerate(zip(trajectory.steps, GRADIENTS, strict=True)):
         np.testing.assert_array_equal(step.gradients, gradients)
         np.testing.assert_array_equal(
             step.seeds, query_seeds(2**64 - 1, 0, 10, 5)[number, : len(gradients)]
@@ -76,7 +77,7 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize("hold", [True, False])
 def test_base_and_trajectory_are_the_trained_model(
-    update: Update, portable: bool, hold: bool, tmp_path: Path
+    update: UpdateRule, portable: bool, hold: bool, tmp_path: Path
 ) -> None:
     """Steps, a crash, a rebuild, more steps, and a rebuild of all: the same bits throughout."""
     path = tmp_path / "trajectory"
@@ -87,11 +88,11 @@ def test_base_and_trajectory_are_the_trained_model(
         if descent.history and not portable:  # the second machine computes another start
             space.add(0, space.values(0, SIZE) * 1e-6)
         header = header_of(space, update)
-        with closing(Trajectory(path, header, space)) as trajectory:
-            resumed = trajectory.recorded.rebuild(space, update, MODEL, hold)
+        with closing(TrajectoryWriter(path, header, space)) as writer:
+            resumed = writer.trajectory.rebuild(space, update, MODEL, hold)
             np.testing.assert_array_equal(space.theta, trained.theta)
             for gradients in part:
-                step = trajectory.append(gradients, 0.1)
+                step = writer.append(gradients, 0.1)
                 resumed.step(step)
                 descent.step(step)
         np.testing.assert_array_equal(space.theta, trained.theta)
@@ -105,14 +106,14 @@ def test_a_crash_at_any_byte_leaves_the_whole_steps(tmp_path: Path) -> None:
     for size in range(sizes[0], len(whole)):
         number = sum(size >= end for end in sizes[1:])
         path.write_bytes(whole[:size])
-        note = read_trajectory(path).note
+        warning = read_trajectory(path).warning
         torn = size - sizes[number]
-        assert (f"dropped {torn} bytes of step {number + 1}" in note) if torn else not note
+        assert (f"dropped {torn} bytes of step {number + 1}" in warning) if torn else not warning
         assert path.read_bytes() == whole[:size]
-        with opened(path) as trajectory:
-            assert len(trajectory.recorded.steps) == number
+        with open_writer(path) as writer:
+            assert len(writer.trajectory.steps) == number
             for later, gradients in list(enumerate(GRADIENTS))[number:]:
-                trajectory.append(gradients, 0.1 / (later + 1))
+                writer.append(gradients, 0.1 / (later + 1))
         assert path.read_bytes() == whole
 
 
@@ -123,9 +124,9 @@ def test_a_record_whose_bytes_never_reached_the_disk_is_cut(zeros: str, tmp_path
     whole = path.read_bytes()
     kept = sizes[-2] if zeros == "all of it" else sizes[-2] + 18
     path.write_bytes(whole[:kept] + bytes(len(whole) - kept))
-    with opened(path) as trajectory:
-        assert len(trajectory.recorded.steps) == len(GRADIENTS) - 1
-        assert f"dropped {sizes[-1] - sizes[-2]} bytes" in trajectory.recorded.note
+    with open_writer(path) as writer:
+        assert len(writer.trajectory.steps) == len(GRADIENTS) - 1
+        assert f"dropped {sizes[-1] - sizes[-2]} bytes" in writer.trajectory.warning
     assert path.read_bytes() == whole[: sizes[-2]]
 
 
@@ -141,7 +142,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
             read_trajectory(path)
     damaged = path.read_bytes()
     with pytest.raises(TrajectoryError, match="restore the file"):
-        opened(path, portable=False)
+        open_writer(path, portable=False)
     assert path.read_bytes() == damaged
 
 
@@ -170,7 +171,7 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(TrajectoryError, match=r"does not begin with|version|header"):
         TrajectoryHeader.decode(data)
     with pytest.raises(TrajectoryError, match=r"version|header"):
-        TrajectoryHeader.decode(trajectories._MAGIC + data.ljust(16, b"\0"))
+        TrajectoryHeader.decode(trajectory_format._MAGIC + data.ljust(16, b"\0"))
 
 
 @pytest.mark.parametrize(
@@ -189,57 +190,57 @@ def test_another_run_does_not_continue_it(
     path = tmp_path / "trajectory"
     sizes_of(path)
     with pytest.raises(TrajectoryError, match=f"belongs to something else: {said}"):
-        opened(path, **changes)
+        open_writer(path, **changes)
 
 
 def test_another_space_is_not_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
     sizes_of(path)
-    recorded = read_trajectory(path)
+    trajectory = read_trajectory(path)
     moved = ToySpace(SIZE)
     moved.assign(3, moved.values(3, 1) + 1)
     before = moved.theta
     for space, said in ((moved, "start_digest"), (ToySpace(SIZE + 1), "size.*tensors_hash")):
         with pytest.raises(TrajectoryError, match=said):
-            recorded.rebuild(space, SGD(), MODEL)
+            trajectory.rebuild(space, SGD(), MODEL)
     np.testing.assert_array_equal(moved.theta, before)
     with pytest.raises(TrajectoryError, match="model_id"):
-        recorded.rebuild(ToySpace(SIZE), SGD(), bytes(32))
+        trajectory.rebuild(ToySpace(SIZE), SGD(), bytes(32))
 
 
 def test_there_is_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
-    with opened(path) as trajectory:
+    with open_writer(path) as writer:
         with pytest.raises(TrajectoryError, match="another process is writing it"):
-            opened(path)
-        trajectory.append(GRADIENTS[0], 0.1)
+            open_writer(path)
+        writer.append(GRADIENTS[0], 0.1)
         assert len(read_trajectory(path).steps) == 1
-    with opened(path) as trajectory:
-        assert len(trajectory.recorded.steps) == 1
+    with open_writer(path) as writer:
+        assert len(writer.trajectory.steps) == 1
 
 
-def test_what_is_not_finite_is_not_recorded(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
-    with opened(path) as trajectory:
+    with open_writer(path) as writer:
         with pytest.raises(TrainingError, match="not finite"):
-            trajectory.append(np.array([np.nan], np.float32), 0.1)
-        trajectory.append(GRADIENTS[0], 0.1)
+            writer.append(np.array([np.nan], np.float32), 0.1)
+        writer.append(GRADIENTS[0], 0.1)
     assert len(read_trajectory(path).steps) == 1
 
 
 @pytest.mark.parametrize("fault", [no_sync, no_room])
 def test_a_full_disk_leaves_the_file_as_it_was(fault: Any, tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
-    with opened(path) as trajectory:
-        trajectory.append(GRADIENTS[0], 0.1)
+    with open_writer(path) as writer:
+        writer.append(GRADIENTS[0], 0.1)
         before = path.read_bytes()
         with (
             fault(len(before) + 7),
             pytest.raises(TrajectoryError, match=r"cannot append step 2"),
         ):
-            trajectory.append(GRADIENTS[1], 0.1)
+            writer.append(GRADIENTS[1], 0.1)
         assert path.read_bytes() == before
-        trajectory.append(GRADIENTS[1], 0.1)
+        writer.append(GRADIENTS[1], 0.1)
     assert len(read_trajectory(path).steps) == 2
 
 
@@ -248,24 +249,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_trajectory(tmp_path / "nothing")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TrajectoryError, match="cannot be opened"):
-        opened(tmp_path / "file" / "trajectory")
+        open_writer(tmp_path / "file" / "trajectory")
 
 
-def test_a_return_undoes_the_steps_after_the_one_it_names(tmp_path: Path) -> None:
+def test_a_revert_undoes_the_steps_after_the_one_it_names(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
-    with opened(path) as trajectory:
-        first = trajectory.append(GRADIENTS[0], 0.1)
-        trajectory.append(GRADIENTS[1], 0.1)
-        trajectory.append_return(1)
-        fourth = trajectory.append(GRADIENTS[0], 0.05)
-    with opened(path) as trajectory:  # goes on behind a return, too
-        trajectory.append_return(3)
-        sixth = trajectory.append(GRADIENTS[1], 0.01)
-    recorded = read_trajectory(path)
-    assert [isinstance(record, int) for record in recorded.records] == [
+    with open_writer(path) as writer:
+        first = writer.append(GRADIENTS[0], 0.1)
+        writer.append(GRADIENTS[1], 0.1)
+        writer.append_revert(1)
+        fourth = writer.append(GRADIENTS[0], 0.05)
+    with open_writer(path) as writer:  # goes on behind a return, too
+        writer.append_revert(3)
+        sixth = writer.append(GRADIENTS[1], 0.01)
+    trajectory = read_trajectory(path)
+    assert [isinstance(record, int) for record in trajectory.records] == [
         *(False, False, True, False, True, False)
     ]
-    for step, own in zip(recorded.steps, (first, sixth), strict=True):
+    for step, own in zip(trajectory.steps, (first, sixth), strict=True):
         np.testing.assert_array_equal(step.seeds, own.seeds)
         assert step.learning_rate == own.learning_rate
     assert not set(fourth.seeds) & set(first.seeds)
@@ -275,9 +276,9 @@ def test_a_return_undoes_the_steps_after_the_one_it_names(tmp_path: Path) -> Non
         assert len(read_trajectory(path).records) == 5
 
 
-def test_a_return_to_what_is_yet_to_come_is_refused(tmp_path: Path) -> None:
+def test_a_revert_to_a_later_step_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
-    with opened(path) as trajectory:
-        trajectory.append_return(1)
-    with pytest.raises(TrajectoryError, match="step 1 returns to step 1"):
+    with open_writer(path) as writer:
+        writer.append_revert(1)
+    with pytest.raises(TrajectoryError, match="step 1 reverts to step 1"):
         read_trajectory(path)

@@ -1,1 +1,1 @@
-"""What zeroth-order training is measured against: no training, and true gradients."""
+"""Baselines of zeroth-order training: no training, and true gradients."""

@@ -1,13 +1,14 @@
-"""In-context learning: solved examples stand before every example, and nothing is trained.
+"""In-context learning: every prompt begins with solved examples, and nothing is trained.
 
-As the baseline of MeZO (appendix E.4): 32 demonstrations, or as many as the model reads.
+The baseline of MeZO (appendix E.4): 32 demonstrations, or as many as fit the model's context.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from client.tuning.tuning_setup import Figures, Split, TuningSetup
+from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.directions import batch_order
 from shared.errors import ModelError
 from shared.model.scorers import Ids, Prompt
@@ -15,73 +16,79 @@ from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from shared.tasks.rows import Example
 
 SEPARATOR = "\n\n"
-"""Stands behind every demonstration."""
+"""The text between a demonstration and what follows it."""
 
 
 class InContext:
-    """Prompts of a causal LM behind demonstrations from the training split.
+    """A baseline that puts demonstrations from the training split before a causal LM's prompts.
 
-    Every example has the first ones of the same drawn order, as many as leave the model room for
-    the example itself, which is as long as it would be without them.
+    All prompts get the first ones of one random order, as many as fit the model's context together
+    with the prompt, which itself is not shortened for them.
 
     Args:
-        bench: of a causal LM.
-        demonstrations: how many, at most.
+        setup: setup with a causal LM.
+        demonstrations: number of demonstrations, at most.
 
     Raises:
-        ModelError: if the model is of another family.
+        ModelError: if the model is no causal LM.
     """
 
-    def __init__(self, bench: TuningSetup, demonstrations: int) -> None:
-        if bench.base.family != "causal":
+    def __init__(self, setup: TuningSetup, demonstrations: int) -> None:
+        if setup.base.family != "causal":
             raise ModelError(
-                f"{bench.base.folder}: in-context learning needs a causal LM and this is a "
-                f"{bench.base.family} model; choose another method or model"
+                f"{setup.base.folder}: in-context learning needs a causal LM and this is a "
+                f"{setup.base.family} model; choose another method or model"
             )
-        self._bench = bench
-        train = bench.splits["train"].examples
-        order = batch_order(bench.root, 0, 0, len(train))[:demonstrations]
-        tokenizer = bench.base.tokenizer
-        self._shown: list[Ids] = [
+        self._setup = setup
+        train = setup.splits["train"].examples
+        order = batch_order(setup.root, 0, 0, len(train))[:demonstrations]
+        tokenizer = setup.base.tokenizer
+        self._demonstrations: list[Ids] = [
             tuple(
-                tokenizer(demonstration(bench.task, train[i]), add_special_tokens=False).input_ids
+                tokenizer(demonstration(setup.task, train[i]), add_special_tokens=False).input_ids
             )
             for i in order
         ]
-        self._ends = np.cumsum([len(shown) for shown in self._shown])
+        self._ends = np.cumsum([len(ids) for ids in self._demonstrations])
         bos = tokenizer.bos_token_id
         self._start: Ids = () if bos is None else (bos,)
-        written = bench.task.tokens if isinstance(bench.task, GenerationTask) else 0
-        self._limit = bench.base.context - written
+        answer = setup.task.tokens if isinstance(setup.task, GenerationTask) else 0
+        self._limit = setup.base.context - answer
 
-    def figures(self, split: Split) -> Figures:
-        """How good the model is with demonstrations before every example."""
-        forward, here = self._bench.plain()
-        behind = self._bench.rewritten(split, lambda _, prompt: self.behind(prompt))
-        return self._bench.figures(forward, here, behind)
+    def evaluate(self, split: TaskSplit) -> EvaluationResult:
+        """Evaluate the base model on a split, with demonstrations before every prompt."""
+        extended = replace(
+            split,
+            prompts=tuple(map(self.extend, split.prompts)),
+            open_prompts=tuple(map(self.extend, split.open_prompts)),
+        )
+        return self._setup.evaluate_base(extended)
 
     def count(self, prompt: Prompt) -> int:
-        """How many demonstrations fit before a prompt."""
-        room = self._limit - max(map(len, prompt.sequences))
-        return int(np.searchsorted(self._ends, room, side="right"))
+        """Return the number of demonstrations that fit before a prompt."""
+        free = self._limit - max(map(len, prompt.sequences))
+        return int(np.searchsorted(self._ends, free, side="right"))
 
-    def behind(self, prompt: Prompt) -> Prompt:
-        """A prompt behind as many demonstrations as fit."""
-        shown = [token for one in self._shown[: self.count(prompt)] for token in one]
+    def extend(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with as many demonstrations before it as fit."""
+        tokens = [token for ids in self._demonstrations[: self.count(prompt)] for token in ids]
         return Prompt(
-            tuple(self._inserted(sequence, shown) for sequence in prompt.sequences),
-            tuple(tuple(place + len(shown) for place in places) for places in prompt.supervised),
+            tuple(self._insert(sequence, tokens) for sequence in prompt.sequences),
+            tuple(
+                tuple(position + len(tokens) for position in positions)
+                for positions in prompt.supervised
+            ),
             prompt.targets,
         )
 
-    def _inserted(self, sequence: Ids, shown: Sequence[int]) -> Ids:
-        """Behind the token that begins a text, if there is one."""
-        begin = len(self._start) if sequence[: len(self._start)] == self._start else 0
-        return (*sequence[:begin], *shown, *sequence[begin:])
+    def _insert(self, sequence: Ids, tokens: Sequence[int]) -> Ids:
+        """Insert tokens at the start of a sequence, behind its first special token if any."""
+        start = len(self._start) if sequence[: len(self._start)] == self._start else 0
+        return (*sequence[:start], *tokens, *sequence[start:])
 
 
 def demonstration(task: Task, example: Example) -> str:
-    """An example with what is right in its place, and the separator."""
+    """Return the text of an example with its right answer, and the separator."""
     if isinstance(task, ClassificationTask):
         before, after = task.question_before_word, task.question_after_word
         solved = example.text + before + task.words[example.label] + after

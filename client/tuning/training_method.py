@@ -1,0 +1,42 @@
+"""The interface between the loop of a tuning run and a method that trains step by step."""
+
+from typing import Protocol
+
+from client.tuning.tuning_setup import EvaluationResult, TaskSplit
+
+
+class TrainingMethod(Protocol):
+    """A method that trains a model step by step and can be continued by another process."""
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+
+    @property
+    def warning(self) -> str:
+        """A warning about the files that the run is continued from; empty if there is none."""
+
+    def step(self) -> float:
+        """Take the next step and return its mean loss.
+
+        Raises:
+            TrainingError: if a loss is not finite.
+        """
+
+    def evaluate(self, split: TaskSplit) -> EvaluationResult:
+        """Evaluate the model's current state on a split."""
+
+    def save(self) -> None:
+        """Save what a later process needs to continue from here."""
+
+    def keep_best(self) -> None:
+        """Save the current state as the best so far."""
+
+    def restore_best(self, step: int) -> None:
+        """Restore the state after an earlier step, the last one at which it was kept."""
+
+    def digest(self) -> str:
+        """Return a hash of the trained numbers, in hexadecimal."""
+
+    def close(self) -> None:
+        """Close the files, so that another process can continue."""

@@ -1,0 +1,224 @@
+"""The bytes of a trajectory file: its header and its records (docs/mezo.md has the tables).
+
+    header   "SAMARATJ" · version u16 · 2 zero bytes · length of the text u32 and of the start u64
+             · text (JSON) · start (float32, if the initial θ depends on the machine)
+             · SHA-256 of all before
+    step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
+    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 after which θ was what it is
+             again · CRC-32
+
+All little-endian. Every CRC-32 continues the one before it, the first that of the header's hash, so
+that a record is valid in its position only.
+"""
+
+import hashlib
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.directions import query_seeds
+from shared.errors import TrajectoryError
+from shared.normal_table import TABLE_SHA256
+
+TRAJECTORY_VERSION = 1
+MAX_QUERIES = 65_535
+_MAGIC = b"SAMARATJ"
+_PREFIX = struct.Struct("<8sHHIQ")
+_RECORD = struct.Struct("<IIf")
+_CHECKSUM = struct.Struct("<I")
+_REVERT = struct.Struct("<I")
+_RECORD_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
+_HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class TrajectoryHeader:
+    """The model, space and settings that a trajectory belongs to; hashes in hexadecimal.
+
+    Attributes:
+        model_id: id of the base model.
+        space: kind of the space.
+        state: name of the type in which θ is stored.
+        size: number d of elements.
+        tensors_hash: hash of the tensors' names and shapes.
+        start_digest: digest of the initial θ.
+        distribution: distribution of the directions.
+        root: seed that the directions' seeds are derived from.
+        epsilon: size ε of the perturbations.
+        update: name and parameters of the update rule.
+        settings_hash: hash of all settings of the run.
+        normal_table_hash: hash of the table that directions are computed from.
+    """
+
+    model_id: str
+    space: str
+    state: str
+    size: int
+    tensors_hash: str
+    start_digest: str
+    distribution: str
+    root: int
+    epsilon: float
+    update: dict[str, str | float]
+    settings_hash: str
+    normal_table_hash: str = TABLE_SHA256
+
+    def seeds(self, step: int, queries: int) -> NDArray[np.uint64]:
+        """Return the seeds of a step's directions, uint64 [n]."""
+        seeds: NDArray[np.uint64] = query_seeds(self.root, 0, 1, queries, first_step=step)[0]
+        return seeds
+
+    def encode(self, start: bytes) -> bytes:
+        """Return the bytes before the first record.
+
+        Args:
+            start: initial θ as float32; empty if the settings determine it.
+        """
+        text = json.dumps(asdict(self), sort_keys=True).encode()
+        fields = _PREFIX.pack(_MAGIC, TRAJECTORY_VERSION, 0, len(text), len(start)) + text + start
+        return fields + hashlib.sha256(fields).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Self, bytes, int]:
+        """Read a header.
+
+        Returns:
+            The header, the initial θ or no bytes, and the offset of the first record.
+
+        Raises:
+            TrajectoryError: if the header is damaged, or of an unknown version.
+        """
+        if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
+            raise TrajectoryError(f"it does not begin with {_MAGIC.decode()}")
+        _, version, _, text_bytes, start_bytes = _PREFIX.unpack_from(data)
+        if version != TRAJECTORY_VERSION:
+            raise TrajectoryError(f"its version {version} is not {TRAJECTORY_VERSION}")
+        begin = _PREFIX.size + text_bytes
+        end = begin + start_bytes
+        checksum = data[end : end + _HASH_BYTES]
+        if hashlib.sha256(data[:end]).digest() != checksum:
+            raise TrajectoryError("its header is damaged")
+        try:
+            header = cls(**json.loads(data[_PREFIX.size : begin]))
+        except (ValueError, TypeError) as error:
+            raise TrajectoryError(f"its header is of another kind: {error}") from error
+        start = data[begin:end]
+        if start and len(start) != 4 * header.size:
+            raise TrajectoryError("its start has another size than its space")
+        return header, start, end + _HASH_BYTES
+
+    def differences(self, other: "TrajectoryHeader", portable: bool) -> str:
+        """Describe the fields in which another header differs; empty if there are none.
+
+        Args:
+            other: header to compare with.
+            portable: whether the initial θ must have the same bits.
+        """
+        stored, expected = asdict(self), asdict(other)
+        ignored = set() if portable else {"start_digest"}
+        return ", ".join(
+            f"{key} ({stored[key]} there, {expected[key]} here)"
+            for key in stored
+            if stored[key] != expected[key] and key not in ignored
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A record of a trajectory file, with its position in the file.
+
+    Attributes:
+        learning_rate: learning rate of a step; 0 in a revert.
+        content: projected gradients of a step, float32 [n]; in a revert the number of records after
+            which θ was what it is again.
+        end: offset of the first byte behind the record.
+        checksum: CRC-32 at its end.
+    """
+
+    learning_rate: float
+    content: NDArray[np.float32] | int
+    end: int
+    checksum: int
+
+
+def encode_record(
+    index: int, learning_rate: float, content: NDArray[np.float32] | int, checksum: int
+) -> bytes:
+    """Return the bytes of a record.
+
+    Args:
+        index: index of the record, from 0.
+        learning_rate: learning rate of a step; 0 in a revert.
+        content: projected gradients of a step, or the number of records that a revert returns to.
+        checksum: CRC-32 before this record.
+    """
+    queries = 0 if isinstance(content, int) else len(content)
+    fields = _RECORD.pack(index, queries, learning_rate)
+    crc = zlib.crc32(fields, checksum)
+    data = _REVERT.pack(content) if isinstance(content, int) else content.astype("<f4").tobytes()
+    return fields + _CHECKSUM.pack(crc) + data + _CHECKSUM.pack(zlib.crc32(data, crc))
+
+
+def first_checksum(data: bytes, offset: int) -> int:
+    """Return the CRC-32 of the header's hash, which the first record continues.
+
+    Args:
+        data: bytes of the file.
+        offset: offset of the first record.
+    """
+    return zlib.crc32(data[offset - _HASH_BYTES : offset])
+
+
+def last_checksum(record: bytes) -> int:
+    """Return the CRC-32 at the end of a record's bytes."""
+    (checksum,) = _CHECKSUM.unpack(record[-_CHECKSUM.size :])
+    return int(checksum)
+
+
+def decode_record(data: bytes, offset: int, index: int, checksum: int) -> Record | None:
+    """Read a record, or return None if it was not completely written.
+
+    An incomplete record is one that the file ends inside of, or zeros to the end of the file, or
+    the file's last record with zeros for its checksum: some file systems leave these after a power
+    cut.
+
+    Args:
+        data: bytes of the file.
+        offset: offset of the record.
+        index: index that the record must have.
+        checksum: CRC-32 before the record.
+
+    Raises:
+        TrajectoryError: if the record is damaged in another way.
+    """
+    rest = memoryview(data)[offset:]
+    if len(rest) < _RECORD_HEADER_BYTES or not any(rest):
+        return None
+    stored_index, queries, learning_rate = _RECORD.unpack_from(rest)
+    crc = zlib.crc32(rest[: _RECORD.size], checksum)
+    end = _RECORD_HEADER_BYTES + (4 * queries or _REVERT.size)
+    valid = (crc,) == _CHECKSUM.unpack_from(rest, _RECORD.size)
+    if not valid or stored_index != index or queries > MAX_QUERIES:
+        raise TrajectoryError(f"the record of step {index + 1} is damaged or not the next one")
+    if len(rest) < end + _CHECKSUM.size:
+        return None
+    content = rest[_RECORD_HEADER_BYTES:end]
+    crc = zlib.crc32(content, crc)
+    (stored_crc,) = _CHECKSUM.unpack_from(rest, end)
+    if crc != stored_crc:
+        if not stored_crc and len(rest) == end + _CHECKSUM.size:
+            return None
+        raise TrajectoryError(f"the projected gradients of step {index + 1} are damaged")
+    offset += end + _CHECKSUM.size
+    if queries:
+        gradients = np.frombuffer(content, "<f4").astype(np.float32)
+        return Record(learning_rate, gradients, offset, crc)
+    (reverts_to,) = _REVERT.unpack(content)
+    if reverts_to > index:
+        raise TrajectoryError(f"step {index + 1} reverts to step {reverts_to}, which is not before")
+    return Record(learning_rate, int(reverts_to), offset, crc)
