@@ -1,6 +1,6 @@
-"""Certificates that a server proves itself with, and an authority of its own for who has none.
+"""TLS certificates of a server, and an authority of its own for a server that has none.
 
-FOLDER/ca.pem is what a device needs to know the server by.
+A client verifies the server with FOLDER/ca.pem.
 """
 
 import ipaddress
@@ -25,12 +25,12 @@ _YEARS = timedelta(days=10 * 365)
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The PEM files that a server proves itself with.
+    """The PEM files of a server's TLS identity.
 
     Attributes:
-        certificate: of the server, for the names that devices use.
-        key: its private key.
-        authority: what the devices verify the certificate with.
+        certificate: certificate of the server, for the names that clients use.
+        key: private key of the certificate.
+        authority: certificate that clients verify the server's with.
     """
 
     certificate: Path
@@ -39,11 +39,11 @@ class TlsFiles:
 
 
 def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
-    """A server's own certificate, made at the first call; made again if it lacks a name.
+    """Return a server's certificate; create it at the first call, and again if it lacks a name.
 
     Args:
-        folder: of the certificates. The authority in it is kept: devices have it.
-        names: host names and addresses that devices reach the server by.
+        folder: folder of the certificates. Its authority is kept, since clients have a copy.
+        names: host names and addresses at which clients reach the server.
     """
     tls = TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
     authority_key = folder / "ca.key"
@@ -51,12 +51,16 @@ def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
     make_folder(folder)
     if not (tls.authority.exists() and authority_key.exists()):
         key = _new_key(authority_key)
-        write_durably(tls.authority, _pem(_signed(_AUTHORITY, key, _AUTHORITY, key, None)))
+        write_durably(
+            tls.authority, _pem(_sign_certificate(_AUTHORITY, key, _AUTHORITY, key, None))
+        )
     if not tls.certificate.exists() or not wanted <= certificate_names(tls.certificate):
         if tls.certificate.exists():
             wanted |= certificate_names(tls.certificate)
         issuer = _load_key(authority_key)
-        certificate = _signed("Samara server", _new_key(tls.key), _AUTHORITY, issuer, wanted)
+        certificate = _sign_certificate(
+            "Samara server", _new_key(tls.key), _AUTHORITY, issuer, wanted
+        )
         write_durably(tls.certificate, _pem(certificate))
     return tls
 
@@ -84,14 +88,14 @@ def _load_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _signed(
+def _sign_certificate(
     subject: str,
     key: ec.EllipticCurvePrivateKey,
     issuer: str,
     issuer_key: ec.EllipticCurvePrivateKey,
     names: set[str] | None,
 ) -> x509.Certificate:
-    """A certificate of a server with these names, or of an authority without any."""
+    """Return a server's certificate for some names, or an authority's if `names` is None."""
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
@@ -117,10 +121,10 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def certificate_names(certificate: Path) -> set[str]:
-    """Host names and addresses that a certificate is for.
+    """Return the host names and addresses of a certificate.
 
     Raises:
-        SamaraError: if it is none, or cannot be read.
+        SamaraError: if the file is no certificate or cannot be read.
     """
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -128,7 +132,7 @@ def certificate_names(certificate: Path) -> set[str]:
     except x509.ExtensionNotFound:
         return set()
     except (OSError, ValueError) as error:
-        raise SamaraError(f"{certificate}: is no PEM certificate: {error}") from error
+        raise SamaraError(f"{certificate}: not a PEM certificate: {error}") from error
     return {str(name.value) for name in found}
 
 

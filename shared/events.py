@@ -1,4 +1,4 @@
-"""What happened in a run, one JSON object per line, appended so that it survives."""
+"""Event files: one JSON object per line, appended so that each event survives a crash."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from shared.files import write_durably
 
 
 def append_event(file: Path, event: dict[str, Any]) -> None:
-    """Append an event; it is on the disk when this returns.
+    """Append an event to a file, and return once it is on the disk.
 
     Raises:
-        OSError: if the disk refuses.
+        OSError: if writing fails.
     """
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(event, sort_keys=True) + "\n")
@@ -23,10 +23,10 @@ def append_event(file: Path, event: dict[str, Any]) -> None:
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:
-    """Events of a file, which is first cut to its last whole line; none if there is no file.
+    """Read the events of a file after cutting it to its last whole line; none if it does not exist.
 
     Raises:
-        SamaraError: if a whole line is damaged.
+        SamaraError: if a whole line is no JSON object.
     """
     if not file.exists():
         return []
@@ -47,18 +47,18 @@ def read_events(file: Path) -> list[dict[str, Any]]:
 
 
 class EventFollower:
-    """The whole lines that a file gains, as JSON objects; what is none is passed over."""
+    """A reader of the events that are appended to a file; it skips lines that are no JSON."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at = file, 0
 
     def skip_existing(self) -> None:
-        """Begin behind what is there now."""
+        """Skip the events that the file already holds."""
         for _ in self.read_new():
             pass
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """What was added since the last call."""
+        """Yield the events that were appended since the last call."""
         try:
             with self._file.open("rb") as file:
                 file.seek(self._at)

@@ -1,18 +1,18 @@
-"""Files that survive a crash: written beside, fsynced, renamed."""
+"""Files that survive a crash: they are written under another name, fsynced and renamed."""
 
 import os
 from pathlib import Path
 
 UNFINISHED = ".new"
-"""Ends the names of files that a crash interrupted."""
+"""The suffix of files that are being written, or whose writing a crash interrupted."""
 
 
 def write_durably(path: Path, *parts: bytes | memoryview) -> None:
     """Write a whole file so that a crash leaves either the old content or the new.
 
     Raises:
-        OSError: if the disk refuses; the old content is untouched then, unless it is the
-            folder that cannot be fsynced.
+        OSError: if writing fails; the old content is then unchanged, unless only the fsync of the
+            folder failed.
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
@@ -29,10 +29,10 @@ def write_durably(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names of the files in a folder are on the disk.
+    """Fsync a folder, so that the names of its files are on the disk.
 
     Raises:
-        OSError: if the disk refuses.
+        OSError: if the fsync fails.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -42,10 +42,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless they are there, and wait for the disk.
+    """Create a folder and its missing parents, and fsync their names.
 
     Raises:
-        OSError: if the disk refuses, or a file is in the way.
+        OSError: if writing fails, or a file of that name exists.
     """
     if not folder.is_dir():
         make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""The layout: which tensors the d trained numbers are, and everything that gives them meaning."""
+"""The layout: the tensors that the d trained numbers belong to, and how the frozen rest is made."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ ADAPTER_GROUP = "adapter"
 LABEL_BIAS_GROUP = "label bias"
 MAX_RANK = 1024
 MAX_ELEMENTS = 2**30
-"""A layout from the network with more trained numbers is refused."""
+"""The most trained numbers of a layout; a larger one from the network is refused."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Tensor:
 class Layout:
     """Ordered tensors of an adapter with what is needed to rebuild the frozen rest.
 
-    Two sides whose layouts hash alike mean the same thing by the same list of scalars.
+    If the hashes of two layouts are equal, the same scalars mean the same update.
 
     Attributes:
-        tensors: in the order in which they are flattened.
-        rank: r of LoRA-FA.
-        alpha: the product B·A·x is multiplied by alpha / r.
+        tensors: trained tensors in the order in which they are flattened.
+        rank: rank r of LoRA-FA.
+        alpha: factor α; the product B·A·x is multiplied by α / r.
         a_seed: seed of the frozen matrices A.
-        distribution: of the directions.
+        distribution: distribution of the directions.
     """
 
     tensors: tuple[Tensor, ...]
@@ -56,23 +56,23 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """d, the number of trained elements."""
+        """The number of trained elements, d."""
         return sum(tensor.size for tensor in self.tensors)
 
     def tensor_slice(self, name: str) -> tuple[slice, int]:
-        """Where a tensor lies in the flat vector, and how many rows it has."""
-        return self._places[name]
+        """Return the slice of the flat vector that holds a tensor, and its number of rows."""
+        return self._slices[name]
 
     @cached_property
-    def _places(self) -> dict[str, tuple[slice, int]]:
-        places, start = {}, 0
+    def _slices(self) -> dict[str, tuple[slice, int]]:
+        slices, start = {}, 0
         for tensor in self.tensors:
-            places[tensor.name] = (slice(start, start + tensor.size), tensor.rows)
+            slices[tensor.name] = (slice(start, start + tensor.size), tensor.rows)
             start += tensor.size
-        return places
+        return slices
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces; equal layouts give equal text."""
+        """Return canonical JSON: sorted keys, no spaces; equal layouts give equal text."""
         content = {
             "format_version": FORMAT_VERSION,
             "tensors": [
@@ -90,7 +90,7 @@ class Layout:
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 of the canonical JSON, 32 bytes."""
+        """The SHA-256 of the canonical JSON, 32 bytes."""
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def check_hash(self, layout_hash: bytes, remedy: str) -> None:
@@ -115,7 +115,7 @@ class Layout:
         """Read a layout written by `to_json`.
 
         Raises:
-            SamaraError: if it is not one, or was written for another format.
+            SamaraError: if the text is no layout, or was written for another format version.
         """
         try:
             content: dict[str, Any] = json.loads(text)

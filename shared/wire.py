@@ -1,8 +1,8 @@
-"""The envelope of every frame, and the reader that refuses to read past its end.
+"""The envelope of every frame, and a reader of frame bodies that checks their length.
 
 Every frame is little-endian and begins with 8 bytes: the letters ``SM``, the format version, the
-kind, and a CRC-32 of those 4 bytes and all that follow. A frame is read whole or refused with a
-`FrameError`: kind, length, checksum, counts and ranges are checked before a value is believed.
+kind, and a CRC-32 of those 4 bytes and all that follow. A decoder returns a whole frame or raises
+`FrameError`: it checks kind, length, checksum, counts and ranges before it returns a value.
 """
 
 import struct
@@ -17,15 +17,16 @@ from shared.errors import FrameError
 
 FRAME_VERSION = 1
 RECORD = "samara"
-"""Of the one record in a Flower message: ``frame`` and, downward, ``snapshot`` and ``tail``."""
+"""The key of the one record in a Flower message, which holds ``frame`` and, to a client, also
+``snapshot`` and ``tail``."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
-"""In the record of a message to a gateway, and of its answer: an entry for every phone."""
+"""The keys of a gateway's record that hold a list with one entry per phone."""
 PERSONAL_ACTION = "personal"
-"""Of the evaluate messages that ask for the personal comparison."""
+"""The action of evaluate messages that ask for the personal comparison."""
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_TEXT_BYTES = 2**20
 MAX_SCALARS = 2**20
-"""Most scalars that one report or one group of a round delta may hold."""
+"""The most scalars that one report or one group of a round delta may hold."""
 
 _START = struct.Struct("<2sBB")
 _PREFIX = struct.Struct("<2sBBI")
@@ -50,16 +51,17 @@ class Kind(IntEnum):
 
 
 def pack(kind: Kind, body: bytes) -> bytes:
-    """A frame of this kind around a body."""
+    """Return a frame of some kind with a body."""
     start = _START.pack(_MAGIC, FRAME_VERSION, kind)
     return start + struct.pack("<I", zlib.crc32(body, zlib.crc32(start))) + body
 
 
 def kind_of(frame: bytes) -> Kind:
-    """Check a frame's prefix and checksum and tell its kind.
+    """Return a frame's kind after checking its prefix and checksum.
 
     Raises:
-        FrameError: if it is too short or long, foreign, of another version, or damaged.
+        FrameError: if it is too short or long, no frame of Samara, of another version or a retired
+            kind, or damaged.
     """
     if not _PREFIX.size <= len(frame) <= MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(frame)} bytes is truncated or over {MAX_FRAME_BYTES}")
@@ -83,10 +85,10 @@ def kind_of(frame: bytes) -> Kind:
 
 
 def unpack(frame: bytes, *kinds: Kind) -> memoryview:
-    """The body of a frame that must be of one of these kinds.
+    """Return the body of a frame that must be of one of these kinds.
 
     Raises:
-        FrameError: if it is not, or is damaged.
+        FrameError: if it is of another kind, or damaged.
     """
     if (kind := kind_of(frame)) not in kinds:
         expected = " or ".join(k.name.lower() for k in kinds)
@@ -95,13 +97,13 @@ def unpack(frame: bytes, *kinds: Kind) -> memoryview:
 
 
 class Reader:
-    """Takes typed pieces off a body and refuses to read past its end."""
+    """A reader of the fields of a body; it raises `FrameError` at a read past the end."""
 
     def __init__(self, body: memoryview) -> None:
         self._body, self._at = body, 0
 
     def take(self, size: int) -> memoryview:
-        """The next bytes."""
+        """Return the next bytes."""
         if self._at + size > len(self._body):
             raise FrameError(f"the frame is truncated: {size} more bytes were announced")
         piece = self._body[self._at : self._at + size]
@@ -109,16 +111,16 @@ class Reader:
         return piece
 
     def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """The next fixed fields."""
+        """Return the next fields of fixed size."""
         return layout.unpack(self.take(layout.size))
 
     def array(self, dtype: str, count: int) -> NDArray[Any]:
-        """The next numbers, in the machine's byte order."""
+        """Return the next numbers as an array in the machine's byte order."""
         size = np.dtype(dtype).itemsize * count
         return np.frombuffer(self.take(size), dtype).astype(np.dtype(dtype).newbyteorder("="))
 
     def text(self) -> str:
-        """The next text."""
+        """Return the next text."""
         (size,) = struct.unpack("<I", self.take(4))
         if size > MAX_TEXT_BYTES:
             raise FrameError(f"a text of {size} bytes is over {MAX_TEXT_BYTES}")
@@ -129,16 +131,16 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes behind those taken."""
+        """The number of bytes that have not been read."""
         return len(self._body) - self._at
 
     def end(self) -> None:
-        """Refuse what follows the last field."""
+        """Raise an error if bytes follow the last field."""
         if self.left:
             raise FrameError(f"{self.left} bytes follow the end of the frame")
 
 
 def encode_text(value: str) -> bytes:
-    """A text as its length (uint32) and its UTF-8 bytes; `Reader.text` reads it back."""
+    """Return a text as its length (uint32) and its UTF-8 bytes, as `Reader.text` reads it."""
     data = value.encode()
     return struct.pack("<I", len(data)) + data

@@ -16,12 +16,12 @@ MAX_COLUMNS = 64
 
 @dataclass(frozen=True, eq=False)
 class EvaluationColumn:
-    """How one set of weights does on a client's examples.
+    """The loss and confusion counts of one model on a client's examples.
 
     Attributes:
-        name: of the weights: global, zero-shot, personalized …
-        mean_loss: over the examples; 0 where there are none.
-        counts: confusion matrix, int64 [labels, labels], rows true, columns predicted.
+        name: name of the column: global, zero-shot, personalized and so on.
+        mean_loss: mean over the examples; 0 if the client has none.
+        counts: confusion matrix, int64 [labels, labels]; rows are true labels, columns predictions.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Evaluation:
     """A client's answer to an evaluate instruction.
 
     Attributes:
-        token: of the instruction it answers, 8 bytes.
+        token: token of the instruction that it answers, 8 bytes.
         client: client index.
-        columns: one per set of weights; names differ, labels agree.
+        columns: one per model, with different names and the same labels.
     """
 
     token: bytes
@@ -47,7 +47,7 @@ class Evaluation:
     _LOSS: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
-        """The evaluation as a frame."""
+        """Return the evaluation as a frame."""
         labels = len(self.columns[0].counts)
         parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
         for column in self.columns:

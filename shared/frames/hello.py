@@ -10,16 +10,17 @@ from shared.wire import Kind, Reader, encode_text, pack, unpack
 
 @dataclass(frozen=True)
 class Hello:
-    """How a client introduces itself.
+    """A client's introduction to the server.
 
     Attributes:
         client: client index.
-        examples: training examples it holds.
-        round: the last round in its state.
-        model_id: 32 bytes.
-        layout: the layout's canonical JSON.
-        facts: JSON object: `clients`, among how many its data set is dealt, 0 if it is all its own;
-            the rest (versions, threads and the like) is for the record only.
+        examples: number of its training examples.
+        round: last round in its state.
+        model_id: model id, 32 bytes.
+        layout: canonical JSON of its layout.
+        facts: JSON object. `clients` is the number of clients that its data set is divided among,
+            0 if the data are all its own; the rest, such as versions and threads, is only
+            recorded.
     """
 
     client: int
@@ -32,7 +33,7 @@ class Hello:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<III32s")
 
     def encode(self) -> bytes:
-        """The introduction as a frame."""
+        """Return the introduction as a frame."""
         fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
         return pack(Kind.HELLO, fields + encode_text(self.layout) + encode_text(self.facts))
 

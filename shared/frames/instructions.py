@@ -16,11 +16,11 @@ from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 GLOBAL_TRACK = 0
 PERSONAL_TRACK = 2**32 - 1
 CLUSTERING_TRACK = 2**32 - 2
-"""Of an instruction whose scalars say who belongs together; they move no state."""
+"""The track of clustering rounds, whose scalars show which clients are alike; no state moves."""
 
 
 class SeedPolicy(IntEnum):
-    """Which directions the clients of a round try: the same, their own, or those of a pool."""
+    """The directions that the clients of a round try: shared ones, each its own, or a pool's."""
 
     SHARED = 0
     INDEPENDENT = 1
@@ -28,7 +28,7 @@ class SeedPolicy(IntEnum):
 
 
 class Split(IntEnum):
-    """Which of a client's examples an evaluation reads."""
+    """The part of a client's examples that an evaluation reads."""
 
     TRAIN = 0
     VALIDATION = 1
@@ -36,7 +36,7 @@ class Split(IntEnum):
 
 
 def token_of(instruction: bytes) -> bytes:
-    """The 8 bytes that tie an answer to the instruction frame it answers."""
+    """Return the token of an instruction frame, 8 bytes, which ties an answer to it."""
     return hashlib.sha256(instruction).digest()[:8]
 
 
@@ -52,29 +52,30 @@ def _member(kind: type[_E], value: int) -> _E:
 
 @dataclass(frozen=True)
 class TrainInstruction:
-    """What the server asks of a cohort for a round; the same bytes for every client.
+    """An instruction to a cohort to train for a round; its bytes are the same for every client.
 
     Attributes:
-        run_id: 8 bytes that name the run.
-        round: counted from 1.
-        track: which list of scalars is trained; 0 is the global one.
-        steps: local steps K.
-        queries: directions q tried per step.
-        batch: examples B per step.
-        seed_policy: shared directions, independent ones, or independent ones from a pool.
+        run_id: run id, 8 bytes.
+        round: number of the round, counted from 1.
+        track: track that is trained; 0 is the global one.
+        steps: number of local steps, K.
+        queries: directions tried per step, q.
+        batch: examples per step, B.
+        seed_policy: whether clients share directions, have their own, or draw them from a pool.
         root: root seed of the round.
         epsilon: ε, the size of a perturbation.
         learning_rate: η.
-        clip: g's are clipped to ±clip; 0 is no clipping.
-        deadline: seconds that the server waits for the report; 0 is no limit. No point in time,
-            so that a repeated instruction is the same and clocks need not agree.
-        layout_hash: 32 bytes.
-        start_digest: 32 bytes, of the state that the round starts from.
+        clip: limit of the absolute value of a projected gradient; 0 for none.
+        deadline: seconds that the server waits for the report; 0 for no limit. A duration and not
+            a point in time, so that a repeated instruction has the same bytes and clocks need not
+            agree.
+        layout_hash: hash of the run's layout, 32 bytes.
+        start_digest: digest of the state that the round starts from, 32 bytes.
         pool_root: root seed of the pool; 0 without one.
         pool_size: seeds in the pool; 0 without one.
-        curvature_every: steps between those that take the losses at both sides and at the centre;
-            0 is never.
-        differences: what projected gradients are made of in the other steps.
+        curvature_every: interval, in steps, of those that measure curvature from L₊, L₋ and L₀;
+            0 for none.
+        differences: central or forward differences in the other steps.
     """
 
     run_id: bytes
@@ -102,7 +103,7 @@ class TrainInstruction:
     _FORWARD: ClassVar[bytes] = b"\x01"
 
     def encode(self) -> bytes:
-        """The instruction as a frame."""
+        """Return the instruction as a frame."""
         fields = self._FIELDS.pack(
             self.run_id,
             self.round,
@@ -162,18 +163,21 @@ class TrainInstruction:
         return instruction
 
     def seeds(self, client: int) -> NDArray[np.uint64]:
-        """Seeds of a client's queries, uint64 [K, q]."""
+        """Return the seeds of a client's queries, uint64 [K, q]."""
         if self.seed_policy is SeedPolicy.POOL:
             return pool_seeds(self.pool_root, self.pool_indices(client))
         return query_seeds(self.root, self.seed_stream(client), self.steps, self.queries)
 
     def pool_indices(self, client: int) -> NDArray[np.uint32]:
-        """Which seeds of the pool a client's queries try, uint32 [K, q]."""
+        """Return the indices in the pool of the seeds that a client tries, uint32 [K, q]."""
         seed_stream = self.seed_stream(client)
         return pool_indices(self.root, seed_stream, self.steps, self.queries, self.pool_size)
 
     def uses(self, steps: int) -> NDArray[np.int64]:
-        """How often each seed of the pool is tried in so many steps, in order of first use.
+        """Return how often each seed of the pool is tried in some steps, in order of first use.
+
+        Args:
+            steps: number of local steps.
 
         Returns:
             int64 [min(steps·q, pool size)].
@@ -183,7 +187,7 @@ class TrainInstruction:
         return -(-(queries - first_uses) // self.pool_size)
 
     def sums(self, gradients: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What a client reports of a pool: one sum of clipped projected gradients per used seed.
+        """Return the sum of clipped projected gradients of each used seed of a pool.
 
         Args:
             gradients: float32 [K, q].
@@ -198,40 +202,51 @@ class TrainInstruction:
         return rounded[:used]
 
     def clipped(self, gradients: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The projected gradients within ±clip, same shape."""
+        """Return projected gradients clipped to ±clip, same shape."""
         return self.clipped_sums(gradients, 1)
 
     def clipped_sums(
         self, sums: NDArray[np.float32], uses: NDArray[np.int64] | int
     ) -> NDArray[np.float64]:
-        """Sums of so many projected gradients each within ±clip · uses, same shape."""
+        """Return sums of projected gradients clipped to ±clip · uses, same shape.
+
+        Args:
+            sums: float32, each a sum of projected gradients of one seed.
+            uses: how many projected gradients are in each sum.
+        """
         # float32, so that examples · g stays exact in float64
         limit = np.float32(self.clip) * np.asarray(uses, np.float32)
         clipped = np.clip(sums, -limit, limit) if self.clip else sums
         return clipped.astype(np.float64)
 
     def coefficients(self, gradients: NDArray[np.float64]) -> NDArray[np.float64]:
-        """−η·g/q: what a client of weight 1 multiplies its directions by, same shape."""
+        """Return −η·g/q, the coefficients of a client with weight 1, same shape."""
         return -self.learning_rate * gradients / self.queries
 
     def measures_curvature(self, step: int) -> bool:
-        """Whether a step, counted from 0, takes the losses at both sides and at the centre."""
+        """Return whether a step, counted from 0, measures curvature from L₊, L₋ and L₀."""
         return bool(self.curvature_every) and step % self.curvature_every == 0
 
     def measured_directions(self, steps: int) -> int:
-        """Over how many directions the curvature in a report of so many steps is a mean."""
+        """Return over how many directions a report of some steps averages its curvature."""
         return self.queries * sum(map(self.measures_curvature, range(steps)))
 
     def seed_stream(self, client: int) -> int:
-        """What stands for the client in the derivation of seeds: 0 if they are shared."""
+        """Return a client's number in the derivation of seeds: index + 1, or 0 if shared."""
         return 0 if self.seed_policy is SeedPolicy.SHARED else client + 1
 
 
 @dataclass(frozen=True)
 class EvaluateInstruction:
-    """Asks a client to evaluate a state on one of its splits.
+    """An instruction to a client to evaluate a state on one of its splits.
 
-    Attributes as in `TrainInstruction`; ``round`` is the last one that is in the state.
+    Attributes:
+        run_id: run id, 8 bytes.
+        round: last round that is in the state.
+        track: track of the state.
+        split: part of the client's examples.
+        layout_hash: hash of the run's layout, 32 bytes.
+        digest: digest of the state, 32 bytes.
     """
 
     run_id: bytes
@@ -244,7 +259,7 @@ class EvaluateInstruction:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIB32s32s")
 
     def encode(self) -> bytes:
-        """The instruction as a frame."""
+        """Return the instruction as a frame."""
         values = (
             self.run_id,
             self.round,

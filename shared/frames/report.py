@@ -12,24 +12,25 @@ from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 MAX_GRADIENT = 1e6
-"""A projected gradient or a mean loss beyond this is refused with its report."""
+"""The limit of a projected gradient or mean loss; a report with a larger one is refused."""
 MAX_CURVATURE = 1e12
-"""Likewise a curvature."""
+"""A curvature beyond this is refused with its report."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a client uploads after a round: 32 bytes and 4 per projected gradient.
+    """A client's report on a round: 32 bytes and 4 per projected gradient.
 
     Attributes:
-        token: of the instruction it answers, 8 bytes.
+        token: token of the instruction that it answers, 8 bytes.
         client: client index.
-        examples: training examples the client holds.
-        mean_loss: over the points of all local steps, but for those that began far from where the
-            round did (`shared.step_size.REACH`): they tell nothing of the global model.
+        examples: number of the client's training examples.
+        mean_loss: mean over the perturbations of all local steps that began within
+            `shared.step_size.REACH` of the round's start; later ones say nothing about the global
+            model.
         gradients: float32 [K, q]; of a pool float32 [n], one sum per used seed in order of first
             use (`TrainInstruction.sums`).
-        summed_steps: K where the gradients are sums; 0 otherwise.
+        summed_steps: K if the gradients are sums, 0 otherwise.
         curvature: mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that took L₀, a
             float32; None if none did.
     """
@@ -48,25 +49,25 @@ class Report:
 
     @property
     def steps(self) -> int:
-        """Local steps that the client did."""
+        """The number of local steps that the client took."""
         return self.summed_steps or len(self.gradients)
 
     def encode(self) -> bytes:
-        """The report as a frame."""
-        bend = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
+        """Return the report as a frame."""
+        curvature = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
                 *(self.token, self.client, self.examples),
                 *(self.summed_steps, self.mean_loss, len(self.gradients)),
             )
             sums = self.gradients.astype("<f4").tobytes()
-            return pack(Kind.REPORT_OF_SUMS, fields + sums + bend)
+            return pack(Kind.REPORT_OF_SUMS, fields + sums + curvature)
         steps, queries = self.gradients.shape
         fields = self._FIELDS.pack(
             self.token, self.client, self.examples, steps, queries, self.mean_loss
         )
         gradients = self.gradients.astype("<f4").tobytes()
-        return pack(Kind.REPORT, fields + gradients + bend)
+        return pack(Kind.REPORT, fields + gradients + curvature)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:

@@ -1,4 +1,4 @@
-"""Catching up: from a state through the records after it, with the digests as proof."""
+"""Catching up: replay of the records after a state, checked by their digests."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from shared.ledger.records import Record
 from shared.replay import Backend, digest, rebuild
 
 CHECK_EVERY = 256
-"""Most rounds between two digests while catching up; hashing d numbers is not free."""
+"""The most rounds between two digest checks; hashing d numbers takes time."""
 _BATCH_BYTES = 4 * 2**20
-"""Of round deltas, after which a digest is due too, so that no more of them are in memory."""
+"""The most bytes of round deltas between two digest checks, which bounds the memory they take."""
 
 
 @dataclass(frozen=True)
 class CatchUp:
-    """What a client needs to stand where the server stands.
+    """The data from which a client reaches the server's state.
 
     Attributes:
-        snapshot: of a round after the client's, as its file has it; empty if none is needed.
-        tail: the records after the snapshot's round, or after the client's.
+        snapshot: bytes of a snapshot of a later round; empty if none is needed.
+        tail: records after the snapshot's round, or without one after the client's.
     """
 
     snapshot: bytes = b""
     tail: bytes = b""
 
     def __len__(self) -> int:
-        """Bytes on their way to the client."""
+        """Return the number of bytes that are sent."""
         return len(self.snapshot) + len(self.tail)
 
 
 class _DigestMismatchError(LedgerError):
-    """Replaying a round leads elsewhere than its record says."""
+    """The digest after a replayed round differs from its record's."""
 
 
 def replay_batch(
@@ -44,19 +44,19 @@ def replay_batch(
     layout: Layout,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Replay some records together and prove that they led where the last of them says.
+    """Replay some records together and check the digest of the last one.
 
     Args:
-        state: int64 [d], before the first record.
-        records: at least one, in order.
-        layout: of the adapter.
-        backend: what replays.
+        state: state before the first record, int64 [d].
+        records: consecutive records, at least one.
+        layout: layout of the adapter.
+        backend: replay backend; the default one if None.
 
     Returns:
-        int64 [d], after the last.
+        int64 [d], the state after the last record.
 
     Raises:
-        LedgerError: if the digest is another, naming the last round.
+        LedgerError: if the digest differs, naming the last round.
     """
     entries = [entry for record in records for entry in record.delta.scalar_groups()]
     state = rebuild(state, entries, layout.distribution, backend)
@@ -73,22 +73,22 @@ def replay_records(
     layout: Layout,
     backend: Backend | None = None,
 ) -> tuple[NDArray[np.int64], Record | None]:
-    """Replay records, and prove every `CHECK_EVERY`-th and the last.
+    """Replay records, and check the digest of every `CHECK_EVERY`-th and the last.
 
-    On a wrong digest everything is gone through again with a proof of every record, so that the
-    message names the first wrong round; that is why both arguments are called for their values.
+    After a wrong digest all is replayed again with a check of every record, so that the message
+    names the first wrong round; `start` and `records` are functions because they are called twice.
 
     Args:
-        start: gives int64 [d], before the first record.
-        records: gives the records in order.
-        layout: of the adapter.
-        backend: what replays.
+        start: function that returns the state before the first record, int64 [d].
+        records: function that returns the records in order.
+        layout: layout of the adapter.
+        backend: replay backend; the default one if None.
 
     Returns:
-        int64 [d] after the last record, and that record; None if there was none.
+        The state after the last record, int64 [d], and that record, or None if there were none.
 
     Raises:
-        LedgerError: naming the first round that leads elsewhere than it says.
+        LedgerError: naming the first round whose digest differs from its record's.
     """
     try:
         return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)
@@ -113,7 +113,7 @@ def _replay_batches(
 
 
 def _batches(records: Iterable[Record], most: int) -> Iterator[Sequence[Record]]:
-    """The records in pieces of at most so many, ended early by long ones."""
+    """Yield records in batches of at most `most`, fewer where they are long."""
     batch: list[Record] = []
     size = 0
     for record in records:

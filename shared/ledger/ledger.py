@@ -47,7 +47,7 @@ from shared.replay import check_fits, digest, replay, zero_state
 from shared.round_delta import RoundDelta
 
 SEGMENT_BYTES = 16 * 2**20
-"""A segment that has reached this size gets no more records."""
+"""The size from which a segment gets no more records."""
 _CHUNK_BYTES = 2**20
 
 
@@ -60,36 +60,36 @@ class _Span(NamedTuple):
 
 
 class Ledger:
-    """A ledger opened by its only writer, with the state that it leads to.
+    """A ledger opened by its only writer, with the state after its last round.
 
     Attributes:
-        folder: of the ledger.
-        header: what it belongs to.
-        position: behind the last whole record.
-        state: int64 [d], there.
-        digest: of the state, 32 bytes.
-        recovered: what was found wrong and set right on opening, for the operator; mostly empty.
+        folder: folder of the ledger.
+        header: track, run and layout of the ledger.
+        position: position after the last whole record.
+        state: state after the last round, int64 [d].
+        digest: digest of the state, 32 bytes.
+        recovered: damage that was repaired on opening, for the operator; usually empty.
     """
 
     def __init__(
         self, folder: Path, header: LedgerHeader, layout: Layout, snapshot_every: int
     ) -> None:
-        """Open the ledger in a folder, or begin it.
+        """Open the ledger in a folder, or create it.
 
         The state is that of the newest snapshot, with the rounds after it replayed. A torn last
-        record, left by a crash while it was written and so never acknowledged, is cut off. A
-        damaged snapshot is made up for by an older one. `recovered` tells of both; any other
-        damage is an error.
+        record, which a crash left before it was acknowledged, is cut off. A damaged snapshot is
+        replaced by replaying from an older one. `recovered` reports both; any other damage is an
+        error.
 
         Args:
-            folder: of the ledger.
-            header: what it belongs to.
-            layout: of the adapter.
-            snapshot_every: rounds between snapshots; 0 makes none.
+            folder: folder of the ledger.
+            header: track, run and layout that the ledger must have.
+            layout: layout of the adapter.
+            snapshot_every: rounds between snapshots; 0 for none.
 
         Raises:
-            LedgerError: if the ledger is damaged, is being written by another process, or belongs
-                to another run, track or layout.
+            LedgerError: if the ledger is damaged, is in use by another process, or belongs to
+                another run, track or layout.
         """
         self.folder, self.header, self._layout = folder, header, layout
         self._snapshot_every = snapshot_every
@@ -98,7 +98,9 @@ class Ledger:
             self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise LedgerError(f"{folder}: another process is writing it; end that first") from None
+            raise LedgerError(
+                f"{folder}: another process is writing to it; end that process first"
+            ) from None
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be opened: {error.strerror}") from error
         try:
@@ -139,26 +141,28 @@ class Ledger:
         return read_snapshot(snapshot_path(self.folder, number), self.header, self._layout)
 
     def check(self, delta: RoundDelta) -> None:
-        """Refuse a round that does not fit the state.
+        """Raise an error if a round does not fit the exact range of the state.
 
         Raises:
-            ReplayError: if it does not; nothing has happened then.
+            ReplayError: if it does not fit; the ledger is unchanged.
         """
         check_fits(self.state, delta.changes)
 
     def append(self, delta: RoundDelta) -> int:
-        """Apply a round; it is on the disk when this returns.
+        """Apply a round, and return once its record is on the disk.
 
         Returns:
             The bytes of its record.
 
         Raises:
-            ReplayError: if it does not fit the state; nothing has happened then.
-            LedgerError: if the round does not follow, or the disk refuses; the ledger is then as
-                it was before, unless it is the snapshot after the round that is refused.
+            ReplayError: if it does not fit the state; the ledger is unchanged.
+            LedgerError: if the round is not the next one, or writing fails; the ledger is then
+                unchanged, unless only the snapshot after the round could not be written.
         """
         if delta.track != self.header.track:
-            raise LedgerError(f"{self.folder}: a delta of track {delta.track} does not belong here")
+            raise LedgerError(
+                f"{self.folder}: a delta of track {delta.track}, not {self.header.track}"
+            )
         state = replay(self.state, delta.scalar_groups(), self._layout.distribution)
         record = Record.create(self.position, delta, digest(self._layout.hash, state))
         try:
@@ -174,11 +178,11 @@ class Ledger:
         return record.size
 
     def _segment_is_full(self) -> bool:
-        """Whether the next record begins a segment: behind a snapshot, or a large one."""
+        """Return whether the next record begins a segment: after a snapshot or a large segment."""
         return self._end >= SEGMENT_BYTES or self._snapshots[-1:] == [self.position.round]
 
     def _begin_segment(self, record: bytes) -> None:
-        """A segment comes into being with its first record, so no crash leaves an empty one."""
+        """Write a segment together with its first record, so that no crash leaves an empty one."""
         path = segment_path(self.folder, self.position.round + 1)
         begin = encode_segment_header(self.header, self.position)
         try:
@@ -191,7 +195,7 @@ class Ledger:
 
     def _extend_segment(self, record: bytes) -> None:
         with self._segments[-1].path.open("r+b", buffering=0) as file:
-            file.truncate(self._end)  # what an append left behind that the disk then refused
+            file.truncate(self._end)  # bytes that a failed append left behind
             file.seek(self._end)
             try:
                 rest = memoryview(record)
@@ -205,7 +209,7 @@ class Ledger:
         self._end += len(record)
 
     def _keep_snapshot(self, link: Link) -> None:
-        """Write the snapshot of the state, if it is due after this round and not there yet."""
+        """Write the snapshot of the state if it is due after this round and not yet written."""
         every, number = self._snapshot_every, link.round
         if not every or number % every or number in self._snapshots:
             return
@@ -219,7 +223,7 @@ class Ledger:
         self._snapshots.append(number)
 
     def compact(self, passed: int) -> None:
-        """Delete what nobody needs any more.
+        """Delete the snapshots and segments that no client needs any more.
 
         The two newest snapshots stay, and all records after the older one, so that a snapshot
         that turns out to be damaged can be made up for. Older snapshots go. A segment before them
@@ -228,11 +232,11 @@ class Ledger:
         go first, so that a crash leaves no gap.
 
         Args:
-            passed: the round that every known client has reached.
+            passed: round that every known client has reached.
 
         Raises:
-            LedgerError: if the disk refuses, or the older of the two snapshots turns out to be
-                damaged; then nothing else is deleted before there is a next one.
+            LedgerError: if deleting fails, or the older of the two snapshots is damaged; then
+                nothing else is deleted before the next snapshot.
         """
         if len(self._snapshots) < 2:
             return
@@ -268,10 +272,10 @@ class Ledger:
             raise LedgerError(f"{self.folder}: cannot delete: {error.strerror}") from error
 
     def catch_up(self, since: int) -> CatchUp:
-        """What a client needs that has the rounds up to `since`: the shorter way to the end.
+        """Return the shorter catch-up, by records or snapshot, for a client at round `since`.
 
         Raises:
-            LedgerError: if the ledger does not reach that round, or a file is damaged.
+            LedgerError: if the ledger has no such round, or a file is damaged.
         """
         newest = self._snapshots[-1] if self._snapshots else 0
         if since >= newest or (self._reaches_back_to(since) and self._is_short(since, newest)):
@@ -280,10 +284,10 @@ class Ledger:
         return CatchUp(snapshot, b"".join(self.tail(newest)))
 
     def tail(self, since: int) -> Iterator[bytes]:
-        """The records after round `since` as they stand in the files, in pieces of at most 1 MiB.
+        """Yield the bytes of the records after round `since`, in pieces of at most 1 MiB.
 
         Raises:
-            LedgerError: if the ledger does not reach that round, or not back to it.
+            LedgerError: if the ledger has no such round, or no longer keeps the records after it.
         """
         try:
             for span in self._spans(since):
@@ -298,15 +302,15 @@ class Ledger:
         return bool(self._segments) and self._segments[0].start.round <= since
 
     def _is_short(self, since: int, newest: int) -> bool:
-        """Whether the records after a round are no longer than the snapshot that saves them."""
+        """Return whether the records from a round to the newest snapshot are no longer than it."""
         before, after = self._spans(since), self._spans(newest)
         size = sum(s.end - s.begin for s in before) - sum(s.end - s.begin for s in after)
         return size <= snapshot_bytes(self._layout.size)
 
     def _spans(self, since: int) -> list[_Span]:
-        """Where the records after a round stand."""
+        """Return the parts of the segment files that hold the records after a round."""
         if not 0 <= since <= self.position.round:
-            raise LedgerError(f"{self.folder}: there is no round {since} to continue from")
+            raise LedgerError(f"{self.folder}: has no round {since} to continue from")
         if since == self.position.round:
             return []
         if not self._reaches_back_to(since):
@@ -324,5 +328,5 @@ class Ledger:
         return [*spans[:-1], spans[-1]._replace(end=self._end)]
 
     def close(self) -> None:
-        """Let another process write."""
+        """Release the lock, so that another process may write."""
         self._lock.release()

@@ -43,20 +43,20 @@ PERSONAL_MAGIC = b"SAMARAPB"
 
 @dataclass(frozen=True, eq=False)
 class PersonalFile:
-    """Private rounds of one client.
+    """The private rounds of one client.
 
     Attributes:
-        header: run and layout.
-        seed: of the run.
-        client: which client.
-        steps: K of a round.
-        queries: q of a step.
-        global_digest: of the state that the rounds started from and are added to, 32 bytes.
-        digest: of the personal state itself, 32 bytes.
-        pull: bits of the shrink after every round; 0 is none.
+        header: run and layout of the personal ledger.
+        seed: seed of the run.
+        client: client index.
+        steps: steps per round, K.
+        queries: directions per step, q.
+        global_digest: digest of the global state that the rounds were trained on, 32 bytes.
+        digest: digest of the personal state, 32 bytes.
+        pull: bits of the shrink after every round; 0 for none.
         closing: bits of the shrinks after the last round.
-        shifts: of the rounds' coefficients.
-        coefficients: int32 [rounds, K · q].
+        shifts: shift of the coefficients of each round.
+        coefficients: coefficients of all rounds, int32 [rounds, K · q].
     """
 
     header: LedgerHeader
@@ -82,12 +82,12 @@ class PersonalFile:
         client: int,
         global_digest: bytes,
     ) -> Self:
-        """Private rounds out of a client's personal ledger, from round 1 on.
+        """Collect the private rounds in a client's personal ledger, from round 1 on.
 
         Raises:
-            LedgerError: if they are not all there, or are of a kind that this file does not hold.
+            LedgerError: if some are missing, or of a kind that this file cannot hold.
         """
-        passes: list[CoefficientBlock] = []
+        blocks: list[CoefficientBlock] = []
         pulls: set[int] = set()
         closing: tuple[int, ...] | None = None
         shape, end = None, b""
@@ -100,7 +100,7 @@ class PersonalFile:
                     pulls.add(0)
                 case [Group(_, DerivedSeeds() as source) as group, Shrink(bits)]:
                     pulls.add(bits)
-                case _ if passes and not record.delta.groups:
+                case _ if blocks and not record.delta.groups:
                     closing = tuple(e.bits for e in entries if isinstance(e, Shrink))
                     end = record.end_digest
                     continue
@@ -112,10 +112,10 @@ class PersonalFile:
                     f"round {record.delta.round} does not follow from the run's seed; earlier "
                     "rounds may be gone into a snapshot"
                 )
-            passes.append(group.scalars)
+            blocks.append(group.scalars)
             end = record.end_digest
         if shape is None:
-            raise LedgerError("there is no private round")
+            raise LedgerError("it holds no private round")
         if len(pulls) > 1:
             raise LedgerError("its rounds do not all end with the same shrink")
         return cls(
@@ -127,12 +127,12 @@ class PersonalFile:
             end,
             pulls.pop(),
             closing or (),
-            tuple(one.shift for one in passes),
-            np.stack([one.coefficients for one in passes]),
+            tuple(block.shift for block in blocks),
+            np.stack([block.coefficients for block in blocks]),
         )
 
     def encode(self) -> bytes:
-        """The file: 4 bytes per scalar, 174 more, half a byte per round, one per last shrink."""
+        """Return the file: 4 bytes per scalar, ½ per round, 1 per last shrink, and 174 more."""
         rounds = len(self.shifts)
         fields = self._FIELDS.pack(
             self.seed,
@@ -156,12 +156,12 @@ class PersonalFile:
         """Read a file.
 
         Raises:
-            LedgerError: if it is damaged or something else.
+            LedgerError: if it is damaged or no file of private rounds.
         """
         start = IDENTITY_BYTES + cls._FIELDS.size
         content, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
         if len(content) < start or not content.startswith(PERSONAL_MAGIC):
-            raise LedgerError("it is no file of private rounds")
+            raise LedgerError("not a file of private rounds")
         if hashlib.sha256(content).digest() != checksum:
             raise LedgerError("it is damaged; export it again")
         header = LedgerHeader.decode(content, PERSONAL_MAGIC)
@@ -194,11 +194,11 @@ class PersonalFile:
         )
 
     def state(self, layout: Layout) -> NDArray[np.int64]:
-        """The personal state, int64 [d], to be added to the global one.
+        """Return the personal state, int64 [d], to be added to the global one.
 
         Raises:
-            LedgerError: if it is for another layout, or does not lead to its digest.
-            ReplayError: if it does not fit the exact state.
+            LedgerError: if it is for another layout, or its replay ends with another digest.
+            ReplayError: if it does not fit the exact range of the state.
         """
         if self.header.layout_hash != layout.hash:
             raise LedgerError("it is for another layout")
@@ -212,10 +212,10 @@ class PersonalFile:
             state = replay(state, [scalars, *pulled], layout.distribution)
         state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
         if digest(layout.hash, state) != self.digest:
-            raise LedgerError("its scalars do not lead to its digest")
+            raise LedgerError("its scalars replay to another digest than its own")
         return state
 
 
 def _source(seed: int, number: int, client: int, steps: int, queries: int) -> DerivedSeeds:
-    """Where the seeds of a private round come from."""
+    """Return the source of a private round's seeds."""
     return DerivedSeeds(round_root(seed, number, PERSONAL_TRACK), client + 1, steps, queries)

@@ -1,4 +1,4 @@
-"""Reading a ledger's folder. It takes no lock, so it works while the ledger is being written.
+"""Reading of a ledger's folder, without a lock, so that it works while a process writes.
 
 0000000001.seg   segment: the records from round 1 on
 0000001000.snap  snapshot: the state after round 1000
@@ -29,29 +29,29 @@ _SEGMENT, _SNAPSHOT = ".seg", ".snap"
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """Where the segment lies that begins with this round."""
+    """Return the path of the segment that begins with a round."""
     return folder / f"{first:010}{_SEGMENT}"
 
 
 def snapshot_path(folder: Path, number: int) -> Path:
-    """Where the snapshot after this round lies."""
+    """Return the path of the snapshot after a round."""
     return folder / f"{number:010}{_SNAPSHOT}"
 
 
 def segment_paths(folder: Path) -> dict[int, Path]:
-    """The segments by their first round, oldest first.
+    """Return the paths of the segments by their first round, oldest first.
 
     Raises:
-        LedgerError: if there is no such folder.
+        LedgerError: if the folder cannot be read.
     """
     return _numbered(folder, _SEGMENT)
 
 
 def snapshot_paths(folder: Path) -> dict[int, Path]:
-    """The snapshots by their round, oldest first.
+    """Return the paths of the snapshots by their round, oldest first.
 
     Raises:
-        LedgerError: if there is no such folder.
+        LedgerError: if the folder cannot be read.
     """
     return _numbered(folder, _SNAPSHOT)
 
@@ -70,12 +70,12 @@ def _is_number(stem: str) -> bool:
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment file and what its header says.
+    """A segment file and the contents of its header.
 
     Attributes:
-        path: of the file.
-        header: what the ledger belongs to.
-        start: before the first record.
+        path: path of the file.
+        header: track, run and layout of the ledger.
+        start: position before the first record.
     """
 
     path: Path
@@ -91,10 +91,10 @@ def _read_segment(path: Path, file: BinaryIO) -> Segment:
 
 
 def read_segment(path: Path) -> Segment:
-    """A segment's header.
+    """Read a segment's header.
 
     Raises:
-        LedgerError: naming the file, if it is no segment or not the one its name says.
+        LedgerError: naming the file, if it is no segment or another than its name says.
     """
     try:
         with path.open("rb") as file:
@@ -106,17 +106,17 @@ def read_segment(path: Path) -> Segment:
 
 
 def last_hash(path: Path) -> bytes:
-    """The last 32 bytes of a segment: the record hash of its last round, if it is whole."""
+    """Return the last 32 bytes of a segment, which in a whole one are its last record hash."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - HASH_BYTES))
         return file.read(HASH_BYTES)
 
 
 def read_header(folder: Path) -> LedgerHeader:
-    """What the ledger in a folder belongs to.
+    """Read the track, run and layout of the ledger in a folder.
 
     Raises:
-        LedgerError: if there is none, or it is damaged.
+        LedgerError: if the folder holds no ledger, or it is damaged.
     """
     return read_segment(next(iter(_all_segments(folder).values()))).header
 
@@ -124,20 +124,20 @@ def read_header(folder: Path) -> LedgerHeader:
 def _all_segments(folder: Path) -> dict[int, Path]:
     segments = segment_paths(folder)
     if not segments:
-        raise LedgerError(f"{folder}: there is no segment of a ledger")
+        raise LedgerError(f"{folder}: holds no segment of a ledger")
     return segments
 
 
 def read_ledger(folder: Path, since: int | None = None, strict: bool = False) -> Iterator[Record]:
-    """The records after a round, one at a time.
+    """Yield the records after a round.
 
-    A record that the ledger ends inside of may be in the middle of being written: the records end
-    before it. Segments that the writer begins later are not read.
+    A last record that is not whole may be half written and is left out. Segments that the writer
+    begins later are not read.
 
     Args:
-        folder: of the ledger.
-        since: the round; None begins with the oldest record that is kept.
-        strict: a record that the ledger ends inside of is an error.
+        folder: folder of the ledger.
+        since: round before the first record; None for the oldest record that is kept.
+        strict: whether a last record that is not whole is an error.
 
     Raises:
         LedgerError: naming the file and the round, if something is damaged or missing, or the
@@ -169,7 +169,7 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
                     position = record.position
         except FileNotFoundError as error:
             raise LedgerError(
-                f"{path}: went while the ledger was being read, to compaction; begin again"
+                f"{path}: was deleted by compaction while it was read; read the ledger again"
             ) from error
         except OSError as error:
             raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error

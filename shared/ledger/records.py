@@ -39,7 +39,7 @@ _TRAILER_BYTES = 2 * HASH_BYTES
 
 
 class TornRecordError(LedgerError):
-    """The bytes end inside a record: it is being written, or a crash left it so."""
+    """A record is not whole, since it is being written or a crash interrupted its writing."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Position:
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """What a ledger belongs to.
+    """The identity of a ledger: its track, run and layout.
 
     Attributes:
-        track: which list of scalars it keeps.
+        track: track whose round deltas it keeps.
         run_id: 8 bytes.
         layout_hash: 32 bytes.
     """
@@ -65,7 +65,7 @@ class LedgerHeader:
     layout_hash: bytes
 
     def encode(self, magic: bytes = SEGMENT_MAGIC) -> bytes:
-        """The 56 bytes that every file of the ledger begins with."""
+        """Return the 56 bytes that every file of the ledger begins with."""
         return _IDENTITY.pack(magic, LEDGER_VERSION, 0, self.track, self.run_id, self.layout_hash)
 
     @classmethod
@@ -84,21 +84,21 @@ class LedgerHeader:
 
     @property
     def start(self) -> Position:
-        """Where every replay of this ledger begins."""
+        """The position before round 1."""
         return Position(0, hashlib.sha256(self.encode()).digest())
 
 
 def encode_segment_header(header: LedgerHeader, start: Position) -> bytes:
-    """The bytes before the first record of a segment that continues at `start`."""
+    """Return the bytes before the first record of a segment that continues at `start`."""
     fields = header.encode() + _START.pack(start.round, start.head)
     return fields + hashlib.sha256(fields).digest()
 
 
 def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position]:
-    """What a segment belongs to, and the position before its first record.
+    """Read a segment's ledger header and the position before its first record.
 
     Raises:
-        LedgerError: if it is not a sound header.
+        LedgerError: if the header is damaged.
     """
     data = stream.read(SEGMENT_HEADER_BYTES)
     fields, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
@@ -113,13 +113,13 @@ def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position]:
 
 @dataclass(frozen=True)
 class Link:
-    """A record without its scalars: what its record hash is made of.
+    """The part of a record that its record hash is made of, without the scalars.
 
     Attributes:
-        previous: the record hash before it, 32 bytes.
-        round: of the record.
+        previous: hash of the record before, 32 bytes.
+        round: round of the record.
         delta_hash: SHA-256 of the round delta.
-        end_digest: of the state after the round, 32 bytes.
+        end_digest: digest of the state after the round, 32 bytes.
     """
 
     previous: bytes
@@ -130,12 +130,12 @@ class Link:
     FIELDS = struct.Struct("<32sI32s32s")
 
     def encode(self) -> bytes:
-        """The 100 bytes that the record hash is the SHA-256 of."""
+        """Return the 100 bytes whose SHA-256 is the record hash."""
         return self.FIELDS.pack(self.previous, self.round, self.delta_hash, self.end_digest)
 
     @cached_property
     def position(self) -> Position:
-        """Behind the record."""
+        """The position after the record."""
         return Position(self.round, hashlib.sha256(self.encode()).digest())
 
 
@@ -144,9 +144,9 @@ class Record:
     """One round in the ledger.
 
     Attributes:
-        delta: the round's scalars.
-        frame: the same as bytes.
-        link: ties it to the chain.
+        delta: round delta of the round.
+        frame: bytes of the round delta.
+        link: link of the record in the hash chain.
     """
 
     delta: RoundDelta
@@ -155,10 +155,10 @@ class Record:
 
     @classmethod
     def create(cls, previous: Position, delta: RoundDelta, end_digest: bytes) -> Self:
-        """The record that extends a ledger by one round.
+        """Return the record that extends a ledger by one round.
 
         Raises:
-            LedgerError: if the round does not follow the previous one.
+            LedgerError: if the round is not the one after the previous.
         """
         if delta.round != previous.round + 1:
             raise LedgerError(f"round {delta.round} does not follow round {previous.round}")
@@ -167,24 +167,24 @@ class Record:
         return cls(delta, frame, Link(previous.head, delta.round, delta_hash, end_digest))
 
     def encode(self) -> bytes:
-        """The record's bytes."""
+        """Return the record's bytes."""
         fields = struct.pack("<4sII", _RECORD_MAGIC, len(self.frame), self.link.round)
         checksum = struct.pack("<I", zlib.crc32(fields))
         return fields + checksum + self.frame + self.end_digest + self.position.head
 
     @property
     def end_digest(self) -> bytes:
-        """Of the state after the round, 32 bytes."""
+        """The digest of the state after the round, 32 bytes."""
         return self.link.end_digest
 
     @property
     def position(self) -> Position:
-        """Behind this record."""
+        """The position after this record."""
         return self.link.position
 
     @property
     def size(self) -> int:
-        """Bytes of the record in the file."""
+        """The length of the record in the file, in bytes."""
         return _RECORD.size + len(self.frame) + _TRAILER_BYTES
 
 
@@ -234,10 +234,10 @@ def read_record(stream: BinaryIO, previous: Position) -> Record | None:
 
 
 def read_records(stream: BinaryIO, start: Position) -> Iterator[Record]:
-    """All records behind a position.
+    """Yield all records after a position.
 
     Raises:
-        TornRecordError: if the stream ends inside a record.
+        TornRecordError: if the last record is not whole.
         LedgerError: at the first record that is damaged.
     """
     while (record := read_record(stream, start)) is not None:
@@ -246,7 +246,7 @@ def read_records(stream: BinaryIO, start: Position) -> Iterator[Record]:
 
 
 def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
-    """Pass over so many records, reading their headers and hashes only.
+    """Skip some records by reading their headers and hashes only, and return the position reached.
 
     Raises:
         LedgerError: if there are fewer, or a header is damaged.
@@ -263,9 +263,9 @@ def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
 
 
 def records_after(tail: bytes, round_number: int) -> bytes:
-    """A tail without the records of the rounds up to this one that it begins with.
+    """Return a tail without its leading records of the rounds up to `round_number`.
 
-    A device whose last answer was lost is further than its server believes.
+    A client whose last answer was lost has more rounds than its server knows of.
     """
     at = 0
     while at + _RECORD.size <= len(tail):
@@ -277,10 +277,10 @@ def records_after(tail: bytes, round_number: int) -> bytes:
 
 
 def is_unwritten_record(rest: bytes) -> bool:
-    """Whether what should be the last record is zeros, or ends in zeros instead of a hash.
+    """Return whether a last record is zeros, or ends in zeros instead of a hash.
 
     Some file systems leave that after a power cut: the length of an append is on the disk, its
-    bytes are not. It was never acknowledged, since `fsync` had not returned.
+    bytes are not. The record was never acknowledged, since `fsync` had not returned.
     """
     if rest.count(0) == len(rest):
         return True

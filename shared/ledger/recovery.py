@@ -1,4 +1,4 @@
-"""What a ledger's only writer does on opening: find the last whole round and how to get there."""
+"""Recovery of a ledger when its writer opens it: find the last whole round and a way to it."""
 
 import os
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from shared.ledger.snapshots import UnreadableError, read_snapshot
 
 @dataclass(frozen=True)
 class Recovery:
-    """A ledger's folder after recovery.
+    """The usable files of a ledger's folder after recovery.
 
     Attributes:
-        segments: those that lead to the end without a gap or damage, oldest first.
-        start: where replaying begins: at a snapshot, or before round 1.
-        position: the end, behind the last whole record.
-        unusable_snapshots: snapshots that are damaged or lie beside the chain.
-        notes: what the operator should know.
+        segments: segments that lead to the end without gap or damage, oldest first.
+        start: position that replay starts from: a snapshot's, or before round 1.
+        position: position after the last whole record.
+        unusable_snapshots: snapshots that are damaged or not in the chain.
+        notes: sentences for the operator about what was repaired.
     """
 
     segments: tuple[Segment, ...]
@@ -46,25 +46,25 @@ class Recovery:
 
 
 def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovery:
-    """Find the last whole round of a ledger, and cut off what a crash left behind it.
+    """Find the last whole round of a ledger, and cut off what a crash left after it.
 
     Raises:
-        LedgerError: if something is damaged that no crash damages and no snapshot makes up for;
-            the records are left as they are then.
-        OSError: if the disk refuses.
+        LedgerError: if the damage is none that a crash leaves and no snapshot replaces what it hit;
+            the records are then unchanged.
+        OSError: if reading or writing fails.
     """
     for leftover in folder.glob(f"*{UNFINISHED}"):
         leftover.unlink()
-    segments, problems = _segments(folder, header)
+    segments, problems = _read_sound_segments(folder, header)
     if problems and not segments:
         raise LedgerError(problems[0])
-    start, useless = _start(folder, header, layout, segments, problems)
+    start, unusable = _find_start(folder, header, layout, segments, problems)
     later = [segment for segment in segments if segment.start.round >= start.round]
-    position, end = _scan(later, start)
+    position, end = _read_whole_records(later, start)
     for number, path in snapshot_paths(folder).items():
         if number > position.round:
-            raise LedgerError(f"{path}: it is there, but the records end at round {position.round}")
-    if later and (torn := _cut(later[-1].path, end)):
+            raise LedgerError(f"{path}: the records end before it, at round {position.round}")
+    if later and (torn := _truncate(later[-1].path, end)):
         problems.append(
             f"{later[-1].path}: dropped {torn} bytes of round {position.round + 1}, which was "
             f"never completely written; the last whole round is {position.round}"
@@ -72,14 +72,14 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovery:
     kept = [*_segments_leading_to(start, segments[: len(segments) - len(later)], problems), *later]
     oldest = kept[0].start.round if kept else position.round
     for number, path in snapshot_paths(folder).items():
-        if number < oldest and path not in useless:
+        if number < oldest and path not in unusable:
             problems.append(f"{path}: the records after round {number} are missing")
-    problems += [f"{path}: deleted; the rest makes up for it" for path in useless]
-    return Recovery(tuple(kept), start, position, tuple(useless), tuple(problems))
+    problems += [f"{path}: deleted; the other files replace it" for path in unusable]
+    return Recovery(tuple(kept), start, position, tuple(unusable), tuple(problems))
 
 
-def _segments(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[str]]:
-    """The segments from the newest back to the first that is damaged, and what is wrong there."""
+def _read_sound_segments(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[str]]:
+    """Return the segments from the newest back to the first damaged one, and its problem."""
     segments: list[Segment] = []
     for path in reversed(segment_paths(folder).values()):
         try:
@@ -92,22 +92,23 @@ def _segments(folder: Path, header: LedgerHeader) -> tuple[list[Segment], list[s
     return segments, []
 
 
-def _start(
+def _find_start(
     folder: Path,
     header: LedgerHeader,
     layout: Layout,
     segments: Sequence[Segment],
     problems: list[str],
 ) -> tuple[Position, list[Path]]:
-    """The newest snapshot that is sound and that the records continue, or else round 0.
+    """Find the newest sound snapshot that the records continue, or else round 0.
 
-    The older ones are read too: what is kept to make up for damage should be known to be sound.
+    Older snapshots are read too, so that it is known whether they could replace a damaged one.
 
     Returns:
-        Where replaying begins, and the snapshots that are of no use; why is added to the problems.
+        The position to replay from, and the unusable snapshots, whose problems are added to the
+        list.
     """
     start: Position | None = None
-    useless: list[Path] = []
+    unusable: list[Path] = []
     for path in reversed(snapshot_paths(folder).values()):
         try:
             position = read_snapshot(path, header, layout).position
@@ -117,23 +118,23 @@ def _start(
         except UnreadableError:
             raise
         except LedgerError as error:
-            useless.append(path)
+            unusable.append(path)
             problems.append(str(error))
     if start is None and (not segments or segments[0].start.round):
         raise LedgerError("; ".join([*problems, f"{folder}: no way leads to the last round"]))
-    return start or header.start, useless
+    return start or header.start, unusable
 
 
 def _records_continue_at(position: Position, segments: Sequence[Segment]) -> bool:
-    """Whether the records continue at a position, or end there."""
+    """Return whether the records continue at a position, or end there."""
     later = [segment for segment in segments if segment.start.round >= position.round]
     if later:
         return later[0].start == position
     return not segments or last_hash(segments[-1].path) == position.head
 
 
-def _scan(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
-    """Go through whole records: the position behind them, and its place in the last segment."""
+def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
+    """Read whole records; return the position after them and its offset in the last segment."""
     position, end = start, SEGMENT_HEADER_BYTES
     for segment in segments:
         if segment.start != position:
@@ -157,7 +158,7 @@ def _scan(segments: Sequence[Segment], start: Position) -> tuple[Position, int]:
 def _segments_leading_to(
     goal: Position, segments: Sequence[Segment], problems: list[str]
 ) -> list[Segment]:
-    """Those of the segments before a position that lead there; clients may still need them."""
+    """Return the earlier segments that lead to a position, which clients may still need."""
     leading: list[Segment] = []
     for segment in reversed(segments):
         position = segment.start
@@ -176,8 +177,8 @@ def _segments_leading_to(
     return leading
 
 
-def _cut(path: Path, end: int) -> int:
-    """Cut a segment to its whole records; returns how many bytes were behind them."""
+def _truncate(path: Path, end: int) -> int:
+    """Cut a segment to its whole records, and return how many bytes followed them."""
     with path.open("r+b") as file:
         torn = os.fstat(file.fileno()).st_size - end
         if torn:

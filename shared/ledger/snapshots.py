@@ -31,11 +31,11 @@ _HEADER_BYTES = _FIELDS_BYTES + HASH_BYTES
 
 
 class UnreadableError(LedgerError):
-    """A file cannot be read, which says nothing about whether it is sound."""
+    """A file cannot be read, so that it is unknown whether it is sound."""
 
 
 def snapshot_bytes(size: int) -> int:
-    """How long a snapshot of d elements is."""
+    """Return the length of a snapshot of d elements, in bytes."""
     return _HEADER_BYTES + 8 * size
 
 
@@ -44,9 +44,9 @@ class Snapshot:
     """The state of a track after a round.
 
     Attributes:
-        header: what the ledger belongs to.
-        link: of the round's record.
-        state: int64 [d], with the link's end digest.
+        header: track, run and layout of the ledger.
+        link: link of the round's record.
+        state: state after the round, int64 [d], whose digest is in the link.
     """
 
     header: LedgerHeader
@@ -55,11 +55,11 @@ class Snapshot:
 
     @property
     def position(self) -> Position:
-        """Behind the round."""
+        """The position after the round."""
         return self.link.position
 
     def parts(self) -> tuple[bytes, memoryview]:
-        """The snapshot's bytes in two pieces, the state not copied."""
+        """Return the snapshot's bytes in two pieces, of which the state is not copied."""
         fields = self.header.encode(SNAPSHOT_MAGIC) + self.link.encode()
         fields += _COUNT.pack(len(self.state))
         state = np.ascontiguousarray(self.state, "<i8")
@@ -70,9 +70,9 @@ class Snapshot:
         """Read a snapshot that must be of this ledger.
 
         Args:
-            data: from a file or from the network.
-            header: what the ledger belongs to.
-            layout: of the adapter.
+            data: bytes from a file or from the network.
+            header: track, run and layout that it must have.
+            layout: layout of the adapter.
 
         Returns:
             The snapshot; its state reads `data` in place.
@@ -94,7 +94,7 @@ class Snapshot:
         link = Link(*Link.FIELDS.unpack_from(fields, IDENTITY_BYTES))
         (count,) = _COUNT.unpack_from(fields, IDENTITY_BYTES + Link.FIELDS.size)
         if link.round < 1 or count != layout.size:
-            raise LedgerError(f"the snapshot tells of round {link.round} and {count} elements")
+            raise LedgerError(f"the snapshot is of round {link.round} and {count} elements")
         state = np.frombuffer(data, "<i8", offset=_HEADER_BYTES).astype(np.int64, copy=False)
         if digest(layout.hash, state) != link.end_digest:
             raise LedgerError(f"the snapshot's state is not that which ended round {link.round}")

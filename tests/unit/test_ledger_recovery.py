@@ -202,7 +202,7 @@ def test_a_damaged_snapshot_is_made_up_for_by_an_older_one(tmp_path: Path) -> No
         for data in (b"", SOUND[NEWEST][:-1], SOUND[NEWEST] + b"x", SOUND[OLDER]):
             assert_recovers(tmp_path, {**files, NEWEST: data}, 7, f"{NEWEST}: ")
     every = {name: data[:-1] for name, data in SOUND.items() if name.endswith(".snap")}
-    assert_recovers(tmp_path, SOUND | every, 7, "the rest makes up for it")
+    assert_recovers(tmp_path, SOUND | every, 7, "the other files replace it")
 
 
 def test_a_snapshot_at_the_very_end_is_made_anew_if_it_is_damaged(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_damage_before_the_newest_snapshot_is_said_and_does_no_harm(tmp_path: Pa
     ("gone", "said"),
     [
         ([LAST, NEWEST], ""),
-        ([LAST, THIRD], "0000000006.snap: it is there, but the records end at round 4"),
+        ([LAST, THIRD], "0000000006.snap: the records end before it, at round 4"),
         ([THIRD, NEWEST], "0000000005.seg: round 5|no way leads|is missing before it"),
         ([FIRST, OLDER, NEWEST, "0000000002.snap"], "no way leads"),
     ],
