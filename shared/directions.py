@@ -16,10 +16,10 @@ from shared.normal_table import NORMAL_TABLE
 
 Distribution = Literal["gaussian", "rademacher"]
 Differences = Literal["central", "forward"]
-"""How a projected gradient is measured: from L₊ and L₋, or from L₊ and the L₀ that all share."""
+"""The losses that projected gradients are made of: L₊ and L₋, or L₊ and one L₀ for all."""
 
 BOTH_SIDES = (1, -1)
-"""Signs of the points that are tried along a direction, but for forward differences."""
+"""The signs of the perturbations along a direction with central differences."""
 
 DIRECTION_BITS = 11
 """A direction's integers are multiples of 2⁻¹¹."""
@@ -27,7 +27,7 @@ DIRECTION_BITS = 11
 WHOLE_BLOCKS = 8192
 """A part of a direction begins at a multiple of this, where both distributions begin a block."""
 MAX_DIRECTION = 2**35
-"""Elements of a direction for which a counter has numbers."""
+"""The most elements of a direction that the counter can number."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -36,7 +36,7 @@ _WORD_BITS = np.uint64(32)
 
 
 class Domain(IntEnum):
-    """What a counter is used for; word 2 of the counter."""
+    """The use of a counter, which is its word 2."""
 
     DIRECTION = 1
     LORA_A = 2
@@ -88,7 +88,7 @@ def _counters(count: int, domain: Domain, first: int = 0) -> NDArray[np.uint32]:
 def normals(
     seeds: NDArray[np.uint64], count: int, domain: Domain = Domain.DIRECTION, first: int = 0
 ) -> NDArray[np.int16]:
-    """Standard normal numbers with scale 2⁻¹¹, in the element order of the format.
+    """Return standard normal numbers with scale 2⁻¹¹, in the element order of the format.
 
     Counters go in blocks of 256; block b covers elements 2048·b onward. The low (h = 0) or high
     (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
@@ -96,8 +96,8 @@ def normals(
     Args:
         seeds: uint64 [n].
         count: numbers per seed.
-        domain: what they are used for.
-        first: the element to begin with, a multiple of 2,048.
+        domain: use of the numbers.
+        first: first element, a multiple of 2,048.
 
     Returns:
         int16 [n, count].
@@ -110,7 +110,7 @@ def normals(
 
 
 def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray[np.int16]:
-    """Random signs ±1 with scale 2⁻¹¹: ±2048; a set bit is +1.
+    """Return random signs ±1 with scale 2⁻¹¹, that is ±2048; a set bit is +1.
 
     Counters go in blocks of 64; bit t of word w of counter 64·b + j is element
     8192·b + 256·t + 64·w + j.
@@ -118,7 +118,7 @@ def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray
     Args:
         seeds: uint64 [n].
         count: signs per seed.
-        first: the element to begin with, a multiple of 8,192.
+        first: first element, a multiple of 8,192.
 
     Returns:
         int16 [n, count].
@@ -135,13 +135,13 @@ def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray
 def directions(
     seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
 ) -> NDArray[np.int16]:
-    """Directions z of n seeds, or a part of them.
+    """Return the directions z of n seeds, or a part of their elements.
 
     Args:
         seeds: uint64 [n].
-        count: how many elements; all d of the adapter as a rule.
+        count: number of elements, usually d.
         distribution: ``gaussian`` or ``rademacher``.
-        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
+        first: first element, a multiple of `WHOLE_BLOCKS`.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
@@ -151,7 +151,7 @@ def directions(
     return rademacher(seeds, count, first)
 
 
-def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+def _join_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     low, high = words[..., 0].astype(np.uint64), words[..., 1].astype(np.uint64)
     return low | (high << _WORD_BITS)
 
@@ -159,14 +159,14 @@ def _seed_of(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
 def query_seeds(
     root: int, seed_stream: int, steps: int, queries: int, first_step: int = 0
 ) -> NDArray[np.uint64]:
-    """Seeds of all queries of a client in a round.
+    """Return the seeds of all queries of a client in a round.
 
     Args:
         root: the round's root seed.
-        seed_stream: 0 where the whole cohort shares its directions, otherwise client index + 1.
+        seed_stream: 0 if the cohort shares its directions, otherwise client index + 1.
         steps: local steps K.
         queries: queries per step q.
-        first_step: the step to begin with.
+        first_step: first step.
 
     Returns:
         uint64 [K, q]; a seed depends neither on K nor on q.
@@ -176,23 +176,23 @@ def query_seeds(
     counter[..., 1] = np.arange(first_step, first_step + steps, dtype=np.uint32)[:, None]
     counter[..., 2] = Domain.QUERY_SEED
     counter[..., 3] = seed_stream
-    return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
+    return _join_words(philox4x32(counter, _keys(np.array(root, np.uint64))))
 
 
 def round_root(run_seed: int, round_number: int, track: int) -> int:
-    """The root seed of a round: a function of the run's seed, the round and the track."""
+    """Return the root seed of a round, a function of the run's seed, the round and the track."""
     counter = np.array([round_number, track, Domain.ROUND_ROOT, 0], np.uint32)
-    return int(_seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
+    return int(_join_words(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
 
 
 def batch_order(root: int, client: int, step: int, examples: int) -> NDArray[np.int64]:
-    """A random order of a client's examples; a step trains on the first ones.
+    """Return a random order of a client's examples; a step trains on the first ones.
 
     Args:
-        root: the round's root seed, so that run, round and track are in it.
+        root: the round's root seed, which depends on run, round and track.
         client: client index.
         step: local step within the round.
-        examples: how many examples the client holds.
+        examples: number of the client's examples.
 
     Returns:
         int64 [examples], a permutation.
@@ -203,21 +203,21 @@ def batch_order(root: int, client: int, step: int, examples: int) -> NDArray[np.
 def _random_order(
     domain: Domain, root: int, word_1: int, word_3: int, count: int
 ) -> NDArray[np.int64]:
-    """The order of random sort keys, two from each counter: int64 [count], a permutation."""
+    """Return the order of random sort keys, two per counter: int64 [count], a permutation."""
     counter = _counters(-(-count // 2), domain)
     counter[:, 1] = word_1
     counter[:, 3] = word_3
     words = philox4x32(counter, _keys(np.array(root, np.uint64)))
-    sort_keys = _seed_of(words.reshape(-1, 2))[:count]
+    sort_keys = _join_words(words.reshape(-1, 2))[:count]
     return np.argsort(sort_keys, kind="stable").astype(np.int64)
 
 
 def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Seeds of a pool, from which the queries of a whole run are taken.
+    """Return seeds of a pool, from which the queries of a whole run are taken.
 
     Args:
         root: the pool's root seed, `round_root` of round 0.
-        indices: uint32 [...], which seeds.
+        indices: indices of the seeds in the pool, uint32 [...].
 
     Returns:
         uint64 [...]; a seed does not depend on how many the pool has.
@@ -225,7 +225,7 @@ def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
     counter = np.zeros((*indices.shape, 4), np.uint32)
     counter[..., 0] = indices
     counter[..., 2] = Domain.POOL_SEED
-    return _seed_of(philox4x32(counter, _keys(np.array(root, np.uint64))))
+    return _join_words(philox4x32(counter, _keys(np.array(root, np.uint64))))
 
 
 def pool_indices(
@@ -252,25 +252,25 @@ def pool_indices(
 
 
 def prefix_tokens(root: int, count: int, vocabulary: int) -> NDArray[np.int64]:
-    """Random tokens whose keys and values a prefix begins with.
+    """Return random tokens whose keys and values a prefix begins with.
 
     Args:
         root: seed.
-        count: how many.
-        vocabulary: how many tokens there are to choose from.
+        count: number of tokens.
+        vocabulary: number of tokens to choose from.
 
     Returns:
         int64 [count], each below `vocabulary`.
     """
     words = philox4x32(_counters(count, Domain.PREFIX_TOKEN), _keys(np.array(root, np.uint64)))
-    tokens: NDArray[np.uint64] = _seed_of(words) % np.uint64(vocabulary)
+    tokens: NDArray[np.uint64] = _join_words(words) % np.uint64(vocabulary)
     return tokens.astype(np.int64)
 
 
 def cohort_keys(
     run_seed: int, round_number: int, clients: NDArray[np.uint32]
 ) -> NDArray[np.uint64]:
-    """One random number per client for a round; the smallest ones form the cohort.
+    """Return one random number per client for a round; those with the smallest form the cohort.
 
     Args:
         run_seed: the run's seed.
@@ -284,4 +284,4 @@ def cohort_keys(
     counter[:, 0] = round_number
     counter[:, 2] = Domain.COHORT
     counter[:, 3] = clients
-    return _seed_of(philox4x32(counter, _keys(np.array(run_seed, np.uint64))))
+    return _join_words(philox4x32(counter, _keys(np.array(run_seed, np.uint64))))

@@ -40,11 +40,11 @@ _SHRUNK_AT_ONCE = 2**16
 
 
 class Backend(Protocol):
-    """Who makes directions and folds them into a state; any two give the same bits."""
+    """An implementation of directions and of their sum into a state; all give the same bits."""
 
     @property
     def name(self) -> str:
-        """One of `BACKENDS`."""
+        """The name, one of `BACKENDS`."""
 
     def fold(
         self,
@@ -53,28 +53,28 @@ class Backend(Protocol):
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z(seed) modulo 2⁶⁴, in place.
+        """Add Σ c·z(seed) to a state in place, modulo 2⁶⁴.
 
         Args:
             state: int64 [d], contiguous.
             seeds: uint64 [n], contiguous.
             coefficients: int64 [n], contiguous, unit 2⁻⁴⁰.
-            distribution: of the directions.
+            distribution: distribution of the directions.
         """
 
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """What `shared.directions.directions` gives: int16 [n, count]."""
+        """Return what `shared.directions.directions` returns: int16 [n, count]."""
 
 
 @dataclass(frozen=True)
 class CoefficientBlock:
-    """Coefficients under one shift, in the order of their seeds.
+    """Coefficients with one common shift, in the order of their seeds.
 
     Attributes:
-        shift: 0 … 10; the unit of a coefficient is 2^(shift − 40).
-        coefficients: int32 [n].
+        shift: common shift, 0 … 10; the unit of a coefficient is 2^(shift − 40).
+        coefficients: coefficients in this unit, int32 [n].
     """
 
     shift: int
@@ -86,32 +86,31 @@ class Shrink:
     """An ordered record: state −= state >> bits, as weight decay by 2^−bits does.
 
     Attributes:
-        bits: 1 … 62.
+        bits: number of bits of the shift, 1 … 62.
     """
 
     bits: int
 
 
 ScalarGroup = tuple[NDArray[np.uint64], CoefficientBlock]
-"""Seeds uint64 [n] with a pass of n coefficients."""
+"""A pair of seeds, uint64 [n], and a block of n coefficients."""
 
 
 def zero_state(size: int) -> NDArray[np.int64]:
-    """The state before the first round: int64 [d] zeros."""
+    """Return the state before the first round: zeros, int64 [d]."""
     return np.zeros(size, np.int64)
 
 
 def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
-    """Coefficients as integers under the smallest shift that fits, rounded half to even.
+    """Round coefficients half to even to integers with the smallest shift that fits.
 
-    What is too wide even for shift 10 (beyond ±2) is split into several passes; no pass at all is
-    needed for zeros.
+    Coefficients beyond ±2, which are too large even for shift 10, are split into several blocks.
 
     Args:
         coefficients: float64 [n].
 
     Returns:
-        One pass as a rule; none for an empty list.
+        One block as a rule, several if a coefficient is beyond ±2, none for no coefficients.
 
     Raises:
         ReplayError: if a coefficient is not finite or beyond ±1,024.
@@ -128,12 +127,12 @@ def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
         if np.all(np.abs(scaled) <= _INT32_MAX):
             return [CoefficientBlock(shift, scaled.astype(np.int32))]
     rest = scaled.astype(np.int64)
-    passes = []
+    blocks = []
     while np.any(rest):
         part = np.clip(rest, -_INT32_MAX, _INT32_MAX)
-        passes.append(CoefficientBlock(MAX_SHIFT, part.astype(np.int32)))
+        blocks.append(CoefficientBlock(MAX_SHIFT, part.astype(np.int32)))
         rest = rest - part
-    return passes
+    return blocks
 
 
 def _widest(values: NDArray[np.float64]) -> float:
@@ -142,16 +141,15 @@ def _widest(values: NDArray[np.float64]) -> float:
 
 
 def check_fits(state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Shrink]) -> None:
-    """Refuse what could leave the exact range, before anything is applied.
+    """Raise an error if changes could leave the exact range of a state, before any is applied.
 
     Args:
         state: int64 [d].
-        changes: in the order in which they are applied.
+        changes: coefficient blocks and shrinks in the order in which they are applied.
 
     Raises:
-        ReplayError: if a bound of |state|, raised by Σ|c|·2^shift·2¹⁵ of every pass and shrunk by
-            every shrink, is not always below 2⁶², so that no later round can find the state out
-            of range either.
+        ReplayError: if a bound of |state|, raised by Σ|c|·2^shift·2¹⁵ of every block and shrunk by
+            every shrink, is not always below 2⁶²; so a state that was reached is always in range.
     """
     bound = max(int(state.max(initial=0)), -int(state.min(initial=0)))
     fits = bound < _STATE_LIMIT
@@ -175,19 +173,19 @@ def replay(
     distribution: Distribution,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Apply groups of (seeds, coefficients), and shrinks in their places among them.
+    """Apply groups of (seeds, coefficients) and shrinks, in their order, to a state.
 
     Args:
-        state: int64 [d], not changed.
+        state: state before, int64 [d]; it is not changed.
         entries: groups, in any order between two shrinks.
-        distribution: of the directions.
-        backend: who computes; by default `default_backend`.
+        distribution: distribution of the directions.
+        backend: replay backend; `default_backend` if None.
 
     Returns:
-        int64 [d], the state after.
+        The state after, int64 [d].
 
     Raises:
-        ReplayError: if it cannot fit; nothing is applied then.
+        ReplayError: if it does not fit; the state is unchanged.
     """
     check_fits(state, [entry if isinstance(entry, Shrink) else entry[1] for entry in entries])
     return rebuild(state, entries, distribution, backend)
@@ -199,21 +197,21 @@ def rebuild(
     distribution: Distribution,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """`replay` without asking whether it fits: for many rounds at once, each of which did.
+    """Apply the entries of many rounds, each of which fit, without checking the range again.
 
     Scalars come first: between two shrinks, coefficients of equal seeds are summed before a
     direction is made, so a run with a pool of K seeds costs K directions however long it was.
-    Sums are modulo 2⁶⁴. What leaves the range on the way in this order but did not in the
-    rounds' own comes back to the same bits.
+    Sums are modulo 2⁶⁴, so that an intermediate sum may leave the range in this order and the
+    result still has the same bits.
 
     Args:
-        state: int64 [d], not changed.
-        entries: of all rounds, one after the other.
-        distribution: of the directions.
-        backend: who computes; by default `default_backend`.
+        state: state before, int64 [d]; it is not changed.
+        entries: entries of all rounds in their order.
+        distribution: distribution of the directions.
+        backend: replay backend; `default_backend` if None.
 
     Returns:
-        int64 [d], the state after; compare its digest.
+        The state after, int64 [d]; compare its digest.
     """
     backend = backend or default_backend()
     after = np.array(state, np.int64, order="C")
@@ -231,7 +229,7 @@ def rebuild(
 
 
 def summed(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Each seed once, with the sum of its coefficients.
+    """Sum the coefficients of equal seeds.
 
     Returns:
         Seeds uint64 [n], ascending, and coefficients int64 [n] with unit 2⁻⁴⁰, modulo 2⁶⁴,
@@ -248,17 +246,17 @@ def summed(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[n
 
 
 def _shrink(state: NDArray[np.int64], shrink: Shrink) -> None:
-    """In place, in pieces that stay in cache."""
+    """Apply a shrink in place, in pieces that stay in cache."""
     for start in range(0, len(state), _SHRUNK_AT_ONCE):
         part = state[start : start + _SHRUNK_AT_ONCE]
         part -= part >> np.int64(shrink.bits)
 
 
 def forced_backend() -> str:
-    """The backend that the environment asks for; empty if it leaves the choice.
+    """Return the name of the backend that the environment forces; empty if it forces none.
 
     Raises:
-        ReplayError: if there is no such backend.
+        ReplayError: if it names no backend.
     """
     name = os.environ.get(BACKEND_VARIABLE, "")
     if name and name not in BACKENDS:
@@ -270,15 +268,15 @@ def forced_backend() -> str:
 
 
 def default_backend(threads: int = 0) -> Backend:
-    """The backend that the environment forces, or else the fastest that needs no torch.
+    """Return the backend that the environment forces, or else the fastest that needs no torch.
 
-    ``torch`` and ``cuda`` are a choice for whoever holds a model; others choose as if unforced.
+    ``torch`` and ``cuda`` apply where a model is loaded; elsewhere they are ignored.
 
     Args:
-        threads: most threads of a call; 0 leaves it to the backend.
+        threads: most threads of a call; 0 for the backend's choice.
 
     Raises:
-        ReplayError: if it forces one that does not exist or cannot be loaded here.
+        ReplayError: if the forced one does not exist or cannot be loaded.
     """
     return _backend(forced_backend(), threads)
 
@@ -289,7 +287,7 @@ def _backend(forced: str, threads: int) -> Backend:
         return NumpyBackend()
     try:
         from shared.replay_numba import NumbaBackend
-    except (ImportError, RuntimeError) as error:  # RuntimeError: no folder for what it compiles
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no folder to keep compiled code in
         if forced == "numba":
             raise ReplayError(
                 f"{BACKEND_VARIABLE}=numba: numba cannot be loaded: {error}; install it, or set "
@@ -301,11 +299,11 @@ def _backend(forced: str, threads: int) -> Backend:
 
 
 def to_float32(state: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The weights that a state stands for: one rounding, float32 [d]."""
+    """Return a state as weights, float32 [d], each rounded once."""
     weights: NDArray[np.float32] = state.astype(np.float32) * np.float32(2.0**-STATE_BITS)
     return weights
 
 
 def digest(layout_hash: bytes, state: NDArray[np.int64]) -> bytes:
-    """SHA-256 of the layout's hash and the state's little-endian bytes, 32 bytes."""
+    """Return the SHA-256 of layout hash and the state's little-endian bytes, 32 bytes."""
     return hashlib.sha256(layout_hash + state.astype("<i8").tobytes()).digest()

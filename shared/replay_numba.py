@@ -21,7 +21,7 @@ _SIGNS_PER_BLOCK = 8192
 _SEEDS_AT_ONCE = 4
 _COUNTERS_AT_ONCE = 8
 _WORK_PER_THREAD = 2**21
-"""Elements times seeds below which a thread costs more than it brings."""
+"""The elements times seeds below which another thread does not save time."""
 
 _DIRECTION = np.uint64(Domain.DIRECTION)
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -35,7 +35,7 @@ _inlined = njit(nogil=True, cache=True, inline="always")
 
 
 class NumbaBackend:
-    """`shared.replay.Backend` on all cores, or on as many threads as asked for.
+    """A `shared.replay.Backend` that runs on all cores, or on a given number of threads.
 
     Attributes:
         threads: most threads of a call.
@@ -44,10 +44,10 @@ class NumbaBackend:
     name = "numba"
 
     def __init__(self, threads: int = 0) -> None:
-        """Nothing is compiled yet.
+        """Create the backend; its kernels are compiled at their first call.
 
         Args:
-            threads: 0 is NUMBA_NUM_THREADS, by default one per core.
+            threads: most threads of a call; 0 for NUMBA_NUM_THREADS, by default one per core.
 
         Raises:
             ReplayError: if it is negative.
@@ -63,7 +63,7 @@ class NumbaBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z, in place."""
+        """Add Σ c·z to the state in place."""
 
         def fold(first: int, last: int) -> None:
             if distribution == "gaussian":
@@ -76,7 +76,7 @@ class NumbaBackend:
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds from an element on, int16 [n, count]."""
+        """Return directions of n seeds from element `first` on, int16 [n, count]."""
         z = np.empty((len(seeds), count), np.int16)
 
         def fill(begin: int, end: int) -> None:
@@ -91,7 +91,7 @@ class NumbaBackend:
     def _over_blocks(
         self, work: Callable[[int, int], None], seeds: int, count: int, distribution: Distribution
     ) -> None:
-        """Do the work on all blocks, a range of them per thread."""
+        """Call `work` on all blocks, with a range of them per thread."""
         size = _NORMALS_PER_BLOCK if distribution == "gaussian" else _SIGNS_PER_BLOCK
         blocks = -(-count // size)
         threads = max(1, min(self.threads, blocks, seeds * count // _WORK_PER_THREAD))
@@ -164,7 +164,7 @@ def _words_of_block(block, seed, words, sign_words):
 
 @_inlined
 def _common_shift(coefficients):
-    """How many of their lowest bits are zero in all of them; 0 if nothing else is in them."""
+    """Return the number of low bits that are zero in all coefficients; 0 if all are zero."""
     bits, shift = np.int64(0), 0
     for coefficient in coefficients:
         bits |= coefficient

@@ -1,4 +1,4 @@
-"""Replay in numpy: the readable specification, for everywhere that has nothing faster."""
+"""Replay in numpy: the readable specification, used where no faster backend can be loaded."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _ELEMENTS_AT_ONCE = 2**18
 
 
 class NumpyBackend:
-    """`shared.replay.Backend` as plainly as it can be written."""
+    """The specification of `shared.replay.Backend`, in plain numpy."""
 
     name = "numpy"
 
@@ -20,7 +20,7 @@ class NumpyBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z, in place."""
+        """Add Σ c·z to the state in place."""
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
         for start in range(0, len(seeds), at_once):
             some = slice(start, start + at_once)
@@ -31,5 +31,5 @@ class NumpyBackend:
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds from an element on, int16 [n, count]."""
+        """Return directions of n seeds from element `first` on, int16 [n, count]."""
         return directions(seeds, count, distribution, first)

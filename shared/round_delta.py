@@ -18,7 +18,7 @@ from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 @dataclass(frozen=True)
 class DerivedSeeds:
-    """Seeds given by a root: `shared.directions.query_seeds` of these four numbers, flattened."""
+    """Seeds derived from a root by `shared.directions.query_seeds` of these numbers, flattened."""
 
     root: int
     seed_stream: int
@@ -26,7 +26,7 @@ class DerivedSeeds:
     queries: int
 
     def seeds(self) -> NDArray[np.uint64]:
-        """The seeds themselves, uint64 [steps · queries]."""
+        """Return the seeds, uint64 [steps · queries]."""
         return query_seeds(self.root, self.seed_stream, self.steps, self.queries).ravel()
 
 
@@ -35,15 +35,15 @@ class PoolSeeds:
     """Seeds given by their indices in a pool: `shared.directions.pool_seeds`.
 
     Attributes:
-        root: the pool's root seed.
-        indices: uint32 [n].
+        root: root seed of the pool.
+        indices: indices of the seeds in the pool, uint32 [n].
     """
 
     root: int
     indices: NDArray[np.uint32]
 
     def seeds(self) -> NDArray[np.uint64]:
-        """The seeds themselves, uint64 [n]."""
+        """Return the seeds, uint64 [n]."""
         return pool_seeds(self.root, self.indices)
 
 
@@ -62,12 +62,12 @@ _SHRINK_BITS = struct.Struct("<B")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some of a round's scalars.
+    """Scalars of a round whose seeds have one source.
 
     Attributes:
-        origin: the round whose instruction the scalars answer.
-        source: where the seeds come from; explicit ones are uint64 [n].
-        scalars: n coefficients under one shift.
+        origin: round whose instruction the scalars answer.
+        source: source of the seeds, or explicit seeds, uint64 [n].
+        scalars: n coefficients with one shift.
     """
 
     origin: int
@@ -79,11 +79,11 @@ class Group:
     _POOL_ROOT: ClassVar[struct.Struct] = struct.Struct("<Q")
 
     def seeds(self) -> NDArray[np.uint64]:
-        """The seeds of the coefficients, uint64 [n]."""
+        """Return the seeds of the coefficients, uint64 [n]."""
         return self.source if isinstance(self.source, np.ndarray) else self.source.seeds()
 
     def encode(self) -> bytes:
-        """The group's part of a round delta."""
+        """Return the group's bytes in a round delta."""
         match self.source:
             case DerivedSeeds(root, seed_stream, steps, queries):
                 kind = _EntryKind.DERIVED
@@ -99,10 +99,10 @@ class Group:
 
     @classmethod
     def read(cls, kind: int, reader: Reader) -> Self:
-        """Take a group off a round delta, behind its kind.
+        """Read a group of a round delta, after its kind.
 
         Raises:
-            FrameError: if it is not sound.
+            FrameError: if it is out of range or not whole.
         """
         origin, shift, count = reader.fields(cls._FIELDS)
         if not (kind <= _EntryKind.POOL and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
@@ -120,7 +120,7 @@ class Group:
         return cls(origin, source, CoefficientBlock(shift, reader.array("<i4", count)))
 
 
-def _encoded(entry: Group | Shrink) -> bytes:
+def _encode_entry(entry: Group | Shrink) -> bytes:
     if isinstance(entry, Group):
         return entry.encode()
     return _ENTRY_KIND.pack(_EntryKind.SHRINK) + _SHRINK_BITS.pack(entry.bits)
@@ -147,13 +147,13 @@ class Contributor:
 
 @dataclass(frozen=True, eq=False)
 class RoundDelta:
-    """What a round does to the state, and who contributed; the payload of a ledger record.
+    """The changes that a round makes to the state, and its contributors; it is kept in the ledger.
 
     Attributes:
-        round: counted from 1, without gaps.
-        track: which list of scalars it extends.
-        token: of the round's instruction, 8 bytes.
-        contributors: sorted by client; each at most once.
+        round: number of the round, counted from 1 without gaps.
+        track: track that it extends.
+        token: token of the round's instruction, 8 bytes.
+        contributors: contributing clients, sorted by index, each once.
         entries: groups of scalars, and shrinks. Between two shrinks the groups are in a fixed
             order, though any order gives the same state.
     """
@@ -168,14 +168,14 @@ class RoundDelta:
     _CONTRIBUTOR: ClassVar[struct.Struct] = struct.Struct("<IIH")
 
     def encode(self) -> bytes:
-        """The round delta as a frame."""
+        """Return the round delta as a frame."""
         parts = [
             self._FIELDS.pack(
                 self.round, self.track, self.token, len(self.contributors), len(self.entries)
             )
         ]
         parts += [self._CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
-        parts += [_encoded(entry) for entry in self.entries]
+        parts += [_encode_entry(entry) for entry in self.entries]
         return pack(Kind.ROUND_DELTA, b"".join(parts))
 
     @classmethod
@@ -199,7 +199,7 @@ class RoundDelta:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The scalars alone, without shrinks."""
+        """The groups of scalars, without shrinks."""
         return tuple(entry for entry in self.entries if isinstance(entry, Group))
 
     @property
@@ -208,36 +208,38 @@ class RoundDelta:
         return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
 
     def scalar_groups(self) -> list[ScalarGroup | Shrink]:
-        """The entries as `shared.replay.replay` takes them."""
+        """Return the entries as `shared.replay.replay` takes them."""
         return [
             (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
         ]
 
 
-def revert_delta(number: int, track: int, token: bytes, undone: Sequence[RoundDelta]) -> RoundDelta:
-    """A round that takes others back: their coefficients, negated, so that all sums are exact.
+def revert_delta(
+    number: int, track: int, token: bytes, reverted: Sequence[RoundDelta]
+) -> RoundDelta:
+    """Return a round delta that reverts others exactly, by their negated coefficients.
 
-    What one of them takes back of the others is gone already and not in it.
+    Groups of which one of the rounds already reverts another are left out.
 
     Args:
-        number: of this round.
-        track: of all of them.
-        token: of this round's instruction.
-        undone: the rounds right before this one, all that follow the state to return to.
+        number: number of the new round.
+        track: track of all these rounds.
+        token: token of the new round's instruction.
+        reverted: all rounds after the state to return to, in their order.
 
     Raises:
-        ReplayError: if one of them shrinks the state, which rounds and cannot be taken back.
+        ReplayError: if one of them shrinks the state, which rounds and cannot be reverted.
     """
-    if any(isinstance(entry, Shrink) for delta in undone for entry in delta.entries):
-        raise ReplayError("a round that shrinks the state cannot be taken back")
+    if any(isinstance(entry, Shrink) for delta in reverted for entry in delta.entries):
+        raise ReplayError("a round that shrinks the state cannot be reverted")
     left: dict[bytes, list[Group]] = {}
-    for group in (group for delta in undone for group in delta.groups):
+    for group in (group for delta in reverted for group in delta.groups):
         negated = replace(
             group, scalars=CoefficientBlock(group.scalars.shift, -group.scalars.coefficients)
         )
-        if taken_back := left.get(negated.encode()):
-            taken_back.pop()
+        if opposites := left.get(negated.encode()):
+            opposites.pop()
         else:
             left.setdefault(group.encode(), []).append(negated)
     groups = [group for some in left.values() for group in some]

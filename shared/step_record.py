@@ -1,7 +1,7 @@
-"""A step size that outlives the process: what was observed, in a file of its own.
+"""A step size whose observations are recorded in a file, from which a run continues.
 
-An observation is written before its step is, so that whoever has the steps has their observations
-too. One whose step was never written is forgotten; the step, tried again, gives it again.
+An observation is written before its step, so that every recorded step has its observation. One
+whose step was not recorded is ignored on continuing; repeating the step makes the same one again.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,19 +18,19 @@ _CLIENTS = "clients"
 
 
 class RecordedStepSize:
-    """The step size of a run.
+    """The step size of a run, with the file that its observations are recorded in.
 
     Attributes:
-        size: after all steps that were taken.
+        size: step size after all recorded steps.
     """
 
     def __init__(self, size: StepSize, file: Path | None = None, done: int = 0) -> None:
-        """Begin, or go on.
+        """Create the step size, or restore it from the observations in the file.
 
         Args:
-            size: before the first step.
-            file: of the observations; without it they are in memory only.
-            done: steps that were taken.
+            size: step size before the first step.
+            file: file of the observations; if None, they are not recorded.
+            done: number of steps that were taken.
 
         Raises:
             SamaraError: if the file is damaged, or lacks one of these steps.
@@ -45,37 +45,37 @@ class RecordedStepSize:
                 )
             self.size = self.size.after(_observation(events[step], file))
 
-    def record(self, seen: Observation | None, clients: Collection[int] = ()) -> StepSize:
-        """The step size after one more observation, or none; it is on the disk when this returns.
+    def record(self, observation: Observation | None, clients: Collection[int] = ()) -> StepSize:
+        """Record an observation, and return the step size after it once it is on the disk.
 
         Args:
-            seen: what was observed.
-            clients: whose reports it was made of, for those who repeat the run.
+            observation: observation of the step; None if the step has none.
+            clients: clients whose reports it is made of, for a repetition of the run.
 
         Raises:
-            SamaraError: if the disk refuses.
+            SamaraError: if the file cannot be written.
         """
-        self.size = self.size.after(seen)
+        self.size = self.size.after(observation)
         if self._file:
             try:
-                told = asdict(seen) if seen else {}
-                if seen and clients:
-                    told[_CLIENTS] = sorted(clients)
-                append_event(self._file, {"step": self.size.done} | told)
+                event = asdict(observation) if observation else {}
+                if observation and clients:
+                    event[_CLIENTS] = sorted(clients)
+                append_event(self._file, {"step": self.size.done} | event)
             except OSError as error:
                 raise SamaraError(f"{self._file}: cannot be written: {error.strerror}") from error
         return self.size
 
 
 def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
-    """By step, whose reports were observed; None if some were and it was not written down whose.
+    """Read, by step, the clients whose reports were observed; None if the file does not name them.
 
-    Of a step that was tried again the last try counts.
+    Of a repeated step the last record counts.
     """
-    heard: dict[int, list[int] | None] = {}
+    clients_by_step: dict[int, list[int] | None] = {}
     for event in EventFollower(file).read_new():
-        heard[event["step"]] = [] if list(event) == ["step"] else event.get(_CLIENTS)
-    return heard
+        clients_by_step[event["step"]] = [] if list(event) == ["step"] else event.get(_CLIENTS)
+    return clients_by_step
 
 
 def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:

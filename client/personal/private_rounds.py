@@ -221,13 +221,13 @@ def _observation(instruction: TrainInstruction, report: Report | None) -> Observ
     if report is None:
         return Observation(math.inf, 0.0, 0.0, 0.0, instruction.learning_rate, None, 0)
     squares = np.square(instruction.clipped(report.gradients))
-    energy = float(squares.sum()) / instruction.queries**2
+    squared_norm = float(squares.sum()) / instruction.queries**2
     directions = instruction.measured_directions(report.steps)
     return Observation(
         report.mean_loss,
         float(squares.mean()),
-        energy,
-        energy,
+        squared_norm,
+        squared_norm,
         instruction.learning_rate,
         report.curvature,
         directions,

@@ -126,9 +126,9 @@ def observe_round(
     directions = sum(count for _, count in bends)
     return Observation(
         loss=float(np.average([report.mean_loss for report in reports], weights=weights)),
-        square=sum(squares) / sum(queries),
-        energy=sum(float(part @ part) for part in coefficients),
-        local_energy=float(np.mean(squares)) / instruction.queries**2,
+        mean_square=sum(squares) / sum(queries),
+        squared_norm=sum(float(part @ part) for part in coefficients),
+        local_squared_norm=float(np.mean(squares)) / instruction.queries**2,
         learning_rate=instruction.learning_rate,
         curvature=sum(bend * n for bend, n in bends) / directions if directions else None,
         directions=directions,

@@ -79,14 +79,14 @@ def test_an_even_run_spends_its_budget_and_little_more() -> None:
 
 @given(curvature=st.floats(0.01, 1e4), square=st.floats(1e-4, 1e4), loss=st.floats(1e-3, 1e3))
 def test_the_rate_follows_the_scales(curvature: float, square: float, loss: float) -> None:
-    """η = √(2·price / (tr(H)·energy)): what is multiplied here divides there."""
+    """η = √(2·price / (tr(H)·squared norm)): what is multiplied here divides there."""
     plain = after(StepSize(STEPS), [CALM] * 20).learning_rate
     seen = replace(
         CALM,
         curvature=3 * curvature,
-        square=square,
-        energy=square / QUERIES,
-        local_energy=square / QUERIES,
+        mean_square=square,
+        squared_norm=square / QUERIES,
+        local_squared_norm=square / QUERIES,
         loss=0.7 * loss,
     )
     rate = after(StepSize(STEPS), [seen] * 20).learning_rate
@@ -96,22 +96,22 @@ def test_the_rate_follows_the_scales(curvature: float, square: float, loss: floa
 def test_no_step_reaches_far_beyond_the_points_that_are_tried() -> None:
     flat = replace(CALM, curvature=1e-9)
     size = after(StepSize(STEPS, epsilon=0.01), [flat] * 20)
-    assert size.learning_rate * np.sqrt(CALM.local_energy) == pytest.approx(0.3)
+    assert size.learning_rate * np.sqrt(CALM.local_squared_norm) == pytest.approx(0.3)
     assert after(StepSize(STEPS), [flat] * 20).learning_rate > 10 * size.learning_rate
 
 
 def test_more_averaging_allows_longer_steps() -> None:
-    """Eight clients with directions of their own: an eighth of the energy."""
+    """Eight clients with directions of their own: an eighth of the squared norm."""
     one = after(StepSize(STEPS), [CALM] * 20)
-    eight = after(StepSize(STEPS), [replace(CALM, energy=CALM.energy / 8)] * 20)
+    eight = after(StepSize(STEPS), [replace(CALM, squared_norm=CALM.squared_norm / 8)] * 20)
     assert eight.learning_rate == pytest.approx(np.sqrt(8) * one.learning_rate)
 
 
 def test_local_steps_bound_the_rate() -> None:
     """However many clients there are: each goes its own way first."""
-    many = replace(CALM, energy=CALM.energy / 1e6)
+    many = replace(CALM, squared_norm=CALM.squared_norm / 1e6)
     rate = after(StepSize(STEPS), [many] * 20).learning_rate
-    assert 0.5 * 3 * rate**2 * CALM.local_energy <= 1.001 * MOST_AT_ONCE * CALM.loss
+    assert 0.5 * 3 * rate**2 * CALM.local_squared_norm <= 1.001 * MOST_AT_ONCE * CALM.loss
 
 
 def test_a_gain_raises_the_budget() -> None:
