@@ -279,7 +279,7 @@ def test_a_reader_whose_segments_were_compacted_away_is_told(tmp_path: Path) -> 
         reader: Iterator[object] = read_ledger(tmp_path)
         next(reader)
         ledger.compact(ROUNDS)
-        with pytest.raises(LedgerError, match="by compaction .*; read the ledger again"):
+        with pytest.raises(LedgerError, match=r"by compaction .*; read the ledger again"):
             next(reader)
         with pytest.raises(LedgerError, match="rounds before 7 are not kept"):
             next(read_ledger(tmp_path, 0))
