@@ -341,7 +341,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
         ("--certs", "a certificate", "not a certificate"),
         ("--cert", None, "No such file"),
         ("--cert", "a certificate", "not a certificate and its private key"),
-        ("--phones", None, "no folder"),
+        ("--phones", None, "no such folder"),
     ],
 )
 def test_what_a_gateway_is_told_is_checked_before_anything_runs(
