@@ -20,7 +20,7 @@ from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import RunStore, write_result
 from server.transport.clock import Clock
-from server.transport.deadline_grid import DeadlineGrid
+from server.transport.deadline_grid import DeadlineGrid, prepare_grid
 from server.transport.roster import Roster
 from shared import DISTRIBUTION
 from shared.config import RunConfig
@@ -82,7 +82,8 @@ def serve(
     started = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     roster = Roster(ClientKeys(Path(keys_folder)) if keys_folder else None)
-    grid = DeadlineGrid(grid, late_exchanges=max(1, config.cohort.late_rounds), clock=clock)
+    late_exchanges = max(1, config.cohort.late_rounds)
+    grid = DeadlineGrid(prepare_grid(grid), late_exchanges, clock=clock)
     layout = _await_layout(grid, config, roster, patient)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)

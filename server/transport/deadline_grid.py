@@ -26,12 +26,23 @@ _PULL_SECONDS = 10.0
 stops in the middle of sending, and all other replies wait with it."""
 
 
+def prepare_grid(grid: Grid) -> Grid:
+    """Return Flower's grid as live runs need it: with phones as nodes and short pull times.
+
+    Grids of other engines are returned as they are. The pull time is set for the whole process by
+    replacing a function in a module of Flower, which has no setting for it.
+    """
+    if not isinstance(grid, HttpGrid):
+        return grid
+    http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
+    return PhoneGrid(grid)
+
+
 class DeadlineGrid(DelegatingGrid):
     """A grid whose exchanges end at a deadline, and which later fetches late replies.
 
     Args:
-        grid: delivers the messages; a Flower grid over a network is extended by the phones
-            behind gateways.
+        grid: delivers the messages.
         late_exchanges: number of later exchanges in which a reply to a train message is fetched.
         has_enough_replies: decides from the replies so far whether a train exchange may end.
         clock: the clock of deadlines; the system's by default.
@@ -45,9 +56,6 @@ class DeadlineGrid(DelegatingGrid):
         clock: Clock | None = None,
     ) -> None:
         self.has_enough_replies = has_enough_replies
-        if isinstance(grid, HttpGrid):
-            http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
-            grid = PhoneGrid(grid)
         self.clock: Clock = clock or SystemClock()
         super().__init__(grid)
         self._late_exchanges = late_exchanges

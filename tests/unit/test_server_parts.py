@@ -22,6 +22,7 @@ from server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from server.rounds.health import ClientHealth
 from server.store import METRICS_FILE
 from server.transport import deadline_grid
+from server.transport.phone_grid import PhoneGrid
 from shared.certificates import make_certificates
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
@@ -251,7 +252,7 @@ def test_a_reply_that_does_not_arrive_whole_does_not_delay_the_others(
 ) -> None:
     monkeypatch.setattr(deadline_grid, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(http_grid, "pull_objects", None)
-    deadline_grid.DeadlineGrid(HttpGrid.__new__(HttpGrid), late_exchanges=1)
+    assert isinstance(deadline_grid.prepare_grid(HttpGrid.__new__(HttpGrid)), PhoneGrid)
 
     def pull(name: str) -> bytes:
         raise ObjectUnavailableError(name)
