@@ -1,1 +1,1 @@
-"""What is known about devices."""
+"""Devices: hardware models, live clients, Jetson boards and phones."""

@@ -82,17 +82,17 @@ class Stopwatch:
             self.best[piece] = min(seconds, self.best.get(piece, seconds))
 
     def _seconds(self, work: Callable[[], object], times: int) -> float:
-        begun = self._clock()
+        start = self._clock()
         for _ in range(times):
             work()
-        return max((self._clock() - begun) / times, 1e-7)
+        return max((self._clock() - start) / times, 1e-7)
 
 
 def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProfile:
     """Measure this machine's CPU and return its profile.
 
     Args:
-        name: of the profile.
+        name: name of the profile.
         watts: power drawn at full load, as the user knows it; 0 means unknown.
         threads: CPU threads; 0 means one per core.
     """
@@ -213,7 +213,7 @@ def profile_from_times(
     """Return the device profile that follows from the best times of the microbenchmarks.
 
     Args:
-        name: of the profile.
+        name: name of the profile.
         best: seconds of every microbenchmark.
         watts: power drawn at full load; 0 means unknown.
         threads: number of threads of the measurement.

@@ -154,7 +154,7 @@ class _ClientSupervisor:
 
     def _await_trainer(self) -> None:
         """Wait until the trainer is ready or a signal arrives."""
-        begun = time.monotonic()
+        start = time.monotonic()
         self._settings.socket.unlink(missing_ok=True)
         self._trainer.start()
         while not self._stop.is_set():
@@ -168,7 +168,7 @@ class _ClientSupervisor:
                 log.info(
                     "%s: trainer ready after %.1f s, %d MiB, client %d",
                     self._settings.name,
-                    time.monotonic() - begun,
+                    time.monotonic() - start,
                     status.peak_memory_bytes // 2**20,
                     self._settings.client_index,
                 )

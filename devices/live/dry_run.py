@@ -25,7 +25,7 @@ def dry_run(settings: ClientSettings) -> str:
     Raises:
         SamaraError: if model or data cannot be used.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = settings.config
         resident = ResidentTrainer.load(config, settings.client_index, Path(folder))
@@ -50,7 +50,7 @@ def dry_run(settings: ClientSettings) -> str:
         report = take_local_steps(runtime, resident.data, instruction, state)
         ended = time.monotonic()
     return (
-        f"loaded in {loaded - begun:.1f} s; one step of {config.queries} queries on "
+        f"loaded in {loaded - start:.1f} s; one step of {config.queries} queries on "
         f"{min(config.batch, report.examples)} of {report.examples} examples took "
         f"{ended - loaded:.1f} s, loss {report.mean_loss:.4f}; "
         f"peak memory {peak_memory_bytes() / 2**20:,.0f} MiB"

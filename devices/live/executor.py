@@ -46,9 +46,9 @@ class Executor:
     """Takes tasks from a SuperNode on this machine and answers them, one after the other.
 
     Args:
-        app: what answers.
-        check: raises a `SamaraError` if the bundle that came with a task is not acceptable.
-        secret: that the SuperNode knows too.
+        app: ClientApp that answers messages.
+        check: function that raises a `SamaraError` if a task's app bundle is not accepted.
+        secret: secret shared with the SuperNode.
     """
 
     def __init__(self, app: ClientApp, check: Callable[[bytes], None], secret: bytes) -> None:
@@ -92,7 +92,7 @@ class Executor:
 
     def _answer(self, client: RuntimeHttpClient) -> None:
         message, context, _, fab = pull_task_input(client)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             if fab.hash_str not in self._checked:
                 self._check(fab.content)
@@ -108,8 +108,8 @@ class Executor:
         push_task_output(client, context=context, sub_status=status, details=error)
         kind, group = message.metadata.message_type, message.metadata.group_id
         level = logging.DEBUG if (kind, group) == self._last else logging.INFO
-        self._last = kind, group  # a gateway is asked for its phones every few seconds
-        log.log(level, "answered: %s, round %s, %.2f s", kind, group, time.monotonic() - begun)
+        self._last = kind, group  # hellos are requested every few seconds
+        log.log(level, "answered: %s, round %s, %.2f s", kind, group, time.monotonic() - start)
 
 
 @contextmanager

@@ -79,8 +79,8 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         load_device(settings.profile) if settings.profile else default_profile(model.torch_device)
     )
     yield check_memory(free_memory(model.torch_device), config, profile)
-    if found := check_storage(model, profile):
-        yield found
+    if storage := check_storage(model, profile):
+        yield storage
     yield check_power_mode(
         telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else ""
     )
@@ -92,12 +92,12 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
 
 def check_python() -> CheckResult:
     """Check the versions of Python and Flower."""
-    found = ".".join(map(str, sys.version_info[:3]))
+    finding = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _PYTHON:
         remedy = "install a newer one, e.g. `uv venv --python 3.12`"
-        return CheckResult(Outcome.FAIL, "python", f"{found} is too old", remedy)
+        return CheckResult(Outcome.FAIL, "python", f"{finding} is too old", remedy)
     try:
-        return CheckResult(Outcome.PASS, "python", f"{found}, flwr {version('flwr')}")
+        return CheckResult(Outcome.PASS, "python", f"{finding}, flwr {version('flwr')}")
     except PackageNotFoundError:
         return CheckResult(Outcome.FAIL, "python", "flwr is not installed", "pip install samara-fl")
 
@@ -150,17 +150,17 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
     try:
         need = expected_footprint(config, profile).total
     except SamaraError:
-        found = f"{_size(free)} free; the shape of {config.model.path} cannot be read"
-        return CheckResult(Outcome.WARN, "memory", found, "measure it with --dry-run")
+        finding = f"{_size(free)} free; the shape of {config.model.path} cannot be read"
+        return CheckResult(Outcome.WARN, "memory", finding, "measure it with --dry-run")
     examples = min(config.batch, config.micro_batch or config.batch)
-    found = (
+    finding = (
         f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
         f"{examples} examples at a time, by {profile.name}"
     )
     if free < need:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
-        return CheckResult(Outcome.FAIL, "memory", found, remedy)
-    return CheckResult(Outcome.PASS, "memory", found)
+        return CheckResult(Outcome.FAIL, "memory", finding, remedy)
+    return CheckResult(Outcome.PASS, "memory", finding)
 
 
 def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult | None:
@@ -177,17 +177,17 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
         rate = measure_disk_rate(files[-1], _PIECES_READ)
     except (SamaraError, OSError) as error:
         return CheckResult(Outcome.WARN, "storage", _first_line(error), "measure it with --dry-run")
-    found = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
+    finding = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
     if profile.storage is None:
-        return CheckResult(Outcome.PASS, "storage", found)
-    found += f"; the profile {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s"
+        return CheckResult(Outcome.PASS, "storage", finding)
+    finding += f"; the profile {profile.name} has {profile.storage.bandwidth / 1e6:,.0f} MB/s"
     if rate < _SLOW_STORAGE * profile.storage.bandwidth:
         remedy = (
             "steps may wait for blocks: move the model to a faster disk, or quantize (--set "
             "model.quantization=nf4 reads an eighth of float32)"
         )
-        return CheckResult(Outcome.WARN, "storage", found, remedy)
-    return CheckResult(Outcome.PASS, "storage", found)
+        return CheckResult(Outcome.WARN, "storage", finding, remedy)
+    return CheckResult(Outcome.PASS, "storage", finding)
 
 
 def check_power_mode(jetson: bool, mode: str) -> CheckResult:
@@ -204,12 +204,14 @@ def check_power_mode(jetson: bool, mode: str) -> CheckResult:
 
 def check_disk(free: int, folder: Path) -> CheckResult:
     """Check the free disk space for sessions, ledgers and logs."""
-    found = f"{_size(free)} free at {folder}"
+    finding = f"{_size(free)} free at {folder}"
     if free < _LEAST_DISK:
-        return CheckResult(Outcome.FAIL, "disk", found, f"free {_size(_LEAST_DISK)} or set --home")
+        return CheckResult(
+            Outcome.FAIL, "disk", finding, f"free {_size(_LEAST_DISK)} or set --home"
+        )
     if free < _ENOUGH_DISK:
-        return CheckResult(Outcome.WARN, "disk", found, f"free {_size(_ENOUGH_DISK)}")
-    return CheckResult(Outcome.PASS, "disk", found)
+        return CheckResult(Outcome.WARN, "disk", finding, f"free {_size(_ENOUGH_DISK)}")
+    return CheckResult(Outcome.PASS, "disk", finding)
 
 
 def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:
@@ -219,23 +221,23 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
     try:
         skew = _measure_clock_skew(host, port, None if plain else _context(settings.certificates))
     except ssl.SSLCertVerificationError as error:
-        found = f"its certificate is not accepted: {error.verify_message}"
+        finding = f"its certificate is not accepted: {error.verify_message}"
         remedy = "give the server's CA with --certs FILE, and the host name it is made for"
-        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
+        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
     except ssl.SSLError:
-        found, remedy = "it does not speak TLS", "start the server with TLS, or use --insecure"
-        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
+        finding, remedy = "it does not speak TLS", "start the server with TLS, or use --insecure"
+        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
     except (OSError, http.client.HTTPException) as error:
         if plain and _speaks_tls(host, port):
-            found = "it speaks TLS, and --insecure does not"
+            finding = "it speaks TLS, and --insecure does not"
             remedy = "give --certs FILE and --key FILE instead of --insecure"
-            return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
-        found = f"no answer from {settings.superlink}: {_first_line(error)}"
+            return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+        finding = f"no answer from {settings.superlink}: {_first_line(error)}"
         remedy = "check address, port and firewall, and that the server is up"
-        return CheckResult(Outcome.FAIL, "superlink", found, remedy), None
+        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
     if plain:
-        found, remedy = "answers in plain text", "use TLS and a key outside your own network"
-        return CheckResult(Outcome.WARN, "superlink", found, remedy), skew
+        finding, remedy = "answers in plain text", "use TLS and a key outside your own network"
+        return CheckResult(Outcome.WARN, "superlink", finding, remedy), skew
     return CheckResult(Outcome.PASS, "superlink", f"{settings.superlink} answers over TLS"), skew
 
 
@@ -248,12 +250,12 @@ def check_clock(skew: float | None, signed: bool) -> CheckResult:
     """
     if skew is None:
         return CheckResult(Outcome.WARN, "clock", "not compared: the server gave no time")
-    found, remedy = f"{skew:+.0f} s against the server's", "`timedatectl set-ntp true`"
+    finding, remedy = f"{skew:+.0f} s against the server's", "`timedatectl set-ntp true`"
     if signed and not -_MOST_BEHIND < skew < _MOST_AHEAD:
-        return CheckResult(Outcome.FAIL, "clock", found, remedy)
+        return CheckResult(Outcome.FAIL, "clock", finding, remedy)
     if abs(skew) > _NOTABLE_SKEW:
-        return CheckResult(Outcome.WARN, "clock", found, remedy)
-    return CheckResult(Outcome.PASS, "clock", found)
+        return CheckResult(Outcome.WARN, "clock", finding, remedy)
+    return CheckResult(Outcome.PASS, "clock", finding)
 
 
 def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) -> float | None:
@@ -265,10 +267,10 @@ def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) ->
     )
     try:
         connection.connect()
-        begun = time.time()
+        start = time.time()
         connection.request("GET", "/health")
         date = connection.getresponse().getheader("Date")
-        middle = (begun + time.time()) / 2
+        middle = (start + time.time()) / 2
     finally:
         connection.close()
     try:

@@ -39,12 +39,12 @@ def serve(settings: ClientSettings) -> NoReturn:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    lock, begun = settings.folder / "trainer.lock", time.monotonic()
+    lock, start = settings.folder / "trainer.lock", time.monotonic()
     with (
         exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
         serve_trainer(lambda: _loaded(settings), settings.socket, paused),
     ):
-        log.info("ready after %.1f s", time.monotonic() - begun)
+        log.info("ready after %.1f s", time.monotonic() - start)
         while True:
             signal.pause()
 

@@ -106,7 +106,7 @@ def export_program(
     """Write a program with methods ``forward`` and ``replay``, and its manifest.
 
     Args:
-        ready: from `prepare_model`.
+        ready: model from `prepare_model`.
         shapes: shapes of a call.
         quantization: quantization that the model was prepared with.
         delegate: backend of the float part.

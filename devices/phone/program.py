@@ -90,10 +90,10 @@ class ScoresModule(nn.Module):
         logits = torch.cat(list(tiled_logits(self._base, read)))
         # subtracting the largest logit keeps the exponentials in range
         shifted = logits - logits.amax(1, keepdim=True)
-        found = shifted.index_select(1, self.words) - shifted.exp().sum(1, keepdim=True).log()
-        chosen = torch.log_softmax(found, 1).gather(1, labels.repeat(perturbations.count)[:, None])
+        scores = shifted.index_select(1, self.words) - shifted.exp().sum(1, keepdim=True).log()
+        chosen = torch.log_softmax(scores, 1).gather(1, labels.repeat(perturbations.count)[:, None])
         shape = perturbations.count, len(ids)
-        return found.view(*shape, -1), -chosen.view(shape)
+        return scores.view(*shape, -1), -chosen.view(shape)
 
 
 class TrainStepModule(nn.Module):

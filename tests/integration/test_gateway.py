@@ -114,7 +114,7 @@ def attached_phones(served: Served, key: PhoneKey, phone: Echo) -> Iterator[thre
         stop.set()
 
 
-def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[PhoneKey]) -> None:
+def test_answers_are_signed_by_each_phone(served: Served, keys: list[PhoneKey]) -> None:
     devices = [client_index_of_key(key.public) for key in keys[:2]]
     phones = [Echo(device) for device in devices]
     with attached_phones(served, keys[0], phones[0]), attached_phones(served, keys[1], phones[1]):
@@ -131,7 +131,7 @@ def test_answers_of_attached_phones_are_their_own(served: Served, keys: list[Pho
         assert sorted(only) == devices[:1]
 
 
-def test_a_phone_that_does_not_answer_costs_its_own_report_only(
+def test_a_silent_phone_does_not_delay_the_next_request(
     served: Served, keys: list[PhoneKey]
 ) -> None:
     hold = threading.Event()
@@ -149,7 +149,9 @@ def test_a_phone_that_does_not_answer_costs_its_own_report_only(
         assert Refusal.decode(answers[slow.device].frame).token == token_of(b"two")
 
 
-def test_a_phone_that_comes_back_is_asked_again(served: Served, keys: list[PhoneKey]) -> None:
+def test_a_phone_that_reattaches_gets_the_request_again(
+    served: Served, keys: list[PhoneKey]
+) -> None:
     device = client_index_of_key(keys[0].public)
     asked = served.start_asking(TaskKind.TRAIN, b"one", SECONDS, clients=[device])
     with grpc.insecure_channel(served.endpoint.address) as channel:
@@ -218,7 +220,7 @@ def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
         ),
     ],
 )
-def test_who_says_something_else_does_not_get_in(
+def test_a_first_message_that_is_no_proof_is_rejected(
     served: Served, said: FromPhone, code: str, reason: str
 ) -> None:
     with grpc.insecure_channel(served.endpoint.address) as channel:
@@ -229,9 +231,7 @@ def test_who_says_something_else_does_not_get_in(
     assert served.gateway.attached_phones == []
 
 
-def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
-    served: Served, keys: list[PhoneKey]
-) -> None:
+def test_a_foreign_or_unadmitted_key_is_rejected(served: Served, keys: list[PhoneKey]) -> None:
     with grpc.insecure_channel(served.endpoint.address) as channel:
         forged = Proof(public_key=keys[0].public, signature=keys[1].sign(proof_bytes(bytes(32))))
         with pytest.raises(grpc.RpcError, match="not signed with this key"):
@@ -241,7 +241,7 @@ def test_a_borrowed_key_or_one_that_is_not_admitted_is_turned_away(
     assert served.gateway.refused["this key is not admitted; add it to the gateway's --phones"] == 1
 
 
-def test_who_speaks_out_of_turn_or_signs_nothing_loses_the_stream(
+def test_a_message_out_of_turn_or_unsigned_ends_the_stream(
     served: Served, keys: list[PhoneKey]
 ) -> None:
     device = client_index_of_key(keys[0].public)
@@ -296,7 +296,7 @@ def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatc
         silent.set()
 
 
-def test_who_attaches_too_often_must_wait(
+def test_attachments_per_minute_are_limited(
     served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
@@ -344,7 +344,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
         ("--phones", None, "no such folder"),
     ],
 )
-def test_what_a_gateway_is_told_is_checked_before_anything_runs(
+def test_gateway_settings_are_checked_before_anything_runs(
     option: str, content: str | None, problem: str, keys: list[PhoneKey], tmp_path: Path
 ) -> None:
     make_certificates(tmp_path, [])
@@ -414,7 +414,7 @@ def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
     assert served.gateway.attached_phones == []
 
 
-def test_a_port_that_is_taken_is_said(served: Served) -> None:
+def test_a_port_in_use_is_reported(served: Served) -> None:
     with pytest.raises(DeviceError, match=f"cannot listen on 127.0.0.1:{served.port}"):
         served.run(start_gateway(served.gateway, f"127.0.0.1:{served.port}"))
 

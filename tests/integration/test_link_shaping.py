@@ -75,7 +75,7 @@ def test_nothing_is_left_after_an_error(link: LinkProfile) -> None:
     assert not [entry for entry in json.loads(links) if entry["ifname"].startswith("sm")]
 
 
-def test_two_links_stand_side_by_side(link: LinkProfile) -> None:
+def test_two_links_exist_side_by_side(link: LinkProfile) -> None:
     with shape_link(link) as one, shape_link(link) as other:
         assert one.address != other.address
         assert one.namespace != other.namespace

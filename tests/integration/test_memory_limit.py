@@ -50,7 +50,7 @@ class TestEveryWay:
             pytest.skip(f"{way.name} is not permitted here")
         monkeypatch.setattr(memory, "KERNEL_LIMITS", (way,))
 
-    def test_too_much_is_killed_and_told(self, way: type[MemoryLimit]) -> None:
+    def test_a_command_over_the_limit_is_killed(self, way: type[MemoryLimit]) -> None:
         ending = run_with_memory_limit(_python(SLOW_HOG), LIMIT)
         assert ending.killed
         assert ending.status != 0
@@ -60,7 +60,7 @@ class TestEveryWay:
         assert ending.peak_bytes > LIMIT / 2
         assert f"killed by the memory limit after step {ending.step}" in str(ending)
 
-    def test_what_stays_inside_ends_as_it_likes(self, way: type[MemoryLimit]) -> None:
+    def test_a_command_within_the_limit_ends_normally(self, way: type[MemoryLimit]) -> None:
         lines: list[str] = []
         ending = run_with_memory_limit(_python(MODEST), LIMIT, lines.append)
         assert not ending.killed

@@ -41,7 +41,7 @@ def test_a_night_that_passes_midnight() -> None:
     assert next_available_time(WIFI, 36 * HOUR) == 46 * HOUR
 
 
-def test_who_is_away_is_waited_for() -> None:
+def test_a_transfer_waits_for_an_unavailable_link() -> None:
     done = upload(WIFI, 100, 12 * HOUR, 0)
     assert done is not None
     assert done.waiting_seconds == pytest.approx(10 * HOUR)

@@ -1,4 +1,4 @@
-"""Keys, pinning and processes of a device in the field."""
+"""Keys, bundle check and processes of a live client."""
 
 import hashlib
 import io
@@ -78,7 +78,7 @@ def test_missing_code_and_rubbish_are_refused() -> None:
         check_bundle(bundle(installed())[:-40])
 
 
-def test_a_device_is_known_by_its_key(tmp_path: Path) -> None:
+def test_a_key_identifies_a_client(tmp_path: Path) -> None:
     create_key(tmp_path / "key")
     device = read_client_index(tmp_path / "key")
     assert 0 <= device <= MAX_CLIENT
@@ -89,7 +89,7 @@ def test_a_device_is_known_by_its_key(tmp_path: Path) -> None:
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_server_and_the_device_see_the_same_index(tmp_path: Path) -> None:
+def test_server_and_client_derive_the_same_index(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     private, public = generate_key_pairs()
@@ -129,7 +129,7 @@ class Clock:
         return self.now
 
 
-def test_a_process_that_ends_is_started_again_after_a_pause() -> None:
+def test_a_process_that_ends_is_restarted_after_a_delay() -> None:
     clock, starts = Clock(), []
 
     def command() -> list[str]:

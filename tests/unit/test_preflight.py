@@ -152,7 +152,7 @@ def test_this_machine_has_a_python_and_a_torch_that_work() -> None:
     assert check_torch("cpu").outcome is Outcome.PASS
 
 
-def test_a_device_that_torch_lacks_fails_with_a_remedy() -> None:
+def test_an_unavailable_torch_device_fails_with_a_remedy() -> None:
     import torch
 
     if torch.cuda.is_available():

@@ -33,7 +33,7 @@ def test_what_ships_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", [device.name for device in shipped_devices()])
-def test_a_device_survives_being_written(name: str, tmp_path: Path) -> None:
+def test_a_written_profile_is_read_back(name: str, tmp_path: Path) -> None:
     device = load_device(name)
     save_profile(device, tmp_path / "again.toml")
     assert load_device(str(tmp_path / "again.toml")) == device
@@ -46,7 +46,7 @@ def test_a_link_survives_being_written(name: str, tmp_path: Path) -> None:
     assert load_link(str(tmp_path / "again.toml")) == link
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     save_profile(load_device("laptop"), file)
     text = file.read_text().replace("bandwidth = 38400000000.0", 'bandwidht = 1.0\nbandwidth = "x"')
