@@ -1,4 +1,4 @@
-"""What a finished run tells: the schema of result.json, which docs/result.md documents."""
+"""The schema of result.json, which holds the result of a finished run (docs/result.md)."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from shared.errors import SamaraError
 from shared.settings import with_current_keys
 
 SCHEMA_VERSION = 2
-"""Of result.json; grows when a key changes its meaning or goes, not when one is added."""
+"""The version of the schema; it grows when a key goes or changes its meaning, not with new keys."""
 RESULT_FILE = "result.json"
 _SHOWN_MISTAKES = 5
 
@@ -20,17 +20,17 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 +-]{0,31}$")]
-"""Of a way to serve a client. It came over the network, and tables and figures show it."""
+"""The name of a column; it comes from the network and is shown in tables and figures."""
 
 
-class _Part(BaseModel):
-    """Unknown keys are passed over: a later Samara may write more."""
+class _ResultPart(BaseModel):
+    """A part of the result; keys that only a later version knows are ignored."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class ClientMetrics(_Part):
-    """How a client, or all together, fared on one split."""
+class ClientMetrics(_ResultPart):
+    """The metrics of a client, or of all together, on one split."""
 
     loss: float
     examples: Annotated[int, Field(ge=1)]
@@ -40,15 +40,15 @@ class ClientMetrics(_Part):
 
 
 class Column(ClientMetrics):
-    """One way of serving the clients: all examples together, then every client's own."""
+    """The metrics of one way to serve the clients: over all examples, and per client."""
 
     mean_client_accuracy: Share
     mean_client_macro_f1: Share
     clients: dict[Count, ClientMetrics]
 
 
-class Evaluation(_Part):
-    """What the clients answered when they were asked to evaluate."""
+class Evaluation(_ResultPart):
+    """An evaluation by all connected clients."""
 
     round: Count
     split: Literal["train", "validation", "test"]
@@ -59,8 +59,8 @@ class Evaluation(_Part):
     seconds: Seconds
 
 
-class ClientRound(_Part):
-    """What a client contributed to a round."""
+class ClientRound(_ResultPart):
+    """A client's contribution to a round."""
 
     loss: float
     examples: Count
@@ -73,7 +73,7 @@ Outcome = Literal[
 ]
 
 
-class FleetJob(_Part):
+class FleetJob(_ResultPart):
     """An emulated device's part in a round; times are virtual seconds."""
 
     outcome: Outcome
@@ -90,7 +90,7 @@ class FleetJob(_Part):
     charge: Seconds
 
 
-class FleetRound(_Part):
+class FleetRound(_ResultPart):
     """A round on the virtual clock."""
 
     begun: Seconds
@@ -98,8 +98,8 @@ class FleetRound(_Part):
     devices: dict[Count, FleetJob]
 
 
-class FleetDevice(_Part):
-    """What a run took of an emulated device."""
+class FleetDevice(_ResultPart):
+    """The time, energy and bytes that a run took on an emulated device."""
 
     device: str
     power_mode: str
@@ -118,7 +118,7 @@ class FleetDevice(_Part):
     peak_memory_bytes: Count
 
 
-class Fleet(_Part):
+class Fleet(_ResultPart):
     """A run on the virtual clock."""
 
     begun: Seconds
@@ -126,7 +126,7 @@ class Fleet(_Part):
     devices: dict[Count, FleetDevice]
 
 
-class Round(_Part):
+class Round(_ResultPart):
     """A round of training."""
 
     round: Annotated[int, Field(ge=1)]
@@ -143,10 +143,11 @@ class Round(_Part):
     fleet: FleetRound | None = None
 
 
-class ClientFacts(_Part):
-    """What a client said of itself, beside how many training examples it holds.
+class ClientFacts(_ResultPart):
+    """A client's own statements about itself, which the server does not check.
 
-    Anything may stand there: it is the client's word. `facts` are all of it.
+    Attributes:
+        examples: number of its training examples.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -155,17 +156,18 @@ class ClientFacts(_Part):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything but the examples."""
+        """All statements but the number of examples."""
         return self.model_extra or {}
 
 
 class ClientCost(NamedTuple):
-    """What a client spent on training.
+    """The cost of a run's training for a client.
 
     Attributes:
-        steps: with others.
-        private_steps: alone, in the end.
-        bytes_up, bytes_down: of reports, and of instructions with what it had missed.
+        steps: local steps in rounds and clustering rounds.
+        private_steps: steps of its private rounds.
+        bytes_up: bytes of its reports.
+        bytes_down: bytes of its instructions and catch-ups.
     """
 
     steps: int
@@ -174,8 +176,8 @@ class ClientCost(NamedTuple):
     bytes_down: int
 
 
-class RunResult(_Part):
-    """A finished run; docs/result.md says what the keys mean."""
+class RunResult(_ResultPart):
+    """The result of a finished run; docs/result.md documents its keys."""
 
     schema_version: Literal[2]
     config: dict[str, bool | int | float | str]
@@ -195,15 +197,15 @@ class RunResult(_Part):
     final_digest: Hex
     fleet: Fleet | None = None
     groups: dict[Count, Count] = {}
-    """Of devices in clusters, counted from 0."""
+    """The cluster of each client, counted from 0; empty without clusters."""
 
     @property
     def newcomers(self) -> range:
         """The clients that never trained the global model."""
         return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
 
-    def spent(self, client: int) -> ClientCost:
-        """What a client spent on the run's training; bytes of evaluations are not in it."""
+    def training_cost(self, client: int) -> ClientCost:
+        """Return the cost of training for a client, without the bytes of evaluations."""
         own = [entry.clients[client] for entry in self.rounds if client in entry.clients]
         config = RunConfig.of(self.config, f"result of run {self.run_id}")
         grouping = config.cohort.clustering_rounds if config.method == "cluster" else 0
@@ -216,10 +218,10 @@ class RunResult(_Part):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The result of a run.
+        """Read the result of a run.
 
         Raises:
-            SamaraError: if there is none, or it is damaged, older, newer or of something else.
+            SamaraError: if the folder holds none, or it is damaged, older, newer or no result.
         """
         file, content = folder / RESULT_FILE, read_result(folder)
         _check_kind(content, file)
@@ -229,11 +231,13 @@ class RunResult(_Part):
                 content |= {"config": with_current_keys(RunConfig, settings)}
             return cls.model_validate(content)
         except ValidationError as error:
-            raise SamaraError(f"{file}: damaged: {_explained(error)}\nrun it again") from error
+            raise SamaraError(
+                f"{file}: damaged: {_describe_mistakes(error)}\nrun it again"
+            ) from error
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """The result of a run as it stands in its file, whatever its keys.
+    """Read the JSON object in a run's result file without checking its keys.
 
     Raises:
         SamaraError: if the file is missing, or holds no JSON object.
@@ -253,7 +257,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def _check_kind(content: dict[str, Any], file: Path) -> None:
-    """Tell a result of another age or of something else from a damaged one."""
+    """Raise an error if a result is of another version, or of something else than a federation."""
     version = content.get("schema_version")
     if version == SCHEMA_VERSION:
         return
@@ -270,7 +274,7 @@ def _check_kind(content: dict[str, Any], file: Path) -> None:
     raise SamaraError(f"{file}: {kind}, not the result of a federation")
 
 
-def _explained(error: ValidationError) -> str:
+def _describe_mistakes(error: ValidationError) -> str:
     mistakes = error.errors(include_url=False, include_context=False)
     lines = [
         f"{'.'.join(map(str, mistake['loc']))!r}: {mistake['msg']}"

@@ -61,7 +61,7 @@ def csv_of(comparison: Comparison) -> str:
         ]:
             figures = zip(clients, condition.accuracy, condition.macro_f1, strict=True)
             for client, accuracy, macro_f1 in figures:
-                spent = np.mean([run.result.spent(client) for run in variant.runs], axis=0)
+                spent = np.mean([run.result.training_cost(client) for run in variant.runs], axis=0)
                 shown = [variant.label, folders, client, condition.name, accuracy, macro_f1]
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
