@@ -1,9 +1,9 @@
-"""Load a safetensors checkpoint straight into a network, one tensor at a time.
+"""Loading of a safetensors checkpoint straight into a network, one tensor at a time.
 
 The network is built with its parameters on the meta device, where they take no memory. Then every
-tensor of the checkpoint is read alone, quantized or put in its place, and dropped. At no time is
-more than one tensor held in full precision beside the quantized model. A model whose blocks are
-streamed gets all but these.
+tensor of the checkpoint is read alone, quantized or assigned, and dropped. Beside the quantized
+model at most one tensor exists in full precision. A model whose blocks are streamed gets all other
+tensors.
 """
 
 import json
@@ -28,11 +28,11 @@ _UNUSED = "pooler"
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """Where a checkpoint has a tensor.
+    """A tensor in a checkpoint.
 
     Attributes:
-        file: of the checkpoint.
-        key: the tensor's name in it.
+        file: file of the checkpoint that holds the tensor.
+        key: name of the tensor in the file.
     """
 
     file: Path
@@ -51,11 +51,11 @@ def load_quantized(
     Linear layers of the blocks are replaced; embeddings, norms and the head keep the compute type.
 
     Args:
-        network: of transformers, as `empty_network` makes it.
-        blocks: its transformer blocks.
-        folder: with ``model.safetensors``, or with shards and their index.
+        network: network of transformers, as `empty_network` makes it.
+        blocks: transformer blocks of the network.
+        folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
-        device: where it goes.
+        device: torch device of the network.
 
     Raises:
         ModelError: if a tensor is missing, has another shape, or is not finite.
@@ -95,16 +95,16 @@ def load_quantized(
 def load_outside_blocks(
     network: Any, blocks: nn.ModuleList, folder: Path, device: torch.device
 ) -> list[dict[str, CheckpointEntry]]:
-    """Fill a network that has its parameters on the meta device, but for its blocks.
+    """Fill a network that has its parameters on the meta device, except for its blocks.
 
     Args:
-        network: of transformers, as `empty_network` makes it.
-        blocks: its transformer blocks; their parameters stay on the meta device.
-        folder: with ``model.safetensors``, or with shards and their index.
-        device: where the rest goes.
+        network: network of transformers, as `empty_network` makes it.
+        blocks: transformer blocks of the network; their parameters stay on the meta device.
+        folder: folder with ``model.safetensors``, or with shards and their index.
+        device: torch device of the other tensors.
 
     Returns:
-        Of each block, where the checkpoint has its parameters, by their names in the block.
+        For each block, the checkpoint entry of each parameter by its name in the block.
 
     Raises:
         ModelError: if a tensor is missing or has another shape.
@@ -117,8 +117,8 @@ def load_outside_blocks(
     for block in blocks:
         own = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
         missing += [whole for whole in own.values() if whole not in known]
-        origins = {name: known[whole] for name, whole in own.items() if whole in known}
-        inside.append({name: CheckpointEntry(files[key], key) for name, key in origins.items()})
+        entries = {name: known[whole] for name, whole in own.items() if whole in known}
+        inside.append({name: CheckpointEntry(files[key], key) for name, key in entries.items()})
         for whole in own.values():
             known.pop(whole, None)
     for name, key in known.items():
@@ -136,57 +136,57 @@ def load_outside_blocks(
 
 def quantize_block(
     block: nn.Module,
-    origins: Mapping[str, CheckpointEntry],
+    entries: Mapping[str, CheckpointEntry],
     quantization: Quantization,
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """A block's tensors as they are after its linear layers were quantized, on the CPU.
+    """Return a block's tensors after quantizing its linear layers, on the CPU.
 
     Args:
-        block: with its parameters on the meta device; it is left as it is.
-        origins: of its parameters.
+        block: block with its parameters on the meta device; it is not changed.
+        entries: checkpoint entries of its parameters.
         quantization: nf4 or int8.
-        dtype: compute type, and the type of what is not quantized.
-        device: where the layers are quantized.
+        dtype: compute type, and the type of tensors that are not quantized.
+        device: torch device that quantizes the layers.
 
     Raises:
         ModelError: if a tensor cannot be read, has another shape, or is not finite.
     """
     layers = {name: module for name, module in block.named_modules() if _is_linear(module)}
-    files = {origin.key: origin.file for origin in origins.values()}
-    found: dict[str, Tensor] = {}
+    files = {entry.key: entry.file for entry in entries.values()}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in block.named_parameters():
         layer, _, part = name.rpartition(".")
         if layer in layers and part == "bias":
             continue
-        tensor = _read(files, origins[name].key)
+        tensor = _read(files, entries[name].key)
         if layer not in layers:
             _check_shape(name, parameter, tensor)
-            found[name] = tensor.to(dtype)
+            tensors[name] = tensor.to(dtype)
             continue
-        bias = origins.get(f"{layer}.bias")
+        bias = entries.get(f"{layer}.bias")
         quantized = quantize_linear(
             _weight(layers[layer], name, tensor).to(device),
             None if bias is None else _read(files, bias.key),
             quantization,
             dtype,
         )
-        found |= {
+        tensors |= {
             f"{layer}.{buffer}": value.cpu()
             for buffer, value in quantized.named_buffers()
             if value is not None
         }
-    return found
+    return tensors
 
 
 def replace_with_empty_quantized_layers(
     block: nn.Module, tensors: Mapping[str, Tensor], quantization: Quantization, dtype: torch.dtype
 ) -> None:
-    """Replace a block's linear layers by quantized ones without content.
+    """Replace a block's linear layers by quantized layers without weights.
 
     Args:
-        block: with its parameters on the meta device.
+        block: block with its parameters on the meta device.
         tensors: as `quantized_block` gives them, on the meta device.
         quantization: nf4 or int8.
         dtype: compute type.
@@ -219,13 +219,13 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """A layer's weight as [out, in]; transformers' Conv1D has it the other way round."""
+    """Return a layer's weight as [out, in]; transformers' Conv1D stores it transposed."""
     _check_shape(name, layer.weight, tensor)  # type: ignore[arg-type]
     return tensor if isinstance(layer, nn.Linear) else tensor.t().contiguous()
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Which file holds which tensor."""
+    """Return the file of each tensor of a checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / _INDEX
@@ -245,27 +245,27 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
-    """One tensor; the file is opened for it alone, so that no mapped pages stay behind.
+    """Read one tensor; the file is opened for it alone, so that no pages stay mapped.
 
     Args:
-        files: which of them holds which tensor.
-        key: of the tensor.
-        as_mapped: have it begin where it would, between two cache lines, if the file were mapped
-            as `from_pretrained` does: the last bits of a product depend on that.
+        files: file of each tensor.
+        key: name of the tensor.
+        as_mapped: whether to keep the alignment that the tensor has if `from_pretrained` maps the
+            file; the last bits of a product depend on it.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(files[key], "pt") as file:
             mapped: Tensor = file.get_tensor(key)
-            tensor = _in_phase(mapped) if as_mapped else mapped.clone()
+            tensor = _copy_with_alignment(mapped) if as_mapped else mapped.clone()
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{files[key]}: {key} cannot be read: {error}") from error
     return tensor
 
 
-def _in_phase(mapped: Tensor) -> Tensor:
-    """A copy that lies relative to a cache line as the original does."""
+def _copy_with_alignment(mapped: Tensor) -> Tensor:
+    """Copy a tensor to memory with the same alignment to cache lines."""
     memory = torch.empty(mapped.nbytes + _CACHE_LINE, dtype=torch.uint8)
     start = (mapped.data_ptr() - memory.data_ptr()) % _CACHE_LINE
     copy = memory[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape)
@@ -273,7 +273,7 @@ def _in_phase(mapped: Tensor) -> Tensor:
 
 
 def _names_in_checkpoint(network: Any, files: dict[str, Path]) -> dict[str, str]:
-    """The checkpoint's name of each parameter that it holds.
+    """Return the checkpoint's name of each parameter that it holds.
 
     A checkpoint may have been saved with or without the head, and so with or without the prefix of
     the body, and some names have changed over time.

@@ -1,9 +1,10 @@
-"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1: all perturbed B's are kept.
+"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps all perturbed B's.
 
-An inference engine can neither reset a random seed nor reach into its weights. So the adapter keeps
-B + ε·z and B − ε·z of every query, and recovers the noise of the last step from their difference
-when it is told that step's projected gradients (P-RGE, section 3.3). It costs 2·q copies of B, and
-each step leaves rounding behind, which the master copy of `Perturbations` and exact replay do not.
+An inference engine can neither reset a random seed nor change its weights. So the adapter keeps
+B + ε·z and B − ε·z of every query, and recovers the directions of the last step from their
+difference when it is given that step's projected gradients (P-RGE, section 3.3). It keeps
+2·q copies of B, and each step adds rounding errors, which the master copy of `Perturbations` and
+exact replay avoid.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from shared.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class DualForwarding:
-    """B[±][query] of Algorithm 1, for any number of queries.
+    """The perturbed adapters B[±][query] of Algorithm 1, for any number of queries.
 
     Attributes:
         layout: names and shapes of the tensors.
@@ -37,13 +38,13 @@ class DualForwarding:
         directions: NDArray[np.int16],
         epsilon: float,
     ) -> "DualForwarding":
-        """Before the first step: q pairs around one center.
+        """Make the q pairs of the first step around one center.
 
         Args:
-            layout: of the adapter.
-            center: float32 [d].
-            directions: int16 [q, d].
-            epsilon: ε.
+            layout: layout of the adapter.
+            center: unperturbed adapter, float32 [d].
+            directions: directions of the first step, int16 [q, d].
+            epsilon: size of the perturbation, ε.
         """
         unperturbed = torch.from_numpy(center).expand(2, len(directions), -1)
         return cls(layout, unperturbed + _signed(directions, epsilon, torch.device("cpu")))
@@ -55,13 +56,13 @@ class DualForwarding:
         epsilon: float,
         directions: NDArray[np.int16],
     ) -> "DualForwarding":
-        """The next step's adapters (Algorithm 1, lines 2–6).
+        """Return the next step's adapters (Algorithm 1, lines 2–6).
 
         Args:
-            gradients: float32 [q], the projected gradients of the step that was taken with these.
+            gradients: projected gradients of the last step, float32 [q].
             learning_rate: η.
-            epsilon: ε, of the last step and the next.
-            directions: int16 [q, d], of the next step.
+            epsilon: ε of the last step and the next.
+            directions: directions of the next step, int16 [q, d].
         """
         difference = (self.b[0] - self.b[1]) / 2
         step = torch.from_numpy(gradients).to(self.b.device) * (learning_rate / len(gradients))
@@ -72,31 +73,31 @@ class DualForwarding:
 
     @property
     def queries(self) -> int:
-        """q."""
+        """The number of directions, q."""
         return self.b.shape[1]
 
     @property
     def count(self) -> int:
-        """P: signs · q."""
+        """The number of perturbations, P: signs · q."""
         return self.b.shape[0] * self.b.shape[1]
 
     @property
     def clients(self) -> int:
-        """One."""
+        """The number of clients, 1."""
         return 1
 
     def select(self, signs: slice, queries: slice) -> "DualForwarding":
-        """Those of some signs and some queries."""
+        """Return the perturbations of some signs and some queries."""
         return DualForwarding(self.layout, self.b[signs, queries])
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor of all of them, float32 [P, rows, columns]."""
+        """Return one tensor of all perturbations, float32 [P, rows, columns]."""
         place, rows = self.layout.tensor_slice(name)
         return self.b[..., place].reshape(self.count, rows, -1)
 
 
 def _signed(directions: NDArray[np.int16], epsilon: float, device: torch.device) -> Tensor:
-    """+ε·z and −ε·z, float32 [2, q, d]."""
+    """Return +ε·z and −ε·z, float32 [2, q, d]."""
     noise = torch.from_numpy(directions).to(device, torch.float32)
     noise *= epsilon * 2.0**-DIRECTION_BITS
     return torch.stack([noise, -noise])

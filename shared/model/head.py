@@ -1,4 +1,4 @@
-"""A network's own head, applied only to the positions that are read."""
+"""The head of a network, applied only to the positions that are read."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from shared.errors import ModelError
 from shared.model.loading import BaseModel
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
-"""Logits that are held at a time."""
+"""Most bytes of logits at a time."""
 
 
 def log_likelihoods(
@@ -21,47 +21,51 @@ def log_likelihoods(
     supervised: Sequence[Sequence[int]],
     tokens: list[list[int]],
 ) -> Tensor:
-    """Of w wanted tokens at every position that is read: float32 [P, positions, w].
+    """Return the log-likelihoods of w tokens at every supervised position, [P, positions, w].
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per point, points outermost.
+        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
         lengths: int64 [m], tokens of each sequence.
-        supervised: per sequence, the positions that are read.
-        tokens: per position in this order, the w tokens.
+        supervised: positions that are read, for each sequence.
+        tokens: w tokens for each of these positions, in this order.
+
+    Returns:
+        float32 [P, positions, w].
     """
     by_perturbation = hidden.view(-1, len(lengths), *hidden.shape[1:])
-    sequences = [index for index, places in enumerate(supervised) for _ in places]
-    positions = [place for places in supervised for place in places]
-    read = by_perturbation[:, sequences, positions]
+    sequences = [index for index, positions in enumerate(supervised) for _ in positions]
+    read_at = [position for positions in supervised for position in positions]
+    read = by_perturbation[:, sequences, read_at]
     wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
-    found, start = [], 0
+    results, start = [], 0
     for logits in tiled_logits(base, read.flatten(0, 1)):
-        of_some = wanted[start : start + len(logits)]
-        found.append(logits.gather(1, of_some) - logits.logsumexp(1, keepdim=True))
+        tokens_here = wanted[start : start + len(logits)]
+        results.append(logits.gather(1, tokens_here) - logits.logsumexp(1, keepdim=True))
         start += len(logits)
-    return torch.cat(found).view(*read.shape[:2], -1)
+    return torch.cat(results).view(*read.shape[:2], -1)
 
 
 def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
-    """Logits of hidden states [n, hidden], float32 [some, vocabulary] at a time.
+    """Yield the logits of hidden states [n, hidden], float32 [positions, vocabulary] per tile.
 
-    The vocabulary is long, so those of a few positions exist at a time (P-RGE, appendix A.8).
+    The vocabulary is long, so the logits of only a few positions exist at a time (P-RGE, appendix
+    A.8).
     """
     tile = max(1, VOCABULARY_TILE_BYTES // (4 * int(base.network.config.vocab_size)))
-    for some in torch.split(hidden, tile):
-        yield _head(base, some)
+    for part in torch.split(hidden, tile):
+        yield _head(base, part)
 
 
 def _head(base: BaseModel, hidden: Tensor) -> Tensor:
-    """The network's own head applied to hidden states [n, hidden]: float32 [n, vocabulary].
+    """Apply the network's own head to hidden states [n, hidden]; returns float32 [n, vocabulary].
 
-    The network runs with its body replaced by these states, so that whatever a family does
-    between body and vocabulary happens here too.
+    The network runs with its body replaced by these states, so that every operation of its family
+    between body and vocabulary is applied.
     """
     flat = hidden[:, None]
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-    with _body_returns(base.body, flat) as calls:
+    with _replace_body_output(base.body, flat) as calls:
         logits: Tensor = base.network(input_ids=ids).logits
     if not calls:
         raise ModelError(f"{base.folder}: its head does not call the body that was found")
@@ -69,17 +73,17 @@ def _head(base: BaseModel, hidden: Tensor) -> Tensor:
 
 
 @contextmanager
-def _body_returns(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
-    """The body returns this; yields a list with an entry per time that it was asked."""
+def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
+    """Have the body return these hidden states; yields a list with one entry per call."""
     from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
     calls: list[None] = []
 
-    def answer(*_: Any, **__: Any) -> Any:
+    def give(*_: Any, **__: Any) -> Any:
         calls.append(None)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
-    body.forward = answer
+    body.forward = give
     try:
         yield calls
     finally:

@@ -1,4 +1,4 @@
-"""Load a frozen base model from a folder or the Hugging Face hub, and say what it is."""
+"""Loading and identification of a frozen base model from a folder or the Hugging Face hub."""
 
 import copy
 import hashlib
@@ -40,13 +40,13 @@ class BaseModel:
     """A frozen model with its tokenizer.
 
     Attributes:
-        folder: where it was read from.
-        model_id: 32 bytes, the hash of config, weight files and tokenizer as they lie on disk.
-        family: how it is asked for a label.
-        network: the transformers model, in evaluation mode, on its device.
-        tokenizer: its fast tokenizer.
-        pooling: of a sentence encoder: mean or cls.
-        quantization: of the linear layers in the blocks.
+        folder: folder that it was read from.
+        model_id: hash of config, weight and tokenizer files, 32 bytes.
+        family: kind of model, which decides how labels are scored.
+        network: model of transformers, in evaluation mode, on its torch device.
+        tokenizer: fast tokenizer of the model.
+        pooling: pooling of a sentence encoder, mean or cls.
+        quantization: quantization of the linear layers in the blocks.
     """
 
     folder: Path
@@ -58,16 +58,16 @@ class BaseModel:
     quantization: Quantization = "none"
 
     def copy_sharing_weights(self) -> "BaseModel":
-        """The same weights in modules of their own, so that two threads can run them at once."""
+        """Return a copy of the modules with the same weights, so that two threads can run them."""
         weights = [*self.network.parameters(), *self.network.buffers()]
         shared = {id(weight): weight for weight in weights}
         return replace(self, network=copy.deepcopy(self.network, shared))
 
     @property
     def context(self) -> int:
-        """Most tokens of a sequence.
+        """The most tokens of a sequence.
 
-        RoBERTa and its kin begin to count positions behind the padding index.
+        RoBERTa and related models number positions from the padding index on.
         """
         limit: int = getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize
         for name, module in self.body.named_modules():
@@ -128,22 +128,22 @@ def load_base_model(
     Args:
         path: a folder as `save_pretrained` writes it, a name on the Hugging Face hub, or
             `EMBEDDED_MODEL`.
-        family: causal, masked, encoder, or auto to read it off the folder.
-        device: torch device.
-        quantization: of the linear layers in the blocks; a quantized model is read tensor by
-            tensor and never lies in memory in full precision.
-        dtype: compute type, and the type of what is not quantized.
+        family: causal, masked, encoder, or auto to detect it.
+        device: torch device of the model.
+        quantization: quantization of the linear layers in the blocks; a quantized model is read
+            tensor by tensor and is never in memory in full precision.
+        dtype: compute type, and the type of tensors that are not quantized.
 
     Raises:
         ModelError: if the folder is missing or incomplete, or is not what it should be; if
             bitsandbytes is needed and cannot be used.
     """
-    place = _device(device)
+    torch_device = _torch_device(device)
 
     def network(folder: Path, known_family: Family) -> Any:
-        return _network(folder, known_family, quantization, getattr(torch, dtype), place)
+        return _network(folder, known_family, quantization, getattr(torch, dtype), torch_device)
 
-    return _loaded(path, family, place, quantization, network)
+    return _load(path, family, torch_device, quantization, network)
 
 
 def load_without_blocks(
@@ -153,41 +153,41 @@ def load_without_blocks(
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
 ) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
-    """Load a model but for its blocks, whose parameters stay on the meta device.
+    """Load a model except for its blocks, whose parameters stay on the meta device.
 
     Args:
         path: as in `load_base_model`.
         family: as in `load_base_model`.
         device: as in `load_base_model`.
-        quantization: what the blocks' linear layers are going to be; they are not replaced here.
+        quantization: later quantization of the blocks' linear layers, which are not replaced here.
         dtype: as in `load_base_model`.
 
     Returns:
-        The model, and of each block where the checkpoint has its parameters, by their names in it.
+        The model, and for each block the checkpoint entry of each parameter by its name in it.
 
     Raises:
         ModelError: as in `load_base_model`, and if the checkpoint is not in safetensors files.
     """
-    origins: list[dict[str, CheckpointEntry]] = []
+    entries: list[dict[str, CheckpointEntry]] = []
 
     def network(folder: Path, known_family: Family) -> Any:
         empty = _empty(folder, known_family, getattr(torch, dtype))
         blocks = _blocks(_body(empty), folder)
-        origins.extend(load_outside_blocks(empty, blocks, folder, _device(device)))
+        entries.extend(load_outside_blocks(empty, blocks, folder, _torch_device(device)))
         empty.config.use_cache = False
         return empty
 
-    return _loaded(path, family, _device(device), quantization, network), origins
+    return _load(path, family, _torch_device(device), quantization, network), entries
 
 
-def _device(name: str) -> torch.device:
+def _torch_device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"model.torch-device = {name}: torch has no such device") from error
 
 
-def _loaded(
+def _load(
     path: str,
     family: Family | Literal["auto"],
     device: torch.device,
@@ -219,7 +219,7 @@ def _loaded(
 
 
 def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> BaseModel:
-    """A model without its weights and tokenizer: modules, their names and their shapes.
+    """Load a model without its weights and tokenizer, for the names and shapes of its modules.
 
     Args:
         path: as in `load_base_model`.
@@ -249,7 +249,7 @@ def _model_folder(path: str) -> Path:
 
 
 def model_id(folder: Path) -> bytes:
-    """Hash of a model folder's config, weight and tokenizer files: 32 bytes."""
+    """Return the hash of a model folder's config, weight and tokenizer files, 32 bytes."""
     whole = hashlib.sha256()
     files = {file for pattern in _IDENTITY for file in folder.glob(pattern) if file.is_file()}
     for file in sorted(files):
@@ -282,28 +282,28 @@ def _resolve(path: str) -> Path:
 
 
 def find_embedded_model() -> Path:
-    """Where the installed Samara keeps its model.
+    """Return the folder of the embedded model in the installed distribution.
 
-    Not beside this file: in Flower's bundle a copy of it shadows the installed package, and the
-    bundle holds no weights.
+    The model is not looked up beside this file: in Flower's bundle a copy of this file shadows the
+    installed package, and the bundle holds no weights.
     """
     for installed in distributions(name=DISTRIBUTION):
-        places = [Path(str(installed.locate_file("")))]
+        roots = [Path(str(installed.locate_file("")))]
         if origin := installed.read_text("direct_url.json"):
-            places.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))
-        for place in places:
-            if (place / _EMBEDDED_FOLDER / "model.safetensors").is_file():
-                return place / _EMBEDDED_FOLDER
+            roots.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))
+        for root in roots:
+            if (root / _EMBEDDED_FOLDER / "model.safetensors").is_file():
+                return root / _EMBEDDED_FOLDER
     raise ModelError(
         "the embedded model is not installed here; install Samara with pip, or set model.path"
     )
 
 
 def detect_family(folder: Path) -> Family:
-    """The family that a model folder names itself.
+    """Detect the family of a model folder from its configuration.
 
     Raises:
-        ModelError: if it names none.
+        ModelError: if the configuration names no architecture.
     """
     if (folder / "modules.json").is_file():
         return "encoder"
@@ -365,7 +365,7 @@ def _network(
 
 
 def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
-    """The network of a folder with its parameters on the meta device."""
+    """Make the network of a folder with its parameters on the meta device."""
     import transformers
 
     settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -373,7 +373,7 @@ def _empty(folder: Path, family: Family, dtype: torch.dtype) -> Any:
 
 
 def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
-    """The network of a transformers configuration with its parameters on the meta device."""
+    """Make the network of a transformers configuration, with its parameters on the meta device."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):

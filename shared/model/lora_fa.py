@@ -1,11 +1,11 @@
 """LoRA-FA: y = W·x + (alpha / r)·B·A·x with A frozen and only B trained.
 
 LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
-(section 3.3). A pass carries the rows of P points at once: W·x and A·x are shared, and only the
-last small product is per point, one batched matmul with B ± ε·z.
+(section 3.3). A pass carries the rows of P perturbations at once: W·x and A·x are shared, and only
+the last small product, one batched matmul with B ± ε·z, is computed per perturbation.
 
-There are two forms of this dual-forwarding layer, which differ in where the perturbed B's come
-from: `Perturbations` keeps one master copy and makes them during the forward (P-RGE, section 3.2),
+This dual-forwarding layer has two forms, which differ in the source of the perturbed B's:
+`Perturbations` keeps one master copy and computes them during the forward (P-RGE, section 3.2),
 `shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
@@ -31,7 +31,7 @@ from shared.sections import AdapterSettings
 
 LABEL_BIAS = "label bias"
 ADVICE = "adapter_projections"
-"""In a model's config.json: names of the linear layers that its makers advise to adapt."""
+"""Key of config.json with the names of the linear layers that the model's authors would adapt."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -45,29 +45,29 @@ _QUERY_AND_VALUE = (
 
 
 class PerturbedAdapters(Protocol):
-    """The adapters that a pass is evaluated at, one per point and client."""
+    """The perturbed adapters of a forward pass, one per perturbation and client."""
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the tensors."""
+        """The names and shapes of the tensors."""
 
     @property
     def queries(self) -> int:
-        """q, directions; 0 for a single point."""
+        """The number of directions, q; 0 for the unperturbed adapter."""
 
     @property
     def count(self) -> int:
-        """P, points of a client: every sign of every query, sign by sign, or 1."""
+        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
 
     @property
     def clients(self) -> int:
-        """C, clients that share the pass; usually 1."""
+        """The number of clients that share the pass, C; usually 1."""
 
     def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
-        """Those of some signs and some queries."""
+        """Return the perturbations of some signs and some queries."""
 
     def tensor(self, name: str) -> TorchTensor:
-        """One tensor of all of them, float32 [P·C, rows, columns], points outermost."""
+        """Return one tensor of all perturbations, [P·C, rows, columns], clients innermost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +103,18 @@ class Perturbations:
         device: torch.device | None = None,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> Self:
-        """Perturbations from numpy arrays, moved to a device."""
+        """Make perturbations from numpy arrays, on a torch device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
 
     @property
     def queries(self) -> int:
-        """q, or 0 without directions."""
+        """The number of directions, q; 0 for the unperturbed adapter."""
         return 0 if self.directions is None else self.directions.shape[-2]
 
     @property
     def count(self) -> int:
-        """P: signs · q, or 1 without directions."""
+        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
         return len(self.signs) * self.queries or 1
 
     @property
@@ -123,7 +123,7 @@ class Perturbations:
         return len(self.center) if self.center.ndim == 2 else 1
 
     def select(self, signs: slice, queries: slice) -> Self:
-        """Perturbations of some signs and some queries; there must be directions."""
+        """Return the perturbations of some signs and some queries; there must be directions."""
         assert self.directions is not None
         some = self.directions[..., queries, :]
         return replace(self, directions=some, signs=self.signs[signs])
@@ -140,10 +140,10 @@ class Perturbations:
 
 
 class LoRAFALinear(nn.Module):
-    """A frozen linear layer with the adapters of the points of a pass.
+    """A frozen linear layer with the perturbed adapters of a pass.
 
-    Shapes: x [P·C·n, S, in] with the rows of a point side by side, and of a client within it
-    → [P·C·n, S, out]; A [r, in]; B [P·C, out, r].
+    Shapes: x [P·C·n, S, in], ordered by perturbation and then by client → [P·C·n, S, out];
+    A [r, in]; B [P·C, out, r].
     """
 
     a: TorchTensor
@@ -153,30 +153,28 @@ class LoRAFALinear(nn.Module):
         self.base = base
         self.register_buffer("a", a, persistent=False)
         self.name = name
-        self._adapter = [
-            adapter
-        ]  # in a list, so that it is not registered as a part of this module
+        self._adapter = [adapter]  # in a list, so that it is not registered as a submodule
 
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """W·x + scale·B·(A·x), with B of the row's point.
+        """Compute W·x + scale·B·(A·x) with the B of each row's perturbation.
 
-        Before the first adapter of a pass the rows of all points are alike: there W·x and A·x are
-        computed for those of one point only.
+        Before the first adapter of a pass the rows of all perturbations are equal: there W·x and
+        A·x are computed for the rows of one perturbation only.
         """
         perturbations = self._adapter[0].perturbations
         if perturbations is None:
             output: TorchTensor = self.base(x)
             return output
         rows, length = x.shape[:2]
-        alike = self._adapter[0].is_shared_across_perturbations(x)
-        own = x[: rows // perturbations.count] if alike else x
+        shared = self._adapter[0].is_shared_across_perturbations(x)
+        distinct = x[: rows // perturbations.count] if shared else x
         b = perturbations.tensor(self.name).to(x.dtype)
-        groups = perturbations.clients * (1 if alike else perturbations.count)
-        projected = nn.functional.linear(own, self.a).view(groups, -1, b.shape[2])
-        by_perturbation = self.base(own).view(groups, -1, b.shape[1])
-        if alike and perturbations.clients == 1:
+        groups = perturbations.clients * (1 if shared else perturbations.count)
+        projected = nn.functional.linear(distinct, self.a).view(groups, -1, b.shape[2])
+        by_perturbation = self.base(distinct).view(groups, -1, b.shape[1])
+        if shared and perturbations.clients == 1:
             projected = projected.expand(perturbations.count, -1, -1)
-        elif alike:
+        elif shared:
             projected = projected.repeat(perturbations.count, 1, 1)
             by_perturbation = by_perturbation.repeat(perturbations.count, 1, 1)
         added = torch.baddbmm(
@@ -187,11 +185,11 @@ class LoRAFALinear(nn.Module):
 
 @dataclass(eq=False)
 class ForwardPass:
-    """A pass that may rest while others go on.
+    """The state of a forward pass that may be suspended while others run.
 
     Attributes:
-        points: that it is evaluated at.
-        first_input: of its first adapted layer, if it has come that far.
+        perturbations: perturbed adapters of the pass.
+        first_input: input of its first adapted layer, once that has run.
     """
 
     perturbations: PerturbedAdapters
@@ -199,12 +197,12 @@ class ForwardPass:
 
 
 class Adapter:
-    """LoRA-FA on chosen layers of a base model; without points the base speaks unchanged.
+    """LoRA-FA on chosen layers of a base model; outside a pass the base model is unchanged.
 
     Attributes:
-        layout: of the trained tensors.
-        first_block: index of the lowest block that is adapted; those below are the trunk.
-        points: what the pass under way is evaluated at.
+        layout: names and shapes of the trained tensors.
+        first_block: index of the lowest adapted block; the blocks below it are the trunk.
+        perturbations: perturbed adapters of the current pass, if any.
     """
 
     def __init__(self, layout: Layout, first_block: int) -> None:
@@ -215,34 +213,34 @@ class Adapter:
 
     @contextmanager
     def using(self, perturbations: PerturbedAdapters) -> Iterator[None]:
-        """Evaluate the one pass inside the block at these points."""
+        """Use these perturbations in the one forward pass that runs inside the context."""
         with self.resume(ForwardPass(perturbations)):
             yield
 
     @contextmanager
-    def resume(self, one: ForwardPass) -> Iterator[None]:
-        """Go on with a pass, which rests again at the end."""
-        self.perturbations, self._first_input = one.perturbations, one.first_input
+    def resume(self, forward_pass: ForwardPass) -> Iterator[None]:
+        """Continue a forward pass, which is suspended again at the end of the context."""
+        self.perturbations, self._first_input = forward_pass.perturbations, forward_pass.first_input
         try:
             yield
         finally:
-            one.first_input = self._first_input
+            forward_pass.first_input = self._first_input
             self.perturbations = self._first_input = None
 
     def is_shared_across_perturbations(self, x: TorchTensor) -> bool:
-        """Whether an adapted layer's input is that of the first one in this pass."""
+        """Return whether an adapted layer's input is that of the first one in this pass."""
         if self._first_input is None:
             self._first_input = weakref.ref(x)
         return self._first_input() is x
 
 
 def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
-    """Put LoRA-FA layers into a base model, in place.
+    """Inject LoRA-FA layers into a base model, in place.
 
     Args:
-        base: the model; its linear layers that match are wrapped.
-        settings: which projections of which blocks, rank, alpha, A's seed.
-        labels: scores of a row, for the optional label bias; 0 if rows differ.
+        base: model whose matching linear layers are wrapped.
+        settings: projections and blocks to adapt, rank, alpha, and the seed of A.
+        labels: number of scores of a row, for the optional label bias; 0 if rows differ.
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist.
@@ -253,10 +251,10 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
             "adapter.label-bias: the task's rows do not choose between the same labels; "
             "set it to false, or choose a classification"
         )
-    found = adapted_layers(base, settings)
+    layers = adapted_layers(base, settings)
     tensors = [
         Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
-        for name, module in found.items()
+        for name, module in layers.items()
     ]
     if settings.label_bias:
         tensors.append(Tensor(LABEL_BIAS, labels, 1, LABEL_BIAS_GROUP))
@@ -264,9 +262,9 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
     )
     adapter = Adapter(layout, min(_chosen_blocks(settings.layers, len(base.blocks))))
-    sizes = [features(module)[0] for module in found.values()]
+    sizes = [features(module)[0] for module in layers.values()]
     matrices = frozen_matrices(layout, sizes)
-    for a, (name, module) in zip(matrices, found.items(), strict=True):
+    for a, (name, module) in zip(matrices, layers.items(), strict=True):
         parent, _, child = name.rpartition(".")
         frozen = torch.from_numpy(a).to(base.network.device, base.network.dtype)
         wrapped = LoRAFALinear(module, frozen, name, adapter)
@@ -275,7 +273,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
 
 
 def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:
-    """The frozen A of every adapted layer, float32 [rank, in], in the layout's order."""
+    """Return the frozen A of every adapted layer, float32 [rank, in], in the layout's order."""
     seeds = query_seeds(layout.a_seed, 0, 1, len(in_features))[0]
     return [
         frozen_a(int(seed), layout.rank, size)
@@ -284,22 +282,22 @@ def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[
 
 
 def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
-    """The frozen matrix A of a layer, float32 [rank, in], entries N(0, 1/in)."""
+    """Return the frozen matrix A of a layer, float32 [rank, in], entries N(0, 1/in)."""
     numbers = normals(np.array([seed], np.uint64), rank * features, Domain.LORA_A)
     scale = np.float32(2.0**-DIRECTION_BITS / math.sqrt(features))
     return (numbers.astype(np.float32) * scale).reshape(rank, features)
 
 
 def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.Module]:
-    """The linear layers of the body that the settings choose, by name.
+    """Return the linear layers of the body that the settings choose, by name.
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist.
     """
     chosen = _chosen_blocks(settings.layers, len(base.blocks))
     prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
-    wanted = _advised(base) if settings.projections == "auto" else settings.projections
-    return _matching(base.body, prefixes, wanted, str(base.folder))
+    wanted = _advised_projections(base) if settings.projections == "auto" else settings.projections
+    return _select_layers(base.body, prefixes, wanted, str(base.folder))
 
 
 def _chosen_blocks(layers: str, count: int) -> list[int]:
@@ -323,7 +321,7 @@ def _name_of(body: nn.Module, wanted: nn.Module) -> str:
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """(in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
+    """Return (in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
     if isinstance(module, nn.Linear | QuantizedLinear):
         return module.in_features, module.out_features
     weight = module.weight
@@ -332,11 +330,11 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, plain, quantized or GPT-2's transposed one."""
+    """Return whether a module is a linear layer: plain, quantized or GPT-2's transposed one."""
     return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
 
 
-def _advised(base: BaseModel) -> str:
+def _advised_projections(base: BaseModel) -> str:
     advice = getattr(base.network.config, ADVICE, None)
     if advice is None:
         return "auto"
@@ -348,7 +346,7 @@ def _advised(base: BaseModel) -> str:
     return ",".join(advice)
 
 
-def _matching(
+def _select_layers(
     body: nn.Module, prefixes: dict[str, int], projections: str, folder: str
 ) -> dict[str, nn.Module]:
     linear = {

@@ -1,7 +1,7 @@
-"""Write an adapter as PEFT's LoRA, which every tool around transformers reads.
+"""Export of an adapter as PEFT's LoRA, which the tools around transformers read.
 
-LoRA-FA with its frozen A is a LoRA: A is regenerated from the layout's seed, B are the trained
-numbers, and alpha / r means the same on both sides.
+LoRA-FA is a LoRA with a frozen A: A is regenerated from the layout's seed, B holds the trained
+numbers, and alpha / r has the same meaning in both.
 """
 
 import json
@@ -25,14 +25,14 @@ _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRAC
 def write_peft_adapter(
     base: BaseModel, name: str, layout: Layout, numbers: NDArray[np.float32], folder: Path
 ) -> None:
-    """Write ``adapter_model.safetensors`` and ``adapter_config.json``.
+    """Write an adapter as ``adapter_model.safetensors`` and ``adapter_config.json``.
 
     Args:
-        base: the model that the adapter belongs to; only its structure is looked at.
-        name: the base model's path or name, for PEFT's configuration.
-        layout: of the adapter. A label bias is not part of it: PEFT has no such thing.
-        numbers: float32 [d].
-        folder: made if it is not there.
+        base: base model of the adapter; only its structure is used.
+        name: path or name of the base model, for PEFT's configuration.
+        layout: layout of the adapter. A label bias is left out: PEFT has none.
+        numbers: trained numbers, float32 [d].
+        folder: folder for the files; it is created if it is missing.
 
     Raises:
         ModelError: if the layout belongs to another model.

@@ -1,9 +1,9 @@
-"""Matrix products on a CPU, by whichever of torch's libraries is faster.
+"""Matrix products on a CPU with the faster of torch's libraries.
 
 torch gives float32 products to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN,
-which comes with torch too, takes what a processor has: on a core of an AMD EPYC with AVX-512 it is
-twice as fast (docs/measurements.md). It prepares each product for longer, which few rows do not pay
-back.
+which comes with torch too, uses all instruction sets of a processor: on a core of an AMD EPYC with
+AVX-512 it is twice as fast (docs/measurements.md). It prepares each product for longer, so small
+products keep torch's choice.
 """
 
 import torch
@@ -17,19 +17,19 @@ _ONEDNN = (
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W·x + b.
+    """Compute W·x + b.
 
     Args:
-        x: [..., in].
-        weight: [out, in].
-        bias: [out].
+        x: input, [..., in].
+        weight: W, [out, in].
+        bias: b, [out].
 
     Returns:
         [..., out].
     """
     if _ONEDNN and torch.is_inference_mode_enabled() and _is_large(x):
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return found
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return output
     return nn.functional.linear(x, weight, bias)
 
 
@@ -38,15 +38,15 @@ def _is_large(x: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """A linear layer whose product is `linear`."""
+    """A linear layer that computes its product with `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] → [..., out]."""
+        """Map [..., in] to [..., out]."""
         return linear(input, self.weight, self.bias)
 
 
 def use_faster_products(network: nn.Module) -> None:
-    """Have the linear layers of a network take the faster library, in place."""
+    """Have the linear layers of a network use the faster library, in place."""
     for module in network.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear

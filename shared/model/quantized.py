@@ -1,10 +1,10 @@
-"""Linear layers with weight-only quantization: stored small, multiplied in the compute type.
+"""Linear layers with weight-only quantization, multiplied in the compute type.
 
 NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), INT8 stores one scale per output.
 Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass, however
-many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations would
-turn the loss difference of a small perturbation into steps, and that is what bitsandbytes' own
-8-bit layer does on CUDA.
+many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations, as in
+bitsandbytes' own 8-bit layer on CUDA, would turn the loss difference of a small perturbation into
+steps.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from shared.model.products import linear
 Quantization = Literal["none", "nf4", "int8"]
 
 NF4_BLOCK = 64
-"""Weights that share one absolute maximum."""
+"""Number of weights that share one absolute maximum."""
 
 _MISSING = (
     "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
@@ -32,19 +32,19 @@ _MISSING = (
 
 
 class QuantizedLinear(nn.Module, ABC):
-    """y = W·x + b with W in a quantized form.
+    """A layer y = W·x + b with a quantized W.
 
     Attributes:
-        in_features: of x.
-        out_features: of y.
+        in_features: size of x.
+        out_features: size of y.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         """Quantize a weight.
 
         Args:
-            weight: [out, in], any float type, on the device where the layer will run.
-            bias: [out] or None.
+            weight: W, [out, in], of any float type, on the torch device that will run the layer.
+            bias: b, [out], or None.
             dtype: compute type.
         """
         super().__init__()
@@ -54,15 +54,15 @@ class QuantizedLinear(nn.Module, ABC):
 
     @abstractmethod
     def dequantized(self) -> Tensor:
-        """W in the compute type, [out, in], made anew at every call."""
+        """Return W in the compute type, [out, in], computed at every call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] → [..., out]."""
+        """Map [..., in] to [..., out]."""
         return linear(x, self.dequantized(), self.bias)  # type: ignore[arg-type]
 
 
 class Nf4Linear(QuantizedLinear):
-    """4-bit normal floats in blocks of 64: 4.5 bits per weight."""
+    """A layer of 4-bit normal floats in blocks of 64, with 4.5 bits per weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(weight, bias, dtype)
@@ -73,7 +73,7 @@ class Nf4Linear(QuantizedLinear):
         self.register_buffer("absmax", state.absmax)
 
     def dequantized(self) -> Tensor:
-        """W in the compute type, [out, in]."""
+        """Return W in the compute type, [out, in]."""
         weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
             self.packed,
             self.absmax,
@@ -86,7 +86,7 @@ class Nf4Linear(QuantizedLinear):
 
 
 class Int8Linear(QuantizedLinear):
-    """8-bit integers with one scale per output feature."""
+    """A layer of 8-bit integers with one scale per output feature."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(weight, bias, dtype)
@@ -97,7 +97,7 @@ class Int8Linear(QuantizedLinear):
         self.register_buffer("scale", (largest / 127)[:, None])
 
     def dequantized(self) -> Tensor:
-        """W in the compute type, [out, in]."""
+        """Return W in the compute type, [out, in]."""
         weight: Tensor = self.codes * self.scale  # type: ignore[operator]
         return weight.to(self.dtype)
 
@@ -108,7 +108,7 @@ _LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linea
 def quantize_linear(
     weight: Tensor, bias: Tensor | None, quantization: Quantization, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """A quantized layer from a full weight [out, in], on the weight's device.
+    """Make a quantized layer from a full weight [out, in], on the weight's torch device.
 
     Raises:
         ModelError: if the weight has entries that are not finite.
@@ -125,12 +125,12 @@ def empty_quantized_linear(
     quantization: Quantization,
     dtype: torch.dtype,
 ) -> QuantizedLinear:
-    """A quantized layer around tensors that come later.
+    """Make a quantized layer without weights, for tensors that are swapped in later.
 
     Args:
-        out_features: of the layer.
-        in_features: of the layer.
-        buffers: its tensors by name, on the meta device.
+        out_features: size of the output.
+        in_features: size of the input.
+        buffers: tensors of the layer by name, on the meta device.
         quantization: nf4 or int8.
         dtype: compute type.
     """
@@ -144,7 +144,7 @@ def empty_quantized_linear(
 
 
 def check_quantization(device: torch.device) -> None:
-    """Run both formats once on a device, so that a wrong build is found before a model is loaded.
+    """Check bitsandbytes on a torch device by running both formats once.
 
     Raises:
         ModelError: naming the extra and the builds for Jetson boards.

@@ -1,6 +1,6 @@
-"""Replay on a GPU as a Triton kernel: a program holds a block of the state in registers.
+"""Replay on a GPU as a Triton kernel; each program holds a block of the state in registers.
 
-Needs the extra ``samara-fl[cuda]``. Triton's own Philox is the one of the format.
+Needs the extra ``samara-fl[cuda]``. Triton's own Philox is that of the format.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
     "rademacher": {"SIGNS": True, "COUNTERS": 64, "ROWS": 32, "WORD": 64},
 }
-"""A block: how many counters, rows of 256 elements from a word, elements from word to word."""
+"""Shape of a block: counters, rows of 256 elements per word, elements from one word to the next."""
 
 
 @triton.jit
 def _words(seed, block, COUNTERS: tl.constexpr):
-    """Philox4x32-10 of a block's counters (counter, 0, 1, 0): 1 is the domain of directions."""
+    """Compute Philox4x32-10 of a block's counters (counter, 0, 1, 0); 1 means directions."""
     counter = (block * COUNTERS + tl.arange(0, COUNTERS)).to(tl.uint32)
     zero = counter * 0
     return tl.philox(seed, counter, zero, zero + 1, zero)
@@ -29,7 +29,7 @@ def _words(seed, block, COUNTERS: tl.constexpr):
 
 @triton.jit
 def _elements(word, table, SIGNS: tl.constexpr, ROWS: tl.constexpr):
-    """The elements that one word of each counter gives: int16 [ROWS, COUNTERS]."""
+    """Return the elements of one word of each counter, int16 [ROWS, COUNTERS]."""
     row = tl.arange(0, ROWS)[:, None].to(tl.uint32)
     if SIGNS:
         return ((word[None, :] >> row) & 1).to(tl.int16) * 4096 - 2048
@@ -38,8 +38,8 @@ def _elements(word, table, SIGNS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _places(block, COUNTERS: tl.constexpr, ROWS: tl.constexpr):
-    """Where the elements of word 0 lie: int32 [ROWS, COUNTERS]."""
+def _element_indices(block, COUNTERS: tl.constexpr, ROWS: tl.constexpr):
+    """Return the indices of the elements of word 0, int32 [ROWS, COUNTERS]."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COUNTERS)[None, :]
     return block * (4 * ROWS * COUNTERS) + 256 * row + column
 
@@ -57,7 +57,7 @@ def _fold(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """A block of state += Σ c·z over n seeds."""
+    """Add Σ c·z over n seeds to a block of the state."""
     block = tl.program_id(0)
     total0 = tl.zeros((ROWS, COUNTERS), tl.int64)
     total1, total2, total3 = total0, total0, total0
@@ -68,17 +68,17 @@ def _fold(
         total1 += c * _elements(w1, table, SIGNS, ROWS).to(tl.int64)
         total2 += c * _elements(w2, table, SIGNS, ROWS).to(tl.int64)
         total3 += c * _elements(w3, table, SIGNS, ROWS).to(tl.int64)
-    place = _places(block, COUNTERS, ROWS)
-    _add(state, place, total0, d)
-    _add(state, place + WORD, total1, d)
-    _add(state, place + 2 * WORD, total2, d)
-    _add(state, place + 3 * WORD, total3, d)
+    index = _element_indices(block, COUNTERS, ROWS)
+    _add(state, index, total0, d)
+    _add(state, index + WORD, total1, d)
+    _add(state, index + 2 * WORD, total2, d)
+    _add(state, index + 3 * WORD, total3, d)
 
 
 @triton.jit
-def _add(state, place, total, d):
-    inside = place < d
-    tl.store(state + place, tl.load(state + place, inside) + total, inside)
+def _add(state, index, total, d):
+    inside = index < d
+    tl.store(state + index, tl.load(state + index, inside) + total, inside)
 
 
 @triton.jit
@@ -93,25 +93,25 @@ def _fill(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """A block of one direction, behind those skipped."""
+    """Compute one block of one direction, after the skipped blocks."""
     block, i = tl.program_id(0), tl.program_id(1)
     w0, w1, w2, w3 = _words(tl.load(seeds + i), skipped + block, COUNTERS)
-    place = _places(block, COUNTERS, ROWS)
+    index = _element_indices(block, COUNTERS, ROWS)
     direction = z + i.to(tl.int64) * d
-    tl.store(direction + place, _elements(w0, table, SIGNS, ROWS), place < d)
-    place += WORD
-    tl.store(direction + place, _elements(w1, table, SIGNS, ROWS), place < d)
-    place += WORD
-    tl.store(direction + place, _elements(w2, table, SIGNS, ROWS), place < d)
-    place += WORD
-    tl.store(direction + place, _elements(w3, table, SIGNS, ROWS), place < d)
+    tl.store(direction + index, _elements(w0, table, SIGNS, ROWS), index < d)
+    index += WORD
+    tl.store(direction + index, _elements(w1, table, SIGNS, ROWS), index < d)
+    index += WORD
+    tl.store(direction + index, _elements(w2, table, SIGNS, ROWS), index < d)
+    index += WORD
+    tl.store(direction + index, _elements(w3, table, SIGNS, ROWS), index < d)
 
 
 class CudaBackend:
-    """`shared.replay.Backend` on a GPU.
+    """The replay backend on a GPU; see `shared.replay.Backend`.
 
     Attributes:
-        device: of the GPU.
+        device: torch device of the GPU.
     """
 
     name = "cuda"
@@ -127,7 +127,7 @@ class CudaBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z, in place."""
+        """Add Σ c·z to the state, in index."""
         on_device, factors = (
             torch.from_numpy(array).to(self.device) for array in (state, coefficients)
         )
@@ -141,7 +141,7 @@ class CudaBackend:
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds from an element on, int16 [n, count]."""
+        """Return the directions of n seeds from an element on, int16 [n, count]."""
         whole: NDArray[np.int16] = (
             self.draw_on_device(seeds, count, distribution, first).cpu().numpy()
         )
@@ -150,7 +150,7 @@ class CudaBackend:
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """`directions`, left on the device."""
+        """Return `directions` as a tensor on the GPU."""
         z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
         if z.numel():
             grid = (_blocks(count, distribution), len(seeds))

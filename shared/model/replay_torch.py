@@ -1,7 +1,7 @@
-"""Replay in torch's operators, which run on any device and can be exported.
+"""Replay in torch's operators, which run on any torch device and can be exported.
 
-Everything is int64, in which a product of two 32-bit words keeps its bits whatever its sign says.
-Shifts are `torch.bitwise_right_shift`, the spelling that exporters know.
+All numbers are int64, in which a product of two 32-bit words keeps all its bits, also where it
+overflows into the sign. Shifts are `torch.bitwise_right_shift`, which exporters support.
 """
 
 from typing import Protocol, runtime_checkable
@@ -23,11 +23,11 @@ _ELEMENTS_AT_ONCE = 2**22
 
 
 def philox4x32(first: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Ten rounds of Philox4x32 in the domain of directions.
+    """Compute ten rounds of Philox4x32 in the domain of directions.
 
     Args:
-        first: int64, word 0 of each counter.
-        seeds: int64, the keys, broadcast against the counters.
+        first: word 0 of each counter, int64.
+        seeds: keys, int64, broadcast against the counters.
 
     Returns:
         The four words, int64 in 0 … 2³² − 1.
@@ -56,14 +56,14 @@ def directions(
     distribution: Distribution,
     first: int = 0,
 ) -> torch.Tensor:
-    """Directions z of n seeds in the element order of the format.
+    """Return the directions z of n seeds in the element order of the format.
 
     Args:
-        seeds: int64 [n], the bits of the seeds.
-        table: int16 [65536] on the seeds' device, `shared.normal_table.NORMAL_TABLE`.
-        count: how many elements.
+        seeds: bits of the seeds, int64 [n].
+        table: `shared.normal_table.NORMAL_TABLE` on the seeds' torch device, int16 [65536].
+        count: number of elements.
         distribution: ``gaussian`` or ``rademacher``.
-        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
@@ -77,8 +77,8 @@ def directions(
         high = torch.bitwise_right_shift(by_block, _HALF_BITS)
         halves = torch.stack([by_block & _LOW_HALF, high], dim=3)
         return table[halves.reshape(len(seeds), size * blocks)[:, :count]]
-    places = torch.arange(32, device=seeds.device)[:, None, None]
-    bits = torch.bitwise_right_shift(by_block[:, :, None], places) & 1
+    bit_index = torch.arange(32, device=seeds.device)[:, None, None]
+    bits = torch.bitwise_right_shift(by_block[:, :, None], bit_index) & 1
     return (bits.reshape(len(seeds), size * blocks)[:, :count] * 4096 - 2048).to(torch.int16)
 
 
@@ -89,16 +89,16 @@ def fold(
     table: torch.Tensor,
     distribution: Distribution,
 ) -> torch.Tensor:
-    """state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
+    """Return state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
 
-    Exact where torch runs it; the sum of ExecuTorch's portable kernels is not, which add in floats.
+    The sum is exact in torch. It is not in ExecuTorch's portable kernels, which add in floats.
 
     Args:
-        state: int64 [d].
-        seeds: int64 [n], the bits of the seeds.
-        coefficients: int64 [n], unit 2⁻⁴⁰.
+        state: state, int64 [d].
+        seeds: bits of the seeds, int64 [n].
+        coefficients: coefficients c, int64 [n], unit 2⁻⁴⁰.
         table: as for `directions`.
-        distribution: of the directions.
+        distribution: distribution of the directions.
 
     Returns:
         int64 [d].
@@ -108,15 +108,15 @@ def fold(
 
 
 def shrink(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """state − (state >> bits), as a pure function: int64 [d]."""
+    """Return state − (state >> bits), int64 [d], as a pure function."""
     return state - torch.bitwise_right_shift(state, bits)
 
 
 class TorchBackend:
-    """`shared.replay.Backend` on a torch device.
+    """The replay backend on a torch device; see `shared.replay.Backend`.
 
     Attributes:
-        device: where the arithmetic is done.
+        device: torch device that computes.
     """
 
     name = "torch"
@@ -132,7 +132,7 @@ class TorchBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """state += Σ c·z, in place."""
+        """Add Σ c·z to the state, in place."""
         on_device = torch.from_numpy(state).to(self.device)
         keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
@@ -144,7 +144,7 @@ class TorchBackend:
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Directions of n seeds from an element on, int16 [n, count]."""
+        """Return the directions of n seeds from an element on, int16 [n, count]."""
         z = np.empty((len(seeds), count), np.int16)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
         for start in range(0, len(seeds), at_once):
@@ -155,7 +155,7 @@ class TorchBackend:
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """`directions`, left on the device."""
+        """Return `directions` as a tensor on the backend's torch device."""
         return directions(self._bits(seeds), self._table, count, distribution, first)
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
@@ -164,12 +164,12 @@ class TorchBackend:
 
 @runtime_checkable
 class DeviceBackend(Backend, Protocol):
-    """A backend that can leave directions where it makes them."""
+    """A backend that can return directions as a tensor on its own torch device."""
 
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """`directions` as a tensor on the backend's device."""
+        """Return `directions` as a tensor on the backend's torch device."""
 
 
 def draw_directions(
@@ -180,15 +180,15 @@ def draw_directions(
     first: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Directions as a tensor on a device, by way of the CPU only if the backend makes them there.
+    """Return directions as a tensor on a torch device, without a copy where the backend allows it.
 
     Args:
-        backend: one that `backend_for` gives for the device.
-        seeds: uint64 [n].
-        count: how many elements.
+        backend: return value of `backend_for` for the device.
+        seeds: seeds, uint64 [n].
+        count: number of elements.
         distribution: ``gaussian`` or ``rademacher``.
-        first: the element to begin with, a multiple of `WHOLE_BLOCKS`.
-        device: where they are needed.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`.
+        device: torch device of the result.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
@@ -199,14 +199,14 @@ def draw_directions(
 
 
 def backend_for(device: torch.device, threads: int = 0) -> Backend:
-    """The backend that the environment forces, or else the fastest beside a model on this device.
+    """Return the backend that the environment forces, or else the fastest for a model's device.
 
     Args:
-        device: of the model.
-        threads: most threads of a call on the CPU; 0 leaves it to the backend.
+        device: torch device of the model.
+        threads: most threads of a call on the CPU; 0 leaves the choice to the backend.
 
     Raises:
-        ReplayError: if it forces one that does not exist or cannot be loaded here.
+        ReplayError: if the forced backend does not exist or cannot be loaded.
     """
     forced = forced_backend()
     if forced == "torch":

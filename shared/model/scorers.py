@@ -1,9 +1,9 @@
-"""One scorer per family of models and kind of task: text in, scores read off the body's output.
+"""Scorers, which turn text into prompts and the body's output into scores.
 
-A causal LM gives the log-likelihood of the label words after the question, of a row's candidates,
-or of a known answer; a masked LM that of the label words at the mask, a sentence encoder the cosine
-to the label prompts over a temperature. A scorer runs no blocks: a forward engine hands it what the
-body made of the sequences.
+Every family of models and kind of task has its scorer. A causal LM gives the log-likelihood of the
+label words after the question, of a row's candidates, or of the given answer; a masked LM that of
+the label words at the mask; a sentence encoder the cosine to the label prompts over a temperature.
+A scorer runs no blocks: a forward engine passes it the body's output.
 """
 
 from abc import ABC, abstractmethod
@@ -22,18 +22,18 @@ COSINE_TEMPERATURE = 0.05
 
 Ids = tuple[int, ...]
 RunBody = Callable[[Sequence[Ids]], Tensor]
-"""Runs the unadapted base over sequences: hidden states [m, S, hidden]."""
+"""Function that runs the unadapted base over sequences and returns [m, S, hidden]."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One example as the model reads it.
+    """An example as the model reads it.
 
     Attributes:
-        sequences: token ids; one sequence, or one per candidate of what may follow.
-        supervised: per sequence, the positions whose output is read.
-        targets: per sequence, the token whose log-likelihood is read at each of these positions;
-            empty where a scorer reads the same of every prompt.
+        sequences: token ids of one sequence, or of one sequence per candidate continuation.
+        supervised: positions whose output is read, for each sequence.
+        targets: token whose log-likelihood is read at each of these positions, for each sequence;
+            empty where a scorer reads the same tokens of every prompt.
     """
 
     sequences: tuple[Ids, ...]
@@ -42,10 +42,10 @@ class Prompt:
 
 
 class Scorer(ABC):
-    """Turns examples into prompts and outputs into scores.
+    """A scorer of one family of models and kind of task.
 
     Attributes:
-        labels: scores of a row; 0 if rows differ.
+        labels: number of scores of a row; 0 if rows differ.
     """
 
     labels: int
@@ -56,56 +56,56 @@ class Scorer(ABC):
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example; one that is too long loses a part, never what follows the text.
+        """Tokenize an example, shortening its text, but not what follows it, if it is too long.
 
         Args:
-            text: of an `Example`.
-            answers: of an `Example`; empty in a classification.
-            cut: the part of the text that is shortened first.
+            text: text of an `Example`.
+            answers: answers of an `Example`; empty in a classification.
+            cut: part of the text that is shortened first.
         """
 
     @abstractmethod
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Read the scores of P points off the body's output.
+        """Compute the scores under P perturbations from the body's output.
 
         Args:
-            hidden: [P·m, S, hidden], m sequences of the prompts per point, points outermost.
-            lengths: int64 [m], tokens of each sequence.
-            prompts: n of them.
+            hidden: [P·m, S, hidden], the m sequences of the prompts under each perturbation.
+            lengths: number of tokens of each sequence, int64 [m].
+            prompts: n prompts.
 
         Returns:
-            float32 [P, n, width]. Where rows have fewer scores than others, −∞ fills them up: what
-            is not there is never chosen and adds nothing to a softmax.
+            float32 [P, n, width]. Rows with fewer scores than others are padded with −∞, which is
+            never chosen and adds nothing to a softmax.
         """
 
     def width(self, prompts: Sequence[Prompt]) -> int:
-        """How many scores the longest row of these has."""
+        """Return the number of scores of the longest of these rows."""
         return self.labels or max((len(prompt.sequences) for prompt in prompts), default=0)
 
     def _ids(self, text: str, special: bool) -> Ids:
         return tuple(self.base.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _following(self, before: str, text: str) -> Ids:
-        """Tokens that a text adds to what is before it, whose last spaces are its own."""
+    def _continuation_tokens(self, before: str, text: str) -> Ids:
+        """Return the tokens that a text, with the spaces before it, adds to the text before it."""
         stem = self._ids(before.rstrip(" "), special=False)
         whole = self._ids(before + text, special=False)
         joined = whole[: len(stem)] == stem
         return whole[len(stem) :] if joined else self._ids(text, special=False)
 
-    def _fit(self, text: str, room: int, cut: Span | None, keep_end: bool = False) -> str:
-        """Shorten a text to at most `room` tokens.
+    def _truncate(self, text: str, limit: int, cut: Span | None, keep_end: bool = False) -> str:
+        """Shorten a text to at most `limit` tokens.
 
         Args:
-            text: the text.
-            room: tokens.
-            cut: the part that is shortened first, from its end.
-            keep_end: what is left over the room is then taken from the beginning, not the end.
+            text: text to be shortened.
+            limit: most tokens.
+            cut: part that is shortened first, from its end.
+            keep_end: whether the rest of the excess is removed from the beginning, not the end.
         """
         while True:
             offsets = self.base.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=True
             )["offset_mapping"]
-            excess = len(offsets) - room
+            excess = len(offsets) - limit
             if excess <= 0:
                 return text
             start, end = cut or (0, 0)
@@ -117,24 +117,24 @@ class Scorer(ABC):
                 # Tokens of one character share its offsets; the text gets shorter all the same.
                 text, cut = text[max(1, offsets[excess][0]) :], None
             else:
-                kept = min(offsets[room - 1][1], offsets[room][0], len(text) - 1)
+                kept = min(offsets[limit - 1][1], offsets[limit][0], len(text) - 1)
                 text, cut = text[:kept], None
 
-    def _room(self, taken: int, by: str) -> int:
-        if self.max_length <= taken:
+    def _remaining_tokens(self, used: int, by: str) -> int:
+        if self.max_length <= used:
             raise TaskError(
-                f"task {self._name}: {by} alone takes {taken} tokens and "
+                f"task {self._name}: {by} alone takes {used} tokens and "
                 f"max-length is {self.max_length}; raise model.max-length"
             )
-        return self.max_length - taken
+        return self.max_length - used
 
     def _word_tokens(self, task: ClassificationTask) -> list[Ids]:
-        """Tokens that each label word adds to the question.
+        """Return the tokens that each label word adds to the question.
 
         Raises:
             TaskError: if two label words become the same tokens.
         """
-        words = [self._following(task.question_before_word, word) for word in task.words]
+        words = [self._continuation_tokens(task.question_before_word, word) for word in task.words]
         if len(set(words)) < len(words) or not all(words):
             raise TaskError(
                 f"task {task.name}: label words {', '.join(task.words)} are not "
@@ -144,10 +144,10 @@ class Scorer(ABC):
 
 
 class CausalScorer(Scorer):
-    """Average log-likelihood per token of each label word as the continuation of the question.
+    """A scorer by the mean log-likelihood per token of each label word after the question.
 
     Attributes:
-        label_tokens: what each label word adds to the question.
+        label_tokens: tokens that each label word adds to the question.
     """
 
     def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
@@ -160,17 +160,17 @@ class CausalScorer(Scorer):
         self._one_token = all(len(word) == 1 for word in self.label_tokens)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """One sequence if every label word is one token, otherwise one per label."""
+        """Tokenize an example; one sequence per label unless every label word is one token."""
         longest = max(len(word) for word in self.label_tokens)
-        taken = len(self._start) + len(self._ids(self._stem, special=False)) + longest
-        fitting = self._fit(text, self._room(taken, "the question"), cut)
+        used = len(self._start) + len(self._ids(self._stem, special=False)) + longest
+        fitting = self._truncate(text, self._remaining_tokens(used, "the question"), cut)
         stem = self._start + self._ids(fitting + self._stem, special=False)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
         return _continued(stem, self.label_tokens)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Log-softmax over the vocabulary, only at supervised positions."""
+        """Compute the log-softmax over the vocabulary at supervised positions."""
         if not self._one_token:
             return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
         words = [[word[0] for word in self.label_tokens]] * len(prompts)
@@ -178,7 +178,7 @@ class CausalScorer(Scorer):
 
 
 class _ContinuationScorer(Scorer):
-    """Average log-likelihood per token of what a row itself says may follow its text."""
+    """A scorer by the mean log-likelihood per token of a row's own continuations."""
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
         super().__init__(base, task, max_length)
@@ -188,13 +188,15 @@ class _ContinuationScorer(Scorer):
         self._bos, self._begin = (() if token is None else (token,) for token in starts)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Log-softmax over the vocabulary, only where a candidate or answer is read."""
+        """Compute the log-softmax over the vocabulary at the tokens of candidates or answers."""
         return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
 
     def _stem(self, text: str, reserved: int, by: str, cut: Span | None) -> Ids:
-        """The text as tokens, shortened so that so many more fit behind it."""
-        room = self._room(reserved + 1, by)
-        stem = self._bos + self._ids(self._fit(text.rstrip(" "), room, cut, keep_end=True), False)
+        """Tokenize a text, shortened so that `reserved` tokens fit after it."""
+        limit = self._remaining_tokens(reserved + 1, by)
+        stem = self._bos + self._ids(
+            self._truncate(text.rstrip(" "), limit, cut, keep_end=True), False
+        )
         if not (stem or self._begin):
             raise TaskError(
                 f"task {self._name}: an answer is the first thing in a text, and the tokenizer of "
@@ -203,9 +205,9 @@ class _ContinuationScorer(Scorer):
         return stem or self._begin
 
     def _answer(self, text: str, answer: str) -> Ids:
-        """Tokens that an answer adds to a text."""
+        """Return the tokens that an answer adds to a text."""
         words = text.rstrip().rfind(" ") + 1
-        tokens = self._following(text[words:], answer)
+        tokens = self._continuation_tokens(text[words:], answer)
         if not tokens:
             raise TaskError(
                 f"task {self._name}: the answer {answer!r} has no token in the vocabulary of "
@@ -215,24 +217,26 @@ class _ContinuationScorer(Scorer):
 
 
 class ChoiceScorer(_ContinuationScorer):
-    """Average log-likelihood per token of each candidate, with the text behind it."""
+    """A scorer by the mean log-likelihood per token of each candidate after the text."""
 
     def __init__(self, base: BaseModel, task: ChoiceTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
         self.labels = 0 if task.list_names else len(task.candidates)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """A sequence per candidate."""
+        """Tokenize an example as one sequence per candidate."""
         candidates = [self._answer(text, answer) for answer in answers]
         longest = max(len(candidate) for candidate in candidates)
         return _continued(self._stem(text, longest, "a candidate", cut), candidates)
 
 
 class GenerationScorer(_ContinuationScorer):
-    """Average log-likelihood per token of the first accepted answer, and the next token of any.
+    """A scorer by the mean log-likelihood per token of the first accepted answer.
+
+    It also gives the likeliest next tokens, for decoding.
 
     Attributes:
-        stop: ends an answer.
+        stop: text that ends an answer.
     """
 
     labels = 1
@@ -242,36 +246,36 @@ class GenerationScorer(_ContinuationScorer):
         self._tokens, self.stop = task.tokens, task.stop
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """The text with its answer and what ends it; without answers, the text alone."""
+        """Tokenize a text with its answer and the stop text; without answers, the text alone."""
         stem = self._stem(text, self._tokens, "an answer", cut)
         if not answers:
             return Prompt((stem,), ((len(stem) - 1,),))
         return _continued(stem, [self._answer(text, answers[0] + self.stop)[: self._tokens]])
 
     def next_tokens(self, hidden: Tensor, lengths: Tensor) -> list[int]:
-        """The likeliest token after each of m sequences.
+        """Return the likeliest token after each of m sequences.
 
         Args:
-            hidden: [m, S, hidden].
-            lengths: int64 [m], tokens of each sequence.
+            hidden: hidden states, [m, S, hidden].
+            lengths: number of tokens of each sequence, int64 [m].
         """
         last = hidden[torch.arange(len(hidden)), lengths - 1]
         return torch.cat([logits.argmax(1) for logits in tiled_logits(self.base, last)]).tolist()
 
     def answer(self, tokens: Sequence[int]) -> tuple[str, bool]:
-        """The answer in what was written so far, and whether it is complete."""
+        """Return the answer in the tokens decoded so far, and whether it is complete."""
         eos = self.base.tokenizer.eos_token_id
         ended = len(tokens) >= self._tokens or eos in tokens
-        own = tokens[: tokens.index(eos)] if eos in tokens else tokens
-        text: str = self.base.tokenizer.decode(own, skip_special_tokens=True)
+        before_eos = tokens[: tokens.index(eos)] if eos in tokens else tokens
+        text: str = self.base.tokenizer.decode(before_eos, skip_special_tokens=True)
         if stop := self.stop.strip(" "):
-            text, found, _ = text.partition(stop)
-            ended = ended or bool(found)
+            text, separator, _ = text.partition(stop)
+            ended = ended or bool(separator)
         return text.strip(), ended
 
 
 class MaskedScorer(Scorer):
-    """Log-likelihood of each label word at the mask."""
+    """A scorer by the log-likelihood of each label word at the mask."""
 
     def __init__(self, base: BaseModel, task: ClassificationTask, max_length: int) -> None:
         super().__init__(base, task, max_length)
@@ -288,25 +292,25 @@ class MaskedScorer(Scorer):
         self._question = task.question_before_word + mask + task.question_after_word
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Text and question with the mask in the word's place."""
-        room = self._room(len(self._ids(self._question, special=True)), "the question")
-        ids = self._ids(self._fit(text, room, cut) + self._question, special=True)
+        """Tokenize text and question with the mask in place of the label word."""
+        limit = self._remaining_tokens(len(self._ids(self._question, special=True)), "the question")
+        ids = self._ids(self._truncate(text, limit, cut) + self._question, special=True)
         last = len(ids) - 1 - ids[::-1].index(self.base.tokenizer.mask_token_id)
         return Prompt((ids,), ((last,),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Log-softmax over the vocabulary at the mask."""
+        """Compute the log-softmax over the vocabulary at the mask."""
         words = [[word[0] for word in self._words]] * len(prompts)
         return log_likelihoods(self.base, hidden, lengths, _supervised(prompts), words)
 
 
 class EncoderScorer(Scorer):
-    """Cosine between the text and each label prompt, over a temperature of 0.05.
+    """A scorer by the cosine between the text and each label prompt, over a temperature of 0.05.
 
     The label prompts' embeddings are computed once from the unadapted base and belong to the task.
 
     Attributes:
-        label_embeddings: float32 [labels, hidden], of length 1.
+        label_embeddings: unit vectors, float32 [labels, hidden].
     """
 
     def __init__(
@@ -320,12 +324,12 @@ class EncoderScorer(Scorer):
         self.label_embeddings = self._pooled(body(sequences), lengths)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """The text alone, with the tokenizer's special tokens."""
-        room = self._room(len(self._ids("", special=True)), "nothing")
-        return Prompt((self._ids(self._fit(text, room, cut), special=True),), ((),))
+        """Tokenize the text alone, with the tokenizer's special tokens."""
+        limit = self._remaining_tokens(len(self._ids("", special=True)), "nothing")
+        return Prompt((self._ids(self._truncate(text, limit, cut), special=True),), ((),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Pool, normalise, compare."""
+        """Compute the cosines of pooled hidden states and label embeddings over the temperature."""
         perturbations = len(hidden) // len(lengths)
         pooled = self._pooled(hidden, lengths.repeat(perturbations))
         cosines = nn.functional.linear(pooled, self.label_embeddings)
@@ -336,15 +340,15 @@ class EncoderScorer(Scorer):
         if self.base.pooling == "cls":
             pooled = hidden[:, 0]
         else:
-            places = torch.arange(hidden.shape[1], device=hidden.device)
-            weights = (places < lengths.to(hidden.device)[:, None]).to(hidden.dtype)
+            index = torch.arange(hidden.shape[1], device=hidden.device)
+            weights = (index < lengths.to(hidden.device)[:, None]).to(hidden.dtype)
             weights = weights / weights.sum(1, keepdim=True)
             pooled = torch.bmm(weights[:, None], hidden)[:, 0]
         return nn.functional.normalize(pooled, dim=-1)
 
 
 def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> Scorer:
-    """The scorer of a model's family and a task's kind.
+    """Make the scorer of a model's family and a task's kind.
 
     Raises:
         TaskError: if the family cannot do such a task, or the task's label words do not suit the
@@ -367,7 +371,7 @@ def scorer_for(base: BaseModel, task: Task, max_length: int, body: RunBody) -> S
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:
-    """A stem with everything that may follow it; the last token of each need not be read."""
+    """Make a prompt of a stem with each continuation, but for the continuation's last token."""
     first = len(stem) - 1
     return Prompt(
         tuple(stem + tokens[:-1] for tokens in continuations),
@@ -379,7 +383,7 @@ def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:
 def _mean_log_likelihoods(
     base: BaseModel, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
 ) -> Tensor:
-    """Of the targets of every sequence, the mean over its tokens: float32 [P, n, width]."""
+    """Return the mean log-likelihood of each sequence's targets, float32 [P, n, width]."""
     targets = [tokens for prompt in prompts for tokens in prompt.targets]
     wanted = [[token] for tokens in targets for token in tokens]
     picked = log_likelihoods(base, hidden, lengths, _supervised(prompts), wanted)[..., 0]
@@ -391,5 +395,5 @@ def _mean_log_likelihoods(
 
 
 def _supervised(prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    """Of every sequence, the positions that are read."""
-    return [places for prompt in prompts for places in prompt.supervised]
+    """Return the supervised positions of every sequence."""
+    return [positions for prompt in prompts for positions in prompt.supervised]
