@@ -69,16 +69,16 @@ def load_quantized(
     }
     weights = {f"{name}.weight": name for name in layers}
     biases = {f"{name}.bias" for name in layers}
-    known = _names_in_checkpoint(network, files)
-    for name in known:
+    checkpoint_names = _names_in_checkpoint(network, files)
+    for name in checkpoint_names:
         if name in biases:
             continue
         if (layer := weights.get(name)) is None:
-            _set(network, name, _read(files, known[name]), device)
+            _set(network, name, _read(files, checkpoint_names[name]), device)
         else:
-            bias = known.get(f"{layer}.bias")
+            bias = checkpoint_names.get(f"{layer}.bias")
             quantized = quantize_linear(
-                _weight(layers[layer], name, _read(files, known[name])).to(device),
+                _weight(layers[layer], name, _read(files, checkpoint_names[name])).to(device),
                 None if bias is None else _read(files, bias),
                 quantization,
                 network.dtype,
@@ -110,18 +110,24 @@ def load_outside_blocks(
         ModelError: if a tensor is missing or has another shape.
     """
     files = _files(folder)
-    known = _names_in_checkpoint(network, files)
+    checkpoint_names = _names_in_checkpoint(network, files)
     prefixes = {id(module): name for name, module in network.named_modules()}
     inside: list[dict[str, CheckpointEntry]] = []
     missing: list[str] = []
     for block in blocks:
-        own = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
-        missing += [whole for whole in own.values() if whole not in known]
-        entries = {name: known[whole] for name, whole in own.items() if whole in known}
+        block_names = {
+            name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()
+        }
+        missing += [whole for whole in block_names.values() if whole not in checkpoint_names]
+        entries = {
+            name: checkpoint_names[whole]
+            for name, whole in block_names.items()
+            if whole in checkpoint_names
+        }
         inside.append({name: CheckpointEntry(files[key], key) for name, key in entries.items()})
-        for whole in own.values():
-            known.pop(whole, None)
-    for name, key in known.items():
+        for whole in block_names.values():
+            checkpoint_names.pop(whole, None)
+    for name, key in checkpoint_names.items():
         _set(network, name, _read(files, key, as_mapped=True), device)
     network.tie_weights()
     _fill_unused(network, device)
@@ -195,9 +201,11 @@ def replace_with_empty_quantized_layers(
     for name, layer in layers.items():
         weight: Any = layer.weight
         rows, columns = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
-        own = {key.rpartition(".")[2]: t for key, t in tensors.items() if _layer_of(key) == name}
+        layer_tensors = {
+            key.rpartition(".")[2]: t for key, t in tensors.items() if _layer_of(key) == name
+        }
         parent, _, child = name.rpartition(".")
-        empty = empty_quantized_linear(rows, columns, own, quantization, dtype)
+        empty = empty_quantized_linear(rows, columns, layer_tensors, quantization, dtype)
         setattr(block.get_submodule(parent), child, empty)
 
 

@@ -92,8 +92,8 @@ class DualForwarding:
 
     def tensor(self, name: str) -> Tensor:
         """Return one tensor of all perturbations, float32 [P, rows, columns]."""
-        place, rows = self.layout.tensor_slice(name)
-        return self.b[..., place].reshape(self.count, rows, -1)
+        elements, rows = self.layout.tensor_slice(name)
+        return self.b[..., elements].reshape(self.count, rows, -1)
 
 
 def _signed(directions: NDArray[np.int16], epsilon: float, device: torch.device) -> Tensor:

@@ -47,8 +47,8 @@ def write_peft_adapter(
     sizes = [features(modules[name])[0] for name in names]
     weights = {}
     for tensor, a in zip(names, frozen_matrices(layout, sizes), strict=True):
-        place, rows = layout.tensor_slice(tensor)
-        b = numbers[place].reshape(rows, layout.rank)
+        elements, rows = layout.tensor_slice(tensor)
+        b = numbers[elements].reshape(rows, layout.rank)
         key = f"base_model.model.{prefix}{tensor}"
         weights[f"{key}.lora_A.weight"] = torch.from_numpy(a)
         weights[f"{key}.lora_B.weight"] = torch.from_numpy(b.copy())

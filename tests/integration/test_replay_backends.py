@@ -228,7 +228,7 @@ def test_beside_a_model_torch_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_cannot_be_loaded_is_refused_if_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shared.model.replay_cuda", None)
     monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "cuda")
-    with pytest.raises(ReplayError, match=r"triton cannot be loaded.*samara\[cuda\]"):
+    with pytest.raises(ReplayError, match=r"triton cannot be loaded.*samara-fl\[cuda\]"):
         backend_for(CPU)
     monkeypatch.delenv("SAMARA_REPLAY_BACKEND")
     monkeypatch.setattr(replay_torch, "TorchBackend", lambda device: device)
