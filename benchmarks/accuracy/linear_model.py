@@ -50,7 +50,7 @@ class Texts:
     def confusion(self, numbers: Floats) -> Confusion:
         """Labels against what these numbers, float64 [d], answer."""
         answers = self.margins + self.gradients @ numbers > 0
-        return Confusion.of(self.labels, answers.astype(np.int64), 2)
+        return Confusion.from_predictions(self.labels, answers.astype(np.int64), 2)
 
     def slope(self, numbers: Floats) -> Floats:
         """Gradient of the mean loss, float64 [d]."""

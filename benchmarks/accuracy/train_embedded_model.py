@@ -84,7 +84,7 @@ def rows_of(
 
 
 def writer_rows(
-    base: BaseModel, task: Task, writer: messages.Writer, split: messages.Split, seed: int
+    base: BaseModel, task: Task, writer: messages.Writer, split: messages.SplitName, seed: int
 ) -> Rows:
     """Messages of one writer."""
     own = messages.messages(writer, MESSAGES_PER_WRITER[split], split, seed)

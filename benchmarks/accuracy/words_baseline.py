@@ -63,7 +63,9 @@ def by_client(rows: Rows, told: Labels, classes: int) -> dict[int, Confusion]:
     """Answers against the labels of rows, client by client."""
     truth, clients = labels_of(rows), np.array([client for client, _ in rows])
     return {
-        int(client): Confusion.of(truth[clients == client], told[clients == client], classes)
+        int(client): Confusion.from_predictions(
+            truth[clients == client], told[clients == client], classes
+        )
         for client in np.unique(clients)
     }
 

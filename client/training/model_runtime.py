@@ -252,7 +252,7 @@ def evaluation_column(
     if len(labels) == 0:
         return EvaluationColumn(name, 0.0, np.zeros((label_count, label_count), np.int64))
     loss = float(cross_entropy(scores[None], labels)[0])
-    counts = Confusion.of(labels, scores.argmax(axis=1), label_count).counts
+    counts = Confusion.from_predictions(labels, scores.argmax(axis=1), label_count).counts
     return EvaluationColumn(name, loss, counts)
 
 

@@ -190,7 +190,9 @@ class TuningSetup:
             accepted = [example.answers for example in split.examples]
             metric = answer_metric(self.task, answers, accepted)
         else:
-            confusion = Confusion.of(split.labels, scores.argmax(axis=1), scores.shape[1])
+            confusion = Confusion.from_predictions(
+                split.labels, scores.argmax(axis=1), scores.shape[1]
+            )
             metric = label_metric(self.task, confusion)
         return EvaluationResult(len(split.labels), loss, metric)
 

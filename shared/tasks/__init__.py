@@ -1,1 +1,1 @@
-"""Tasks as data: catalog, reading, partition, objectives, metrics."""
+"""Tasks as data: kinds, catalog, examples, partitions, objectives and metrics."""

@@ -1,14 +1,14 @@
-"""Tasks as data: what of a row is read, how the answer is asked for, and what may follow.
+"""Tasks as data: which fields of a row are read, how the answer is asked for, and the answers.
 
 A task is a TOML file; docs/tasks.md describes it. The shortest::
 
     name = "sst2"
-    text = "{text}"                 # what is read; any field of a row, in braces
-    question = " It was {word}."    # how the label is asked for; {word} exactly once
+    text = "{text}"                 # the text; any field of a row, in braces
+    question = " It was {word}."    # the question; {word} exactly once
     words = ["terrible", "great"]   # one label word or phrase per label
     labels = [0, 1]                 # the value in the data, or list of values, that means word i
 
-The shipped ones lie in ``prompts/`` and are loaded by name.
+The shipped tasks are files in ``prompts/`` and are loaded by name.
 """
 
 import re
@@ -49,8 +49,8 @@ def load_task(name_or_path: str) -> Task:
     """Load a shipped task by its name, or one of your own by the path of its TOML file.
 
     Raises:
-        TaskError: there is no such task or file, or its content is wrong. All mistakes of a file
-            are in one message.
+        TaskError: if there is no such task or file, or its content is wrong; the message names all
+            mistakes of a file.
     """
     shipped = {
         entry.name.removesuffix(".toml"): entry
@@ -76,7 +76,7 @@ def load_task(name_or_path: str) -> Task:
 
 
 def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
-    """Say in one line where and what a mistake is that pydantic found."""
+    """Describe a mistake that pydantic reports, and its position, in one line."""
     kind, *path = details["loc"] or ("", "kind")
     key = str(path[0])
     for number, line in enumerate(toml.splitlines(), 1):
@@ -88,10 +88,10 @@ def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
             what = f"must be one of {', '.join(_KINDS)}; it is {_kind(details['input'])}"
         case "extra_forbidden":
             fields = _KINDS[str(kind)].model_fields
-            needed = [name for name, field in fields.items() if field.is_required()]
-            further = [name for name in fields if name not in needed]
+            required = [name for name, field in fields.items() if field.is_required()]
+            further = [name for name in fields if name not in required]
             what = (
-                f"unknown key; a task has {', '.join(needed)}, and if needed {', '.join(further)}"
+                f"unknown key; a task has {', '.join(required)}, and if needed {', '.join(further)}"
             )
         case "missing":
             what = "is missing"

@@ -1,8 +1,8 @@
 """Examples of a task: from JSON lines, CSV, a folder of either, or a Hugging Face data set.
 
 A row has the fields that the task names, a label or an answer, and optionally a ``user``. Sources
-differ only in which splits they come with; what is missing is cut from the training rows, inside
-each user, by a hash of what the row says. So a row stays in its split when the file is sorted or
+differ only in which splits they have; missing splits are cut from the training rows, for each user
+separately, by a hash of the row's content. So a row stays in its split when the file is sorted or
 saved in the other format, or when the wording of the prompt changes.
 """
 
@@ -19,14 +19,22 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.tasks.kinds import Task
-from shared.tasks.rows import Example, Row, is_unlabelled, lack, needed, read_rows
+from shared.tasks.rows import (
+    Example,
+    Row,
+    describe_missing_fields,
+    is_unlabelled,
+    read_rows,
+    required_fields,
+)
 
 SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
 SUFFIXES = (".jsonl", ".csv")
 SHOWN_PROBLEMS = 5
 
-_Complain = Callable[[int, str], None]
+_Report = Callable[[int, str], None]
+"""Reports a problem, given the number of its line and a description."""
 _Records = Iterator[tuple[int, Mapping[str, object]]]
 
 
@@ -38,19 +46,20 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
 
             - a ``.jsonl`` or ``.csv`` file, split 70/10/20 into training, validation and test;
             - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
-              of the training rows stand in for a file that is missing;
+              of the training rows replace a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
               labelled −1 or not at all are left out.
 
             Rows with users are cut inside each user, who has every split from three rows on.
-        task: says which fields are read and what is right.
-        seed: chooses the rows that are cut from the training rows, and those that ``limit`` keeps.
-        limit: how many training examples to keep at most; 0 keeps all.
+        task: task that names the fields and the right answers.
+        seed: seed that decides which training rows are cut, and which ``limit`` keeps.
+        limit: number of training examples to keep, at most; 0 keeps all.
 
     Raises:
-        DataError: there is no such source, or rows of it are wrong; it names the first few.
+        DataError: if there is no such source, or some of its rows are wrong; the message names the
+            first few.
     """
     problems: list[str] = []
     try:
@@ -60,27 +69,27 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
-        needs = ", ".join(names[0] for names in needed(task))
+        needs = ", ".join(names[0] for names in required_fields(task))
         shown.append(f"Task {task.name!r} needs rows with {needs}; correct the data or the task.")
         raise DataError("\n".join(shown))
 
     missing = [split for split in CUT_PERCENT if split not in splits]
-    splits |= _cut(splits["train"], missing, seed)
+    splits |= _cut_splits(splits["train"], missing, seed)
     if 0 < limit < len(splits["train"]):
         train = splits["train"]
-        drawn = sorted(range(len(train)), key=lambda index: train[index].draw("limit", seed))
+        drawn = sorted(range(len(train)), key=lambda index: train[index].random_key("limit", seed))
         splits["train"] = [train[index] for index in sorted(drawn[:limit])]
     return [replace(row.example, split=split) for split in SPLITS for row in splits[split]]
 
 
-def _cut(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, list[Row]]:
-    """Cut the missing splits from training rows, inside each user; at least one row trains."""
+def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, list[Row]]:
+    """Cut the missing splits from each user's training rows, of which at least one is left."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)
     split_of = ["train"] * len(rows)
     for indices in users.values():
-        rest = sorted(indices, key=lambda index: rows[index].draw("split", seed))
+        rest = sorted(indices, key=lambda index: rows[index].random_key("split", seed))
         for split in missing:
             wanted = max(1, (len(indices) * CUT_PERCENT[split] + 50) // 100)
             count = min(wanted, len(rest) - 1)
@@ -94,7 +103,7 @@ def _cut(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, li
 
 
 def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
-    """Read the splits that a source comes with; what is wrong in them is added to the problems."""
+    """Read the splits that a source has; problems with their rows are appended to `problems`."""
     if os.path.isfile(path):
         return {"train": _read_file(Path(path), task, problems)}
     if os.path.isdir(path):
@@ -131,9 +140,9 @@ def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, lis
 
 
 def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> list[Row]:
-    """Read a file's rows, all of them the owner's if one is named."""
+    """Read a file's rows; if an owner is given, all of them are that user's."""
 
-    def complain(line: int, what: str) -> None:
+    def report(line: int, what: str) -> None:
         problems.append(f"{path}:{line}: {what}")
 
     suffix = path.suffix.lower()
@@ -142,26 +151,26 @@ def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> 
     read = _csv_records if suffix == ".csv" else _json_records
     before = len(problems)
     rows = []
-    for line, record in read(_decode(path, complain), task, complain):
+    for line, record in read(_decode(path, report), task, report):
         try:
-            found = read_rows(record, task)
+            file_rows = read_rows(record, task)
         except DataError as error:
-            complain(line, str(error))
+            report(line, str(error))
             continue
-        for example, content in found:
+        for example, content in file_rows:
             if owner and example.user not in ("", owner):
-                complain(
+                report(
                     line,
                     f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
                     "named; to use the users in its rows, give the path of the file",
                 )
             rows.append(Row(replace(example, user=owner or example.user), content))
     if not rows and len(problems) == before:
-        complain(1, "the file holds no row")
+        report(1, "the file holds no row")
     return rows
 
 
-def _decode(path: Path, complain: _Complain) -> str:
+def _decode(path: Path, report: _Report) -> str:
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -170,11 +179,11 @@ def _decode(path: Path, complain: _Complain) -> str:
             try:
                 line.decode()
             except UnicodeDecodeError:
-                complain(number, "is not UTF-8; save the file in UTF-8")
+                report(number, "is not UTF-8; save the file in UTF-8")
         return content.decode("utf-8-sig", errors="replace")
 
 
-def _json_records(text: str, task: Task, complain: _Complain) -> _Records:
+def _json_records(text: str, task: Task, report: _Report) -> _Records:
     # Not splitlines: JSON strings may hold other line separators than the newline.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -182,37 +191,37 @@ def _json_records(text: str, task: Task, complain: _Complain) -> _Records:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            complain(number, f"is not JSON: {error.msg} at column {error.colno}")
+            report(number, f"is not JSON: {error.msg} at column {error.colno}")
             continue
         except (ValueError, RecursionError) as error:
-            complain(number, f"is not JSON that can be read: {error}")
+            report(number, f"is not JSON that can be read: {error}")
             continue
         if not isinstance(record, dict):
-            complain(number, 'is not a JSON object such as {"text": "…", "label": 0}')
+            report(number, 'is not a JSON object such as {"text": "…", "label": 0}')
         else:
             yield number, record
 
 
-def _csv_records(text: str, task: Task, complain: _Complain) -> _Records:
+def _csv_records(text: str, task: Task, report: _Report) -> _Records:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
         repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if repeated:
-            complain(1, f"the header names {', '.join(map(repr, repeated))} more than once")
+            report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
             return
-        if missing := lack(task, header):
-            complain(1, missing)
+        if missing := describe_missing_fields(task, header):
+            report(1, missing)
             return
         line = reader.line_num + 1
         for cells in reader:
             if len(cells) == len(header):
                 yield line, dict(zip(header, cells, strict=True))
             elif cells:
-                complain(line, f"has {len(cells)} cells under {len(header)} column names")
+                report(line, f"has {len(cells)} cells under {len(header)} column names")
             line = reader.line_num + 1
     except csv.Error as error:
-        complain(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
+        report(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
 
 
 def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
@@ -221,7 +230,7 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
 
     repository, _, configuration = name.partition(":")
     try:
-        found = datasets.load_dataset(repository, configuration or None)
+        data_set = datasets.load_dataset(repository, configuration or None)
     # Anything may come out of the network, the cache and the data set's own files.
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
@@ -230,16 +239,16 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
             f"data set ({reason}); check the name and the connection, or where there is none save "
             "the rows as train.jsonl in a folder and give its path"
         ) from error
-    if "train" not in found:
+    if "train" not in data_set:
         raise DataError(
-            f"{name!r}: the data set has no split 'train', only {', '.join(found)}; "
+            f"{name!r}: the data set has no split 'train', only {', '.join(data_set)}; "
             "save its rows as train.jsonl in a folder and give its path"
         )
     splits = {}
     for split in SPLITS:
         # MNLI has two validation splits; the one of the same genres as its training rows counts.
-        called = next((own for own in (split, f"{split}_matched") if own in found), None)
-        rows = _hub_rows(found[called], f"{name}[{called}]", task, problems) if called else []
+        key = next((k for k in (split, f"{split}_matched") if k in data_set), None)
+        rows = _read_hub_rows(data_set[key], f"{name}[{key}]", task, problems) if key else []
         if rows:
             splits[split] = rows
     if "train" not in splits and not problems:
@@ -247,11 +256,11 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
     return splits
 
 
-def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[Row]:
-    if missing := lack(task, split.column_names):
-        problems.append(f"{place}: {missing}")
+def _read_hub_rows(split: Any, source: str, task: Task, problems: list[str]) -> list[Row]:
+    if missing := describe_missing_fields(task, split.column_names):
+        problems.append(f"{source}: {missing}")
         return []
-    names = {"user", task.each}.union(*needed(task))
+    names = {"user", task.each}.union(*required_fields(task))
     names |= {name.split(".")[0] for name in names}
     columns = [name for name in split.column_names if name in names]
     rows = []
@@ -261,5 +270,5 @@ def _hub_rows(split: Any, place: str, task: Task, problems: list[str]) -> list[R
         try:
             rows += read_rows(record, task)
         except DataError as error:
-            problems.append(f"{place} row {number}: {error}")
+            problems.append(f"{source} row {number}: {error}")
     return rows

@@ -1,23 +1,23 @@
-"""Generated messages as data, so that a federation runs without any data at hand."""
+"""Generated messages as data of a federation, for runs without data of their own."""
 
 from shared.errors import TaskError
 from shared.tasks.kinds import ClassificationTask, Task
-from shared.tasks.messages import Ceilings, Split, ceilings, messages, writers
+from shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
 from shared.tasks.rows import Example
 
-MESSAGES_PER_WRITER: dict[Split, int] = {"train": 256, "validation": 20, "test": 100}
+MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 256, "validation": 20, "test": 100}
 
 
 def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
-    """Messages of as many writers as there are clients, user by user.
+    """Return messages of as many writers as there are clients, writer by writer.
 
     Args:
         task: the shipped task ``messages``, or one that reads the same fields.
-        clients: how many writers.
-        seed: of the community, its writers and their messages.
+        clients: number of writers.
+        seed: seed of the community, its writers and their messages.
 
     Raises:
-        TaskError: if the task is of another kind, does not know the labels 0 and 1, or reads other
+        TaskError: if the task is no classification, lacks the labels 0 and 1, or reads other
             fields.
     """
     if not isinstance(task, ClassificationTask):
@@ -39,11 +39,11 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
 
 
 def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """What the best common rule and the writers' own rules reach on their test messages.
+    """Return the accuracies of the best common rule and the writers' own rules on test messages.
 
     Args:
-        clients: how many writers.
-        seed: of the community.
+        clients: number of writers.
+        seed: seed of the community.
     """
     people = writers(clients, seed)
     count = MESSAGES_PER_WRITER["test"]

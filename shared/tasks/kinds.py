@@ -1,75 +1,65 @@
-"""What a task says, in each of its three kinds: classification, choice, generation.
+"""The three kinds of tasks: classification, choice and generation.
 
-All kinds read a text that is filled from the fields of a row. They differ in what may follow it: a
-label word, one of the row's own candidates, or an answer in free words.
+All kinds have a text that is filled from the fields of a row. They differ in the answer: a label
+word, one of the row's own candidates, or a decoded text.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from shared.errors import TaskError
-from shared.tasks.templates import Pieces, around, fields_of, names_of, pieces_of
+from shared.tasks.label_values import (
+    LabelValues,
+    check_label_values,
+    find_label,
+    optional_value_text,
+    repeated_values,
+)
+from shared.tasks.templates import (
+    TemplatePieces,
+    field_names,
+    parse_template,
+    split_at_field,
+    template_fields,
+)
 
 Span = tuple[int, int]
-"""First character and end of a part of a text."""
-
-
-def _label_text(value: object) -> str:
-    """Write a label value as text, a boolean as JSON and most CSV files do."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else _label_text(value)
-
-
-def _values_as_text(labels: object) -> object:
-    if not isinstance(labels, list | tuple):
-        raise ValueError("must be a list with one value, or list of values, per answer")
-    entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
-    for value in (value for entry in entries for value in entry):
-        if not isinstance(value, str | int):
-            raise ValueError(f"holds {value!r}; a value is a string, an integer or a boolean")
-    return [[_label_text(value) for value in entry] for entry in entries]
-
-
-Values = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
-"""For each answer the values in the data that mean it, as text."""
+"""The first character of a part of a text, and the end behind its last one."""
 
 
 class _Task(BaseModel):
-    """What the kinds share. Built from wrong content, raises a ValidationError."""
+    """The fields and checks that all kinds share; wrong content raises a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    place: ClassVar[str] = ""
-    """What stands in braces where the answer goes; not a field of a row."""
+    answer_field: ClassVar[str] = ""
+    """The name in braces that marks the answer's position; not a field of a row."""
 
     name: str = Field(min_length=1)
     text: str
     label: str = "label"
-    """The field that says what is right; ``label|answer`` is the first that a row has."""
+    """The field with the right answer; ``label|answer`` is the first of both that a row has."""
     replace: dict[str, dict[str, str]] = {}
-    """For a field of the text, what its values become in it."""
+    """Replacements of a field's values in the text, by field."""
     cut: str = ""
-    """The field of the text that is shortened where a row is too long."""
+    """The field of the text that is shortened where a row does not fit the model."""
     each: str = ""
-    """A field with a list of objects, of which each makes an example together with the row."""
+    """A field with a list of objects; each of them becomes an example together with the row."""
 
     @field_validator("text")
     @classmethod
     def _text_reads_a_field(cls, template: str) -> str:
-        if not set(fields_of(template)) - {cls.place}:
+        if not set(template_fields(template)) - {cls.answer_field}:
             raise ValueError('names no field of a row; write for example "{text}"')
         return template
 
     @field_validator("label")
     @classmethod
     def _label_is_a_field(cls, label: str) -> str:
-        names_of(label)
+        field_names(label)
         return label
 
     @field_validator("replace")
@@ -90,85 +80,87 @@ class _Task(BaseModel):
 
     @classmethod
     def _check_read(cls, field: str, info: ValidationInfo) -> None:
-        """Raise a ValueError if the text does not read a field; a wrong text is told elsewhere."""
+        """Raise a ValueError if a valid text does not read a field."""
         if "text" in info.data:
-            known = [name for name in fields_of(info.data["text"]) if name != cls.place]
-            if field not in known:
-                raise ValueError(f"names {field}, and the text reads {', '.join(known)}")
+            fields = [f for f in template_fields(info.data["text"]) if f != cls.answer_field]
+            if field not in fields:
+                raise ValueError(f"names {field}, and the text reads {', '.join(fields)}")
 
     @property
-    def sources(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that are filled in, in order of appearance, and each one's names."""
-        read = fields_of(*self._templates())
-        return {field: names for field, names in read.items() if field != self.place}
+    def source_fields(self) -> dict[str, tuple[str, ...]]:
+        """The row fields that the templates read, in order of appearance, with their names."""
+        fields = template_fields(*self._templates())
+        return {field: names for field, names in fields.items() if field != self.answer_field}
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The row fields that are filled in, each once, in order of appearance."""
-        return tuple(self.sources)
+        """The row fields that the templates read, in order of appearance."""
+        return tuple(self.source_fields)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of the field that says what is right."""
-        return names_of(self.label)
+        """The names of the field with the right answer."""
+        return field_names(self.label)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the task's content, in hex: equal for equal tasks, whatever their file."""
+        """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
         content = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Fill a row's fields into the text; braces inside a field stay as they are.
+        """Return the text with a row's fields filled in; braces inside a field are kept.
 
         Raises:
-            TaskError: a field that the text names is missing.
+            TaskError: if a field that the text names is missing.
         """
-        return self._filled(pieces_of(self.text), fields)
+        return self._fill(parse_template(self.text), fields)
 
-    def span(self, fields: Mapping[str, str]) -> Span | None:
-        """Where in the rendered text the field lies that may be shortened, if one may."""
-        pieces = pieces_of(self.text)
+    def cut_span(self, fields: Mapping[str, str]) -> Span | None:
+        """Return the part of the rendered text that may be shortened, or None."""
+        pieces = parse_template(self.text)
         for index, (literal, field) in enumerate(pieces):
-            if self.cut and field is not None and names_of(field)[0] == self.cut:
-                start = len(self._filled((*pieces[:index], (literal, None)), fields))
+            if self.cut and field is not None and field_names(field)[0] == self.cut:
+                start = len(self._fill((*pieces[:index], (literal, None)), fields))
                 return start, start + len(fields[self.cut])
         return None
 
     def _templates(self) -> tuple[str, ...]:
         return (self.text,)
 
-    def _filled(self, pieces: Pieces, fields: Mapping[str, str]) -> str:
-        wanted = [(literal, field and names_of(field)[0]) for literal, field in pieces]
-        needed = dict.fromkeys(field for _, field in wanted if field)
-        if missing := [field for field in needed if field not in fields]:
+    def _fill(self, pieces: TemplatePieces, fields: Mapping[str, str]) -> str:
+        named = [(literal, field and field_names(field)[0]) for literal, field in pieces]
+        required = dict.fromkeys(field for _, field in named if field)
+        if missing := [field for field in required if field not in fields]:
             raise TaskError(
                 f"task {self.name!r} reads {', '.join(missing)}, which the row lacks; "
                 f"it has {', '.join(fields) or 'nothing'}"
             )
-        return "".join(literal + (fields[field] if field else "") for literal, field in wanted)
+        return "".join(literal + (fields[field] if field else "") for literal, field in named)
 
 
 class ClassificationTask(_Task):
-    """Which of some words, the same for all rows, follows the text and a question."""
+    """A task that asks which of some label words, the same for all rows, is the answer."""
 
     question: str
     words: tuple[str, ...]
-    labels: Values
+    labels: LabelValues
     kind: Literal["classification"] = "classification"
     metric: Literal["accuracy", "macro-f1", "f1"] = "accuracy"
-    positive: Annotated[str | None, BeforeValidator(_text_or_none)] = Field(
+    positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
-    """For the metric f1, a value in the data that means the label it is of."""
+    """For the metric f1, a value in the data that stands for the label whose F1 is computed."""
 
     @field_validator("question")
     @classmethod
     def _question_has_one_word(cls, template: str) -> str:
-        fields = [field for _, field in pieces_of(template) if field is not None]
+        fields = [field for _, field in parse_template(template) if field is not None]
         if fields != ["word"]:
-            found = ", ".join(f"{{{field}}}" for field in fields) or "no field"
-            raise ValueError(f"must hold {{word}} exactly once and no other field; it has {found}")
+            present = ", ".join(f"{{{field}}}" for field in fields) or "no field"
+            raise ValueError(
+                f"must hold {{word}} exactly once and no other field; it has {present}"
+            )
         return template
 
     @field_validator("words")
@@ -179,15 +171,15 @@ class ClassificationTask(_Task):
             raise ValueError("needs at least two words, one per label")
         if "" in stripped:
             raise ValueError("holds an empty word")
-        if repeated := _repeated(stripped):
+        if repeated := repeated_values(stripped):
             raise ValueError(f"holds {', '.join(repeated)} more than once; words must differ")
         return words
 
     @field_validator("labels")
     @classmethod
-    def _one_word_per_value(cls, labels: Values, info: ValidationInfo) -> Values:
+    def _one_word_per_value(cls, labels: LabelValues, info: ValidationInfo) -> LabelValues:
         words = info.data.get("words")
-        return _checked_values(labels, None if words is None else len(words), "words")
+        return check_label_values(labels, None if words is None else len(words), "words")
 
     @field_validator("positive")
     @classmethod
@@ -198,9 +190,9 @@ class ClassificationTask(_Task):
         if metric in ("accuracy", "macro-f1") and value is not None:
             raise ValueError(f'is for the metric "f1", and the metric is {metric}; leave it out')
         if value is not None and labels is not None:
-            known = [text for values in labels for text in values]
-            if value not in known:
-                raise ValueError(f"is {value!r}, which is none of labels: {', '.join(known)}")
+            values = [text for entry in labels for text in entry]
+            if value not in values:
+                raise ValueError(f"is {value!r}, which is none of labels: {', '.join(values)}")
         return value
 
     @property
@@ -214,12 +206,12 @@ class ClassificationTask(_Task):
         return self._question_parts()[1]
 
     def label_index(self, value: object) -> int:
-        """Say which word a value of the data means; values compare as text, so "1" is 1.
+        """Return the index of the word that a value stands for; values compare as text, "1" is 1.
 
         Raises:
-            TaskError: no word is meant by this value.
+            TaskError: if the value stands for no word.
         """
-        return _label_index(self.name, self.labels, value)
+        return find_label(self.name, self.labels, value)
 
     def prompts(self) -> list[str]:
         """Return the question with each label word filled in, without surrounding spaces."""
@@ -227,35 +219,38 @@ class ClassificationTask(_Task):
         return [f"{before}{word}{after}".strip() for word in self.words]
 
     def _question_parts(self) -> tuple[str, str]:
-        before, after = around(self.question, "word")
-        return self._filled(before, {}), self._filled(after, {})
+        before, after = split_at_field(self.question, "word")
+        return self._fill(before, {}), self._fill(after, {})
 
 
 class ChoiceTask(_Task):
-    """Which of a row's own candidates belongs into the text; what follows it counts with it."""
+    """A task that asks which of a row's candidates belongs into the text.
 
-    place: ClassVar[str] = "candidate"
+    The text behind a candidate is scored together with it.
+    """
+
+    answer_field: ClassVar[str] = "candidate"
 
     candidates: tuple[str, ...] | str
-    """A template per candidate, or in braces the field that holds a list of them."""
+    """A template for each candidate, or in braces the field with a list of them."""
     kind: Literal["choice"]
     gap: str = Field("", validate_default=True)
-    """What marks in a row's own text where the candidate goes, instead of {candidate}."""
-    labels: Values = Field((), validate_default=True)
-    """By default 0, 1, … for the templates; empty where a field holds the candidates."""
+    """The text that marks the candidate's position inside a row's field, instead of {candidate}."""
+    labels: LabelValues = Field((), validate_default=True)
+    """The values of the templates, by default 0, 1, …; empty where a field has the candidates."""
     metric: Literal["accuracy"] = "accuracy"
 
     @field_validator("candidates")
     @classmethod
     def _candidates_are_fields(cls, candidates: tuple[str, ...] | str) -> tuple[str, ...] | str:
         if isinstance(candidates, str):
-            if [literal for literal, _ in pieces_of(candidates)] != [""]:
+            if [literal for literal, _ in parse_template(candidates)] != [""]:
                 raise ValueError(
                     'as one text must be a field in braces that holds a list, such as "{entities}"'
                 )
         elif len(candidates) < 2:
             raise ValueError("needs at least two candidates")
-        elif fixed := [each for each in candidates if not fields_of(each)]:
+        elif fixed := [each for each in candidates if not template_fields(each)]:
             raise ValueError(
                 f"holds {fixed[0]!r}, which reads no field of a row; a task whose answers are the "
                 "same for all rows is a classification"
@@ -264,22 +259,22 @@ class ChoiceTask(_Task):
 
     @field_validator("gap")
     @classmethod
-    def _one_place_for_the_candidate(cls, gap: str, info: ValidationInfo) -> str:
+    def _candidate_has_one_position(cls, gap: str, info: ValidationInfo) -> str:
         if "text" not in info.data:
             return gap
-        places = [field for _, field in pieces_of(info.data["text"])].count(cls.place)
-        if gap and places:
+        count = [f for _, f in parse_template(info.data["text"])].count(cls.answer_field)
+        if gap and count:
             raise ValueError("is one way to say where the candidate goes, and the text has another")
-        if not gap and places != 1:
+        if not gap and count != 1:
             raise ValueError(
-                f"is missing, and the text holds {{candidate}} {places} times; write {{candidate}} "
+                f"is missing, and the text holds {{candidate}} {count} times; write {{candidate}} "
                 "once, or give as gap what marks its place inside a field"
             )
         return gap
 
     @field_validator("labels")
     @classmethod
-    def _one_value_per_candidate(cls, labels: Values, info: ValidationInfo) -> Values:
+    def _one_value_per_candidate(cls, labels: LabelValues, info: ValidationInfo) -> LabelValues:
         candidates = info.data.get("candidates")
         if isinstance(candidates, str) and labels:
             raise ValueError(
@@ -288,43 +283,43 @@ class ChoiceTask(_Task):
             )
         if isinstance(candidates, tuple) and not labels:
             return tuple((str(index),) for index in range(len(candidates)))
-        return _checked_values(
+        return check_label_values(
             labels, len(candidates) if isinstance(candidates, tuple) else None, "candidates"
         )
 
     @property
     def list_names(self) -> tuple[str, ...]:
-        """The names of the field that holds a row's candidates; empty if they are listed here."""
+        """The names of the field with a row's candidates; empty if the task lists them."""
         if isinstance(self.candidates, tuple):
             return ()
-        (names,) = fields_of(self.candidates).values()
+        (names,) = template_fields(self.candidates).values()
         return names
 
     def label_index(self, value: object) -> int:
-        """Say which candidate a value of the data means, where they are listed in the task.
+        """Return the index of the candidate that a value stands for, where the task lists them.
 
         Raises:
-            TaskError: no candidate is meant by this value.
+            TaskError: if the value stands for no candidate.
         """
-        return _label_index(self.name, self.labels, value)
+        return find_label(self.name, self.labels, value)
 
-    def options(self, fields: Mapping[str, str]) -> list[str]:
-        """The candidates of a row, where they are listed in the task.
+    def candidate_texts(self, fields: Mapping[str, str]) -> list[str]:
+        """Return the candidates of a row, where the task lists them.
 
         Raises:
-            TaskError: a field that they name is missing.
+            TaskError: if a field that they name is missing.
         """
-        return [self._filled(pieces_of(template), fields) for template in self.candidates]
+        return [self._fill(parse_template(template), fields) for template in self.candidates]
 
-    def around(self, fields: Mapping[str, str]) -> tuple[str, str]:
-        """The text before a row's candidate and the text behind it.
+    def split_at_candidate(self, fields: Mapping[str, str]) -> tuple[str, str]:
+        """Return the texts before and behind a row's candidate.
 
         Raises:
-            TaskError: a field is missing, or the gap is not there exactly once.
+            TaskError: if a field is missing, or the gap does not occur exactly once.
         """
         if not self.gap:
-            before, after = around(self.text, self.place)
-            return self._filled(before, fields), self._filled(after, fields)
+            before, after = split_at_field(self.text, self.answer_field)
+            return self._fill(before, fields), self._fill(after, fields)
         parts = self.render(fields).split(self.gap)
         if len(parts) != 2:
             raise TaskError(
@@ -339,20 +334,20 @@ class ChoiceTask(_Task):
 
 
 class GenerationTask(_Task):
-    """What the answer is, in words that the model finds itself."""
+    """A task whose answer is a text that the model decodes."""
 
-    place: ClassVar[str] = "answer"
+    answer_field: ClassVar[str] = "answer"
 
     kind: Literal["generation"]
     tokens: int = Field(32, ge=1)
-    """Tokens of an answer, at most."""
+    """The number of tokens in an answer, at most."""
     metric: Literal["token-f1", "exact-match"] = "token-f1"
 
     @field_validator("text")
     @classmethod
     def _answer_is_last(cls, template: str) -> str:
-        fields = [field for _, field in pieces_of(template) if field is not None]
-        if fields.count(cls.place) != 1 or fields[-1] != cls.place:
+        fields = [field for _, field in parse_template(template) if field is not None]
+        if fields.count(cls.answer_field) != 1 or fields[-1] != cls.answer_field:
             raise ValueError(
                 "must hold {answer} once and behind all fields; what follows it ends the answer"
             )
@@ -360,42 +355,16 @@ class GenerationTask(_Task):
 
     @property
     def stop(self) -> str:
-        """What follows an answer and so ends it; if empty, only the end of the text does."""
-        return self._filled(around(self.text, self.place)[1], {})
+        """The text that ends an answer; if empty, only the end-of-text token does."""
+        return self._fill(split_at_field(self.text, self.answer_field)[1], {})
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Fill a row's fields into the text before the answer.
+        """Return the text before the answer, with a row's fields filled in.
 
         Raises:
-            TaskError: a field that the text names is missing.
+            TaskError: if a field that the text names is missing.
         """
-        return self._filled(around(self.text, self.place)[0], fields)
+        return self._fill(split_at_field(self.text, self.answer_field)[0], fields)
 
 
 Task = ClassificationTask | ChoiceTask | GenerationTask
-
-
-def _label_index(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
-    text = _label_text(value)
-    for index, values in enumerate(labels):
-        if text in values:
-            return index
-    known = ", ".join(text for values in labels for text in values)
-    raise TaskError(f"label {value!r} is unknown; task {name!r} knows {known}")
-
-
-def _checked_values(labels: Values, wanted: int | None, of: str) -> Values:
-    mistakes = []
-    if wanted is not None and wanted != len(labels):
-        mistakes.append(f"has {len(labels)} entries for {wanted} {of}")
-    if () in labels:
-        mistakes.append(f"entry {labels.index(())} is empty")
-    if repeated := _repeated([value for values in labels for value in values]):
-        mistakes.append(f"holds {', '.join(repeated)} more than once")
-    if mistakes:
-        raise ValueError("; ".join(mistakes))
-    return labels
-
-
-def _repeated(values: list[str]) -> list[str]:
-    return [value for value in dict.fromkeys(values) if values.count(value) > 1]

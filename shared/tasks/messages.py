@@ -1,16 +1,15 @@
 """Short personal messages from writers who share a common rule and differ in taste.
 
 A message names a time of day, company, a place, a topic and one or two cues ("the soup was
-tasty"); its label says whether the writer loved (1) or hated (0) what it tells. Cues pull the
-same way for all writers of a community: that is the common rule. A topic pulls each writer in an
-own way: one is loved, one hated, one loved in company only or in the evening only, and two leave
-the writer cold. The stronger pull decides, and a small share of the labels is flipped.
+tasty"); its label says whether the writer loved (1) or hated (0) it. Cues weigh the same for all
+writers of a community: that is the common rule. Topics weigh differently for each writer: one is
+loved, one hated, one loved in company only or in the evening only, and two do not matter. The
+larger weight decides, and a small share of the labels is flipped.
 
-A community turns against the public in some aspects, drawn from its seed: it may prefer dark to
-bright, say. The text for pretraining a base model is by the public: readers with names, who have
-preferences and tastes of their own, say what they think of each other's messages. So a base model
-knows every category and how people differ, but takes a community for the public at large: the rest
-is for federation to learn.
+A community differs from the public in some aspects, drawn from its seed: it may prefer dark to
+bright. The text for pretraining a base model is by the public: named readers with preferences and
+tastes of their own judge each other's messages. So a base model has learned every category and how
+people differ, but expects a community to be like the public; the rest is left to federation.
 
 Every text belongs to exactly one split, whoever writes it. The last third of the words of every
 category appears in test messages only; the text for pretraining uses all words.
@@ -26,7 +25,7 @@ import numpy as np
 
 from shared.errors import DataError
 
-Split = Literal["train", "validation", "test"]
+SplitName = Literal["train", "validation", "test"]
 _Item = TypeVar("_Item")
 
 VERDICT: Final = " {who} {word} it."
@@ -35,15 +34,15 @@ LABEL_WORDS: Final = ("hated", "loved")
 
 LABEL_NOISE: Final = 0.04
 MILD, STRONG = 1.5, 2.5
-"""How much a topic pulls; one cue pulls 1, so that two cues outweigh a mild taste."""
+"""The weight of a topic; a cue weighs 1, so that two cues outweigh a mild taste."""
 TURNED_ASPECTS: Final = 4
-"""How many aspects a community turns against the public."""
+"""The number of aspects in which a community differs from the public."""
 READERS: Final = 256
-"""How many of the public have a name."""
+"""The number of named readers."""
 READER_TURNS: Final = 0.4
-"""How likely a reader is turned against the public in a debated aspect."""
+"""The probability that a reader differs from the public in a debated aspect."""
 VERDICTS: Final = 8
-"""How many of the public say what they think of a message."""
+"""The number of readers who judge a message."""
 
 _TOPICS: Final = {
     "rain": "rain drizzle showers sleet downpour hail cloudburst rainfall mizzle",
@@ -107,20 +106,22 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The words of every category, those that only test messages use last."""
 
-_SEEN_WORDS: Final = {category: words[: len(words) * 2 // 3] for category, words in WORDS.items()}
+_TRAINING_WORDS: Final = {
+    category: words[: len(words) * 2 // 3] for category, words in WORDS.items()
+}
 _CATEGORY: Final = {word: category for category, words in WORDS.items() for word in words}
 
-HELD_OUT_WORDS: Final = frozenset(_CATEGORY).difference(*_SEEN_WORDS.values())
+HELD_OUT_WORDS: Final = frozenset(_CATEGORY).difference(*_TRAINING_WORDS.values())
 TOPICS: Final = tuple(_TOPICS)
 ASPECTS: Final = tuple(_CUE_NOUNS)
-"""Opposite categories of cues, the one that the public prefers first."""
+"""The pairs of opposite categories of cues, the one that the public prefers first."""
 PUBLIC_PREFERENCES: Final = tuple(preferred for preferred, _ in ASPECTS)
 _DEBATED_ASPECTS: Final = ASPECTS[4:]
 _OPPOSITE: Final = {one: other for pair in ASPECTS for one, other in (pair, pair[::-1])}
 
 
 class Message(TypedDict):
-    """One labelled example in the form of the task data files."""
+    """A labelled example in the form of the task data files."""
 
     text: str
     label: int
@@ -141,14 +142,14 @@ class Writer:
 
     def valence(self, text: str) -> int:
         """Return how far the cues of `text` please the writer, whatever its topic."""
-        found = _categories(text)
-        return sum((cue in found) - (_OPPOSITE[cue] in found) for cue in self.prefers)
+        present = _categories(text)
+        return sum((cue in present) - (_OPPOSITE[cue] in present) for cue in self.prefers)
 
     def score(self, text: str) -> float:
-        """Return how much the writer likes what `text` tells, or dislikes it if negative."""
-        found = _categories(text)
-        taste = (self.loves in found) - (self.hates in found)
-        taste += {self.loves_if, self.setting} <= found
+        """Return how much the writer likes `text`; negative if the writer dislikes it."""
+        present = _categories(text)
+        taste = (self.loves in present) - (self.hates in present)
+        taste += {self.loves_if, self.setting} <= present
         return self.valence(text) + self.strength * taste
 
 
@@ -156,13 +157,13 @@ class Ceilings(NamedTuple):
     """Accuracies that no predictor of a kind can be expected to exceed, as means over writers."""
 
     common_rule: float
-    """The best predictor that does not know who wrote: the vote of all writers."""
+    """The accuracy of the best predictor that is not given the writer: the vote of all writers."""
     own_rule: float
-    """The best predictor that knows the writer's rule; flipped labels remain."""
+    """The accuracy of the best predictor that is given the writer's rule; flipped labels remain."""
 
 
 class _Draws:
-    """Random choices that are the same on every platform and with every NumPy."""
+    """A source of random choices, the same on every platform and with every version of NumPy."""
 
     def __init__(self, *key: str | int) -> None:
         digest = hashlib.sha256(repr(key).encode()).digest()
@@ -186,7 +187,7 @@ class _Draws:
 def writers(count: int, seed: int) -> list[Writer]:
     """Return `count` writers of one community: the same preferences, but different tastes.
 
-    Kinds of rule take turns, so that four writers in a row show all of them.
+    The four kinds of rule alternate, so that four consecutive writers have all of them.
     """
     prefers = _preferences(_Draws("community", seed), TURNED_ASPECTS)
     return [
@@ -201,18 +202,18 @@ def writers(count: int, seed: int) -> list[Writer]:
     ]
 
 
-def messages(writer: Writer, count: int, split: Split, seed: int) -> list[Message]:
+def messages(writer: Writer, count: int, split: SplitName, seed: int) -> list[Message]:
     """Return `count` different messages of one split, labelled by the rule of `writer`.
 
-    None has cues that cancel out, so that the writer is never torn.
+    No message has cues that cancel out.
 
     Raises:
-        DataError: the split is unknown.
+        DataError: if the split is unknown.
     """
     if split not in ("train", "validation", "test"):
         raise DataError(f"no split {split!r} of the messages: use train, validation or test")
     draws = _Draws("messages", writer.user, split, seed)
-    vocabulary = WORDS if split == "test" else _SEEN_WORDS
+    vocabulary = WORDS if split == "test" else _TRAINING_WORDS
     labels: dict[str, int] = {}
     for text, label in _judged_texts(writer, draws, vocabulary):
         if len(labels) >= count:
@@ -222,7 +223,7 @@ def messages(writer: Writer, count: int, split: Split, seed: int) -> list[Messag
     return [Message(text=text, label=label, user=writer.user) for text, label in labels.items()]
 
 
-def split_of(text: str) -> Split:
+def split_of(text: str) -> SplitName:
     """Return the one split in which a text may appear, whoever writes it."""
     if HELD_OUT_WORDS.intersection(_words(text)):
         return "test"
@@ -230,31 +231,32 @@ def split_of(text: str) -> Split:
 
 
 def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
-    """Return what the best common rule and the writers' own rules reach on `rows`.
+    """Return the accuracies of the best common rule and the writers' own rules on `rows`.
 
     Raises:
-        DataError: there are no rows, or one is by somebody who is not among `people`.
+        DataError: if there are no rows, or the writer of one is not among `people`.
     """
     if not rows:
         raise DataError("ceilings need at least one message")
-    own = {writer.user: writer for writer in people}
+    writer_of = {writer.user: writer for writer in people}
     common_hits: dict[str, list[bool]] = {}
     own_hits: dict[str, list[bool]] = {}
     for row in rows:
         text, user = row["text"], row["user"]
-        if user not in own:
+        if user not in writer_of:
             raise DataError(f"a message is by {user!r}, who is not among the writers given")
         votes = sum(1 if writer.score(text) > 0 else -1 for writer in people)
         common_hits.setdefault(user, []).append((votes > 0) == row["label"])
-        own_hits.setdefault(user, []).append((own[user].score(text) > 0) == row["label"])
+        own_hits.setdefault(user, []).append((writer_of[user].score(text) > 0) == row["label"])
     return Ceilings(_mean_over_writers(common_hits), _mean_over_writers(own_hits))
 
 
 def pretraining_text(count: int, seed: int) -> Iterator[str]:
-    """Yield `count` texts by the public, of whom none is in any federation.
+    """Yield `count` texts by the public, whose members take part in no federation.
 
-    Each is a message and what some say of it, in any order: named readers, who are the same people
-    in all texts, and "i", who may be anybody that only tastes set apart. Who is torn says nothing.
+    Each is a message and verdicts on it, in random order: of named readers, who are the same in all
+    texts, and of "i", a random person with the public's preferences. Readers for whom the cues
+    cancel out give no verdict.
     """
     readers = [_reader(seed, index) for index in range(READERS)]
     for index in range(count):
@@ -340,4 +342,4 @@ def _categories(text: str) -> set[str]:
 
 
 def _mean_over_writers(hits: Mapping[str, Sequence[bool]]) -> float:
-    return float(np.mean([np.mean(of_one) for of_one in hits.values()]))
+    return float(np.mean([np.mean(writer_hits) for writer_hits in hits.values()]))

@@ -1,7 +1,7 @@
-"""Objectives: from the scores, or the answers, of a point to its one loss.
+"""Objectives: functions that reduce the scores or answers of a perturbation to its loss.
 
-A zeroth-order step needs the loss of a point and not its derivative, so a metric can be trained
-directly (MeZO, section 3.3): the loss is minus the metric.
+A zeroth-order step needs no derivative of the loss, so a metric can be trained directly (MeZO,
+section 3.3): the loss is minus the metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ from shared.tasks.metrics import Confusion, answer_metric, label_metric
 
 ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
-"""Scores [points, rows, width] and true labels [rows] to losses [points]."""
+"""Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
 
 
 def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return each point's mean over its rows of −log softmax(scores)[label], in nats.
+    """Return each perturbation's mean over its rows of −log softmax(scores)[label], in nats.
 
     Args:
-        scores: float32 [points, rows, labels], a log-likelihood or similarity per label; at
-            least one row. −∞ where a row has no such label.
-        labels: int64 [rows], the true label of each row, the same under every point.
+        scores: float32 [P, rows, labels], a log-likelihood or similarity per label; at least one
+            row. −∞ where a row has no such label.
+        labels: int64 [rows], the true label of each row under all P perturbations.
 
     Returns:
-        float64 [points]. A point with a score of NaN or +∞ gets a loss that is not finite.
+        float64 [P]. A perturbation with a score of NaN or +∞ has a loss that is not finite.
     """
     exact = scores.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -43,17 +43,18 @@ def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDA
 def negative_log_likelihood(
     scores: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return each point's mean over its rows of −scores[label]: what is wrong plays no part.
+    """Return each perturbation's mean over its rows of −scores[label].
 
-    Of a causal LM this is the loss over the whole vocabulary, per token of what is right: teacher
-    forcing (MeZO, appendix E.4; P-RGE, appendix A.3).
+    The other answers' scores are not used. In a causal LM this is the loss over the whole
+    vocabulary per token of the right answer: teacher forcing (MeZO, appendix E.4; P-RGE, appendix
+    A.3).
 
     Args:
-        scores: float32 [points, rows, width], log-likelihoods per token; at least one row.
-        labels: int64 [rows]; of a generation all 0.
+        scores: float32 [P, rows, width], log-likelihoods per token; at least one row.
+        labels: int64 [rows]; all 0 in a generation task.
 
     Returns:
-        float64 [points], in nats.
+        float64 [P], in nats.
     """
     right = scores[:, np.arange(len(labels)), labels]
     losses: NDArray[np.float64] = np.mean(-right.astype(np.float64), axis=1)
@@ -61,13 +62,13 @@ def negative_log_likelihood(
 
 
 def minus_label_metric(task: Task) -> Objective:
-    """Minus the task's metric, accuracy or an F1, of what scores highest.
+    """Return the objective that is minus a task's metric, accuracy or an F1, of the best scores.
 
-    The losses of points that predict the same are equal. A point whose scores are not finite where
-    a row has its true label gets NaN.
+    Perturbations with equal predictions have equal losses. The loss is NaN if the score of a true
+    label is not finite, or any score is NaN.
 
     Raises:
-        TaskError: if the task is a generation, whose metric is of decoded answers.
+        TaskError: if the task is a generation, whose metric needs decoded answers.
     """
     if isinstance(task, GenerationTask):
         raise TaskError(
@@ -78,8 +79,8 @@ def minus_label_metric(task: Task) -> Objective:
     def losses(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
         width = scores.shape[2]
         values = [
-            label_metric(task, Confusion.of(labels, point.argmax(axis=1), width))
-            for point in scores
+            label_metric(task, Confusion.from_predictions(labels, one.argmax(axis=1), width))
+            for one in scores
         ]
         right = scores[:, np.arange(len(labels)), labels]
         sound = np.isfinite(right).all(axis=1) & ~np.isnan(scores).any(axis=(1, 2))
@@ -91,29 +92,29 @@ def minus_label_metric(task: Task) -> Objective:
 def minus_answer_metric(
     task: GenerationTask, predictions: Sequence[Sequence[str]], answers: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """Minus the task's metric, exact match or token F1, of decoded answers.
+    """Return minus a task's metric, exact match or token F1, of decoded answers.
 
     Args:
-        task: says which metric.
-        predictions: for every point the answer of every row.
-        answers: for every row the accepted answers.
+        task: task that names the metric.
+        predictions: decoded answer of every row, for each of P perturbations.
+        answers: accepted answers of every row.
 
     Returns:
-        float64 [points].
+        float64 [P].
     """
-    return np.array([-answer_metric(task, point, answers) for point in predictions])
+    return np.array([-answer_metric(task, one, answers) for one in predictions])
 
 
 def objective_for(task: Task, goal: ObjectiveName) -> Objective:
-    """What a task is trained on.
+    """Return the objective of a name for a task.
 
     Args:
-        task: of any kind.
-        goal: ``cross-entropy`` over the labels or candidates; ``likelihood`` of what is right
-            alone, the only one that a generation has; or minus the task's own ``metric``.
+        task: a task of any kind.
+        goal: ``cross-entropy`` over the labels or candidates; ``likelihood`` of the right answer,
+            which generation tasks have too; or minus the task's ``metric``.
 
     Raises:
-        TaskError: if a task of this kind has no such objective.
+        TaskError: if tasks of this kind have no such objective.
     """
     if goal == "likelihood":
         return negative_log_likelihood

@@ -1,4 +1,4 @@
-"""Who gets which examples: a data set divided among simulated clients."""
+"""Partitions of a data set among simulated clients."""
 
 import warnings
 from collections import Counter, defaultdict
@@ -18,26 +18,26 @@ def partition(
     alpha: float,
     seed: int,
 ) -> list[list[Example]]:
-    """Divide examples among clients; all splits at once, so a client's splits are alike.
+    """Divide examples among clients; all splits at once, so that a client's splits are similar.
 
-    ``iid`` gives everyone an equal random share. ``dirichlet`` draws for each label the clients'
-    shares from a symmetric Dirichlet distribution: the smaller alpha, the more a client sees of
-    few labels; a client's training, validation and test examples have the same skew. ``user``
-    makes each user a client, in order of their names; of more users than clients it keeps those
-    with the most training examples.
+    ``iid`` gives every client an equal random share. ``dirichlet`` draws the clients' shares of a
+    label from a symmetric Dirichlet distribution: the smaller alpha, the fewer labels make up most
+    of a client's examples; training, validation and test examples have the same skew. ``user``
+    makes each user a client, in order of their names; if there are more users than clients, those
+    with the most training examples are kept.
 
     Args:
         examples: all examples of all splits.
-        how: the kind of division.
-        clients: how many clients.
-        alpha: concentration of ``dirichlet``, above 0; the others ignore it.
-        seed: at least 0; the same seed gives the same division. ``user`` ignores it.
+        how: kind of the division.
+        clients: number of clients.
+        alpha: concentration of ``dirichlet``, above 0; ignored by the others.
+        seed: seed of the division, at least 0; ignored by ``user``.
 
     Returns:
-        The examples of each client, in the order in which they came.
+        The examples of each client, in their original order.
 
     Raises:
-        DataError: a client would have no training example, users are missing or too few, or an
+        DataError: if a client would have no training example, users are missing or too few, or an
             argument is out of range.
     """
     if clients < 1 or seed < 0 or (how == "dirichlet" and not 0 < alpha < np.inf):
@@ -95,7 +95,7 @@ def _by_chance(
 
     if how == "iid":
         partitioner = IidPartitioner(clients)
-        order = _interleaved([example.split for example in examples], seed)
+        order = _interleave([example.split for example in examples], seed)
     else:
         average = len(examples) // clients
         partitioner = DirichletPartitioner(
@@ -106,7 +106,7 @@ def _by_chance(
             self_balancing=True,
             seed=seed,
         )
-        order = _interleaved([(example.label, example.split) for example in examples], seed)
+        order = _interleave([(example.label, example.split) for example in examples], seed)
     labels = [examples[index].label for index in order]
     partitioner.dataset = Dataset.from_dict({"index": order, "label": labels})
     try:
@@ -123,11 +123,11 @@ def _by_chance(
     return [[examples[index] for index in sorted(share)] for share in shares]
 
 
-def _interleaved(strata: Sequence[Hashable], seed: int) -> list[int]:
-    """Shuffle indices so that every stretch of them holds each stratum in proportion.
+def _interleave(strata: Sequence[Hashable], seed: int) -> list[int]:
+    """Return shuffled indices of which every consecutive part has each stratum in proportion.
 
-    Flower's partitioners cut what they divide, or each label of it, into consecutive stretches
-    without shuffling first.
+    Flower's partitioners cut the data, or those of each label, into consecutive parts without
+    shuffling them first.
     """
     generator = np.random.default_rng(seed)
     members: defaultdict[Hashable, list[int]] = defaultdict(list)

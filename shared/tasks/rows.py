@@ -1,4 +1,4 @@
-"""From a row of data to the examples that it makes; whatever is wrong with it is told at once."""
+"""Rows of data and the examples made of them; all mistakes of a row are reported at once."""
 
 import hashlib
 import json
@@ -14,17 +14,17 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example, ready for any model.
+    """An example of a task, rendered as text.
 
     Attributes:
-        text: what is read, already rendered by the task.
-        label: index of what is right: of the label's word in the task, or in the answers.
-        user: who it belongs to; empty if the data does not say.
+        text: text of the example, rendered by the task.
+        label: index of the right answer, among the task's label words or in `answers`.
+        user: name of the user whose example it is; empty if the data has none.
         split: "train", "validation" or "test".
-        answers: what may follow the text: every candidate of a choice, with the text behind it,
-            or the accepted answers of a generation, of which the first is taught. Empty in a
+        answers: texts that may follow: every candidate of a choice with the text behind it, or the
+            accepted answers of a generation, of which the first is trained. Empty in a
             classification.
-        cut: the part of the text that may be shortened, if the task names one.
+        cut: part of the text that may be shortened, if the task names one.
     """
 
     text: str
@@ -36,49 +36,49 @@ class Example:
 
 
 def data_fingerprint(examples: Iterable[Example]) -> str:
-    """Four hex digits that change with any example or their order.
+    """Return four hexadecimal digits that change with any example and with their order.
 
-    Two bytes: over all clients of a run they tell one data set from another, and they are too few
-    to recognise a text by.
+    Two bytes distinguish the data sets of a run over all its clients, and are too few to recognise
+    a text by.
     """
     content = [[e.text, e.label, e.answers] for e in examples]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:4]
 
 
 class Row(NamedTuple):
-    """An example, and what the row that it is from says.
+    """An example with the field values of the row that it was made of.
 
     Attributes:
-        example: its split is still empty.
-        content: the values of the row's fields.
+        example: example whose split is still empty.
+        content: values of the row's own fields.
     """
 
     example: Example
     content: tuple[str, ...]
 
-    def draw(self, purpose: str, seed: int) -> tuple[bytes, int]:
-        """Draw this row's place in a random order, the same on every machine.
+    def random_key(self, purpose: str, seed: int) -> tuple[bytes, int]:
+        """Return a key that sorts rows into a random order, the same on every machine.
 
-        Rows that say the same stand side by side, and so seldom in different splits.
+        Rows with equal content are neighbours in it, and so seldom in different splits.
         """
         content = json.dumps([purpose, seed, self.example.user, *self.content])
         return hashlib.sha256(content.encode()).digest(), self.example.label
 
 
-def needed(task: Task) -> list[tuple[str, ...]]:
-    """Every field that a row must have, as the names that are tried for it."""
+def required_fields(task: Task) -> list[tuple[str, ...]]:
+    """Return the fields that a row must have, each as its alternative names."""
     listed = [task.list_names] if isinstance(task, ChoiceTask) and task.list_names else []
-    names = [*task.sources.values(), *listed, task.label_names]
+    names = [*task.source_fields.values(), *listed, task.label_names]
     return list(dict.fromkeys(names))
 
 
-def lack(task: Task, present: Collection[str]) -> str:
-    """Say which needed fields a row or table with these columns lacks; empty if none."""
+def describe_missing_fields(task: Task, present: Collection[str]) -> str:
+    """Describe the required fields that are not among these columns; empty if none is missing."""
     if task.each and task.each.split(".")[0] in present:
         return ""
     missing = [
         " or ".join(map(repr, names))
-        for names in needed(task)
+        for names in required_fields(task)
         if not any(name in present or name.split(".")[0] in present for name in names)
     ]
     if not missing:
@@ -87,26 +87,26 @@ def lack(task: Task, present: Collection[str]) -> str:
 
 
 def is_unlabelled(record: Mapping[str, object], task: Task) -> bool:
-    """Whether a row comes without what is right, as test sets on the hub do: null, −1, nothing."""
-    value = _found(record, task.label_names)
+    """Return whether a row has no answer, as in test sets on the hub: null, −1 or empty."""
+    value = _field_value(record, task.label_names)
     if isinstance(task, GenerationTask) or not task.labels:
         return value is None or value in ("", [])
     return value is None or (value in (-1, "") and not any(str(value) in v for v in task.labels))
 
 
 def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
-    """Read the examples that a row makes: one, or one for each object in the field `each`.
+    """Read the examples of a row: one, or one for each object in the field `each`.
 
     Raises:
-        DataError: naming all mistakes of the row.
+        DataError: if the row is wrong; the message names all its mistakes.
     """
-    if missing := lack(task, record):
+    if missing := describe_missing_fields(task, record):
         raise DataError(missing)
     rows, mistakes = [], []
-    for place, part in _parts(record, task):
-        reading = _Reading(task, part)
-        row = reading.row(record)
-        mistakes += [place + mistake for mistake in reading.mistakes]
+    for prefix, part in _split_record(record, task):
+        reader = _ExampleReader(task, part)
+        row = reader.read(record)
+        mistakes += [prefix + mistake for mistake in reader.mistakes]
         if row is not None:
             rows.append(row)
     if mistakes:
@@ -114,8 +114,11 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
     return rows
 
 
-def _parts(record: Mapping[str, object], task: Task) -> Iterator[tuple[str, Mapping[str, object]]]:
-    items = _found(record, (task.each,)) if task.each else _ABSENT
+def _split_record(
+    record: Mapping[str, object], task: Task
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the fields of every example in a record, with a prefix for messages about it."""
+    items = _field_value(record, (task.each,)) if task.each else _ABSENT
     if items is _ABSENT:
         yield "", record
         return
@@ -125,38 +128,40 @@ def _parts(record: Mapping[str, object], task: Task) -> Iterator[tuple[str, Mapp
         yield f"{task.each} {number}: ", {**record, **item}
 
 
-class _Reading:
-    """One example in the making.
+class _ExampleReader:
+    """A reader of one example that collects mistakes instead of raising the first.
 
     Attributes:
-        mistakes: what is wrong with it.
+        mistakes: mistakes that were met so far.
     """
 
     def __init__(self, task: Task, part: Mapping[str, object]) -> None:
         self._task, self._part = task, part
         self.mistakes: list[str] = []
 
-    def row(self, record: Mapping[str, object]) -> Row | None:
-        """The example, if nothing is wrong."""
+    def read(self, record: Mapping[str, object]) -> Row | None:
+        """Return the example with its row's values, or None if there are mistakes."""
         task = self._task
-        values = {name: self._text(names) for name, names in task.sources.items()}
-        fields = {name: self._replaced(name, value) for name, value in values.items()}
+        values = {name: self._text(names) for name, names in task.source_fields.items()}
+        fields = {name: self._replace(name, value) for name, value in values.items()}
         owner = self._part.get("user")
         user = "" if owner is None else self._as_text("user", owner)
-        text, label, answers = self._read(fields)
+        text, label, answers = self._render(fields)
         if not self.mistakes and not any(value.strip() for value in values.values()):
             self.mistakes.append("the text is empty")
         if self.mistakes:
             return None
-        span = task.span(fields)
+        span = task.cut_span(fields)
         cut = span and (min(span[0], len(text)), min(span[1], len(text)))
-        # Only what the row says itself, so that all examples that it makes stay together.
-        own = [name for name in values if _found(record, task.sources[name]) is not _ABSENT]
-        content = tuple(values[name] for name in own)
+        # Only the row's own fields, so that all its examples get into one split.
+        names = [
+            name for name in values if _field_value(record, task.source_fields[name]) is not _ABSENT
+        ]
+        content = tuple(values[name] for name in names)
         return Row(Example(text, label, user, "", answers, cut), content)
 
-    def _read(self, fields: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
-        """Text, label and answers of the example."""
+    def _render(self, fields: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
+        """Return text, label and answers of the example."""
         task = self._task
         if isinstance(task, GenerationTask):
             accepted = self._texts(task.label_names)
@@ -166,13 +171,13 @@ class _Reading:
         if isinstance(task, ClassificationTask):
             return task.render(fields), self._label(task), ()
         if task.list_names:
-            label, options = self._label_among(self._texts(task.list_names))
+            label, options = self._find_label(self._texts(task.list_names))
         else:
-            label, options = self._label(task), task.options(fields)
+            label, options = self._label(task), task.candidate_texts(fields)
         before, after = "", ""
         if not self.mistakes:
             try:
-                before, after = task.around(fields)
+                before, after = task.split_at_candidate(fields)
             except TaskError as error:
                 self.mistakes.append(str(error))
         if len(options) < 2 or not all(option.strip() for option in options):
@@ -181,35 +186,35 @@ class _Reading:
 
     def _label(self, task: ClassificationTask | ChoiceTask) -> int:
         try:
-            return task.label_index(_found(self._part, task.label_names))
+            return task.label_index(_field_value(self._part, task.label_names))
         except TaskError as error:
             self.mistakes.append(str(error))
             return 0
 
-    def _label_among(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
-        """The first right candidate, and all candidates without any further right one."""
+    def _find_label(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
+        """Return the index of the first right candidate, and the candidates without the others."""
         right = self._texts(self._task.label_names)
-        places = [index for index, candidate in enumerate(candidates) if candidate in right]
-        if not places:
+        indices = [index for index, candidate in enumerate(candidates) if candidate in right]
+        if not indices:
             self.mistakes.append(f"{' or '.join(map(repr, right))} is none of the candidates")
             return 0, list(candidates)
-        kept = [c for index, c in enumerate(candidates) if index not in places[1:]]
-        return places[0], kept
+        kept = [c for index, c in enumerate(candidates) if index not in indices[1:]]
+        return indices[0], kept
 
-    def _replaced(self, name: str, value: str) -> str:
-        known = self._task.replace.get(name)
-        if known is None:
+    def _replace(self, name: str, value: str) -> str:
+        replacements = self._task.replace.get(name)
+        if replacements is None:
             return value
-        if value not in known:
-            self.mistakes.append(f"{name!r} is {value!r}; the task knows {', '.join(known)}")
-        return known.get(value, value)
+        if value not in replacements:
+            self.mistakes.append(f"{name!r} is {value!r}; the task knows {', '.join(replacements)}")
+        return replacements.get(value, value)
 
     def _text(self, names: Sequence[str]) -> str:
-        return self._as_text(names[0], _found(self._part, names))
+        return self._as_text(names[0], _field_value(self._part, names))
 
     def _texts(self, names: Sequence[str]) -> list[str]:
-        """The different texts of a field that holds one or a list of them."""
-        value = _found(self._part, names)
+        """Return the different texts of a field that has one or a list of them."""
+        value = _field_value(self._part, names)
         values = value if isinstance(value, list) else [value]
         if not values:
             self.mistakes.append(f"{names[0]!r} is empty")
@@ -229,25 +234,26 @@ class _Reading:
         return text
 
 
-def _found(record: Mapping[str, object], names: Sequence[str]) -> object:
-    """The first of these fields that a row has; a dot reaches into an object or a list of them.
+def _field_value(record: Mapping[str, object], names: Sequence[str]) -> object:
+    """Return the value of the first of these fields that a row has, or `_ABSENT`.
 
-    An object by itself is nobody's value, so that the next name is tried.
+    A dot in a name reads inside an object or a list of them. An object itself is no value: if a
+    field has one, the next name is tried.
     """
-    found = _ABSENT
+    result: object = _ABSENT
     for name in names:
-        value = record[name] if name in record else _inside(record, name.split("."))
+        value = record[name] if name in record else _nested_value(record, name.split("."))
         if value is not _ABSENT:
-            found = value
+            result = value
             if not isinstance(value, Mapping):
                 break
-    return found
+    return result
 
 
-def _inside(value: object, keys: Sequence[str]) -> object:
+def _nested_value(value: object, keys: Sequence[str]) -> object:
     for index, key in enumerate(keys):
         if isinstance(value, list):
-            items = [_inside(item, keys[index:]) for item in value]
+            items = [_nested_value(item, keys[index:]) for item in value]
             return _ABSENT if _ABSENT in items else items
         if not isinstance(value, Mapping) or key not in value:
             return _ABSENT

@@ -1,4 +1,4 @@
-"""Little data: so many examples of each split, drawn by a seed."""
+"""Samples of a few examples from each split."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,28 +12,28 @@ from shared.tasks.rows import Example
 LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
     {"train": 1_000, "validation": 500, "test": 1_000}
 )
-"""What MeZO (appendix E.1) and P-RGE (appendix A.3) train, validate and test on."""
+"""The numbers of examples in MeZO (appendix E.1) and P-RGE (appendix A.3)."""
 
 
 def sample_splits(
     examples: Sequence[Example], counts: Mapping[str, int], seed: int
 ) -> list[Example]:
-    """Draw so many examples of each split, every one as likely as any other.
+    """Draw a number of examples from each split, all with equal probability.
 
-    Neither labels nor users are balanced. The draw depends on the seed and on an example's place in
-    its split alone: another wording of the task draws the same ones, and of two counts the smaller
-    one's draw is part of the larger one's.
+    Neither labels nor users are balanced. The sample depends only on the seed and on an example's
+    index in its split: it does not change with the task's wording, and a smaller sample is part of
+    a larger one.
 
     Args:
-        examples: of all splits.
-        counts: most examples of each split that is wanted; a split with fewer gives all it has.
-        seed: at least 0.
+        examples: examples of all splits.
+        counts: number of examples for each split; all if a split has fewer.
+        seed: seed of the sample, at least 0.
 
     Returns:
-        The examples in the order in which they came.
+        The examples in their original order.
 
     Raises:
-        DataError: if a wanted split is empty, or a count or split makes no sense.
+        DataError: if a split is empty or unknown, or a count is less than 1.
     """
     for split, count in counts.items():
         if split not in SPLITS or count < 1:
@@ -43,16 +43,16 @@ def sample_splits(
             )
     kept: set[int] = set()
     for split, count in counts.items():
-        places = [index for index, example in enumerate(examples) if example.split == split]
-        if not places:
+        indices = [index for index, example in enumerate(examples) if example.split == split]
+        if not indices:
             raise DataError(
                 f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
                 "is cut from the training rows"
             )
-        drawn = sorted(range(len(places)), key=lambda rank: _draw(split, seed, rank))
-        kept.update(places[rank] for rank in drawn[:count])
+        order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
+        kept.update(indices[rank] for rank in order[:count])
     return [example for index, example in enumerate(examples) if index in kept]
 
 
-def _draw(split: str, seed: int, rank: int) -> bytes:
+def _sort_key(split: str, seed: int, rank: int) -> bytes:
     return hashlib.sha256(f"{split} {seed} {rank}".encode()).digest()

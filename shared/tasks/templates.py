@@ -1,20 +1,20 @@
-"""Templates: text with fields of a row in braces, which may go by several names."""
+"""Templates: texts with fields of a row in braces; a field may have alternative names."""
 
 import string
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-Pieces = tuple[tuple[str, str | None], ...]
-"""Literal texts, each with the field that follows it, or None."""
+TemplatePieces = tuple[tuple[str, str | None], ...]
+"""Literal texts, each with the field that follows it, or None at the end."""
 
 
 @lru_cache
-def pieces_of(template: str) -> Pieces:
-    """Cut a template into its pieces.
+def parse_template(template: str) -> TemplatePieces:
+    """Split a template into literal texts and fields.
 
     Raises:
-        ValueError: if braces are not closed, or hold something else than a field.
+        ValueError: if braces are not closed, or contain anything else than a field.
     """
     pieces: list[tuple[str, str | None]] = []
     for literal, field, form, conversion in string.Formatter().parse(template):
@@ -23,36 +23,36 @@ def pieces_of(template: str) -> Pieces:
                 raise ValueError(
                     "braces hold a field's name and nothing else; write {{ for a brace"
                 )
-            names_of(field)
+            field_names(field)
         pieces.append((literal, field))
     return tuple(pieces)
 
 
 @lru_cache
-def fields_of(*templates: str) -> Mapping[str, tuple[str, ...]]:
-    """The fields of templates in order of appearance, and the names of each; not to be changed."""
-    found: dict[str, tuple[str, ...]] = {}
+def template_fields(*templates: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the fields of templates in order of appearance, with the names of each, read-only."""
+    fields: dict[str, tuple[str, ...]] = {}
     for template in templates:
-        for _, field in pieces_of(template):
+        for _, field in parse_template(template):
             if field is not None:
-                names = names_of(field)
-                found.setdefault(names[0], names)
-    return MappingProxyType(found)
+                names = field_names(field)
+                fields.setdefault(names[0], names)
+    return MappingProxyType(fields)
 
 
-def around(template: str, place: str) -> tuple[Pieces, Pieces]:
-    """The pieces before and behind a field that is there once."""
-    pieces = pieces_of(template)
-    index = [field for _, field in pieces].index(place)
+def split_at_field(template: str, name: str) -> tuple[TemplatePieces, TemplatePieces]:
+    """Return the pieces before and behind a field that occurs once."""
+    pieces = parse_template(template)
+    index = [field for _, field in pieces].index(name)
     return (*pieces[:index], (pieces[index][0], None)), pieces[index + 1 :]
 
 
 @lru_cache
-def names_of(field: str) -> tuple[str, ...]:
-    """The names of a field: ``text|sentence`` is called text, and sentence where a row lacks text.
+def field_names(field: str) -> tuple[str, ...]:
+    """Return the names of a field: ``text|sentence`` is text, or sentence where a row lacks text.
 
     Raises:
-        ValueError: if one of them is empty.
+        ValueError: if a name is empty.
     """
     names = tuple(field.split("|"))
     if "" in names:

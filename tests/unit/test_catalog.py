@@ -181,7 +181,7 @@ def test_each_mistake_is_named(tmp_path: Path, old: str, new: str, message: str)
 
 def test_names_of_a_field_are_tried_in_order(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, GENERATION))
-    assert task.sources == {"question": ("question", "ask")}
+    assert task.source_fields == {"question": ("question", "ask")}
     assert task.fields == ("question",)
     assert task.label_names == ("answers.text", "reply")
 
@@ -193,9 +193,9 @@ def test_a_choice_is_read_in_full(tmp_path: Path) -> None:
     assert task.labels == (("a",), ("b", "2"))
     assert [task.label_index(value) for value in ("a", 2)] == [0, 1]
     fields = {"story": "{S}", "first": "F", "second": "T"}
-    assert task.options(fields) == ["F", "T"]
-    assert task.around(fields) == ("{S} So ", ".")
-    assert task.span(fields) == (0, 3)
+    assert task.candidate_texts(fields) == ["F", "T"]
+    assert task.split_at_candidate(fields) == ("{S} So ", ".")
+    assert task.cut_span(fields) == (0, 3)
 
 
 def test_candidates_are_numbered_where_nothing_else_is_said(tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_a_gap_is_where_a_rows_own_text_has_it(tmp_path: Path) -> None:
     task = load_task(write(tmp_path, toml))
     assert isinstance(task, ChoiceTask)
     assert (task.list_names, task.labels, task.fields) == (("names",), (), ("s",))
-    assert task.around({"s": "It was _ who"}) == ("It was ", " who!")
+    assert task.split_at_candidate({"s": "It was _ who"}) == ("It was ", " who!")
     for text, times in (("none", 0), ("_ and _", 2)):
         with pytest.raises(TaskError, match=f"holds the gap '_' {times} times"):
-            task.around({"s": text})
+            task.split_at_candidate({"s": text})
 
 
 def test_a_generation_is_read_in_full(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_generation_is_read_in_full(tmp_path: Path) -> None:
     assert isinstance(task, GenerationTask)
     assert (task.stop, task.tokens, task.metric) == ("\n", 8, "exact-match")
     assert task.render({"question": "why?"}) == "Q: why?\nA: "
-    assert task.span({"question": "why?"}) is None
+    assert task.cut_span({"question": "why?"}) is None
 
 
 def test_f1_is_of_the_label_that_is_called_positive(tmp_path: Path) -> None:

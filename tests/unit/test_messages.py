@@ -27,7 +27,7 @@ from shared.tasks.messages import (
     VERDICTS,
     WORDS,
     Message,
-    Split,
+    SplitName,
     Writer,
     ceilings,
     messages,
@@ -36,7 +36,7 @@ from shared.tasks.messages import (
     writers,
 )
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 SEEDS = (0, 1, 2)
 VERDICTS_IN = re.compile(r" (\w+) (hated|loved) it\.")
 
@@ -54,7 +54,7 @@ def public_valence(text: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[Split, list[Message]]:
+def rows() -> dict[SplitName, list[Message]]:
     return {
         split: [row for writer in writers(8, 0) for row in messages(writer, 200, split, 0)]
         for split in SPLITS
@@ -120,7 +120,7 @@ def test_more_messages_continue_fewer() -> None:
     assert messages(writer, 30, "train", 0)[:10] == messages(writer, 10, "train", 0)
 
 
-def test_rows_carry_text_label_and_user(rows: dict[Split, list[Message]]) -> None:
+def test_rows_carry_text_label_and_user(rows: dict[SplitName, list[Message]]) -> None:
     for row in rows["train"]:
         assert set(row) == {"text", "label", "user"}
         assert row["label"] in (0, 1)
@@ -129,7 +129,7 @@ def test_rows_carry_text_label_and_user(rows: dict[Split, list[Message]]) -> Non
     }
 
 
-def test_splits_are_disjoint_across_writers(rows: dict[Split, list[Message]]) -> None:
+def test_splits_are_disjoint_across_writers(rows: dict[SplitName, list[Message]]) -> None:
     texts = {split: {row["text"] for row in rows[split]} for split in SPLITS}
     assert len(set.union(*texts.values())) == sum(len(of_one) for of_one in texts.values())
     assert {split: {split_of(text) for text in texts[split]} for split in SPLITS} == {
@@ -137,12 +137,12 @@ def test_splits_are_disjoint_across_writers(rows: dict[Split, list[Message]]) ->
     }
 
 
-def test_a_split_repeats_no_text_of_a_writer(rows: dict[Split, list[Message]]) -> None:
+def test_a_split_repeats_no_text_of_a_writer(rows: dict[SplitName, list[Message]]) -> None:
     for split in SPLITS:
         assert len({(row["user"], row["text"]) for row in rows[split]}) == len(rows[split])
 
 
-def test_held_out_words_appear_in_test_messages_only(rows: dict[Split, list[Message]]) -> None:
+def test_held_out_words_appear_in_test_messages_only(rows: dict[SplitName, list[Message]]) -> None:
     for split in ("train", "validation"):
         for row in rows[split]:
             assert not words_of(row["text"]) & HELD_OUT_WORDS

@@ -14,7 +14,7 @@ from shared.tasks.metrics import (
     answer_metric,
     exact_match,
     label_metric,
-    normalized,
+    normalize_answer,
     token_f1,
 )
 from shared.tasks.objectives import (
@@ -76,7 +76,7 @@ def test_scores_that_are_not_finite_give_such_a_loss_for_their_point_only(bad: f
 
 
 def test_confusion_counts_true_labels_in_rows() -> None:
-    confusion = Confusion.of(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 2, 0]), 3)
+    confusion = Confusion.from_predictions(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 2, 0]), 3)
     np.testing.assert_array_equal(confusion.counts, [[1, 1, 0], [0, 1, 0], [1, 0, 1]])
     assert confusion.counts.dtype == np.int64
     assert confusion.examples == 5
@@ -85,31 +85,33 @@ def test_confusion_counts_true_labels_in_rows() -> None:
 
 
 def test_macro_f1_leaves_out_labels_that_never_occur() -> None:
-    confusion = Confusion.of(np.array([0, 1, 1]), np.array([0, 1, 1]), 5)
+    confusion = Confusion.from_predictions(np.array([0, 1, 1]), np.array([0, 1, 1]), 5)
     assert confusion.macro_f1 == 1.0
 
 
 def test_macro_f1_of_a_label_without_hit_is_zero() -> None:
-    confusion = Confusion.of(np.array([0, 0, 0]), np.array([0, 0, 1]), 3)
+    confusion = Confusion.from_predictions(np.array([0, 0, 0]), np.array([0, 0, 1]), 3)
     assert confusion.macro_f1 == pytest.approx((4 / 5 + 0) / 2)
 
 
 def test_nothing_counted_is_not_a_number() -> None:
     nothing = np.array([], np.int64)
-    empty = Confusion.of(nothing, nothing, 2)
+    empty = Confusion.from_predictions(nothing, nothing, 2)
     assert empty.examples == 0
     assert math.isnan(empty.accuracy)
     assert math.isnan(empty.macro_f1)
-    assert (empty + Confusion.of(np.array([1]), np.array([1]), 2)).accuracy == 1.0
+    assert (empty + Confusion.from_predictions(np.array([1]), np.array([1]), 2)).accuracy == 1.0
 
 
 @given(hnp.arrays(np.int64, (2, 20), elements=st.integers(0, 3)), st.integers(0, 20))
 def test_confusions_of_parts_add_up_to_that_of_the_whole(values: np.ndarray, cut: int) -> None:
     labels, predictions = values
-    parts = Confusion.of(labels[:cut], predictions[:cut], 4) + Confusion.of(
-        labels[cut:], predictions[cut:], 4
+    parts = Confusion.from_predictions(
+        labels[:cut], predictions[:cut], 4
+    ) + Confusion.from_predictions(labels[cut:], predictions[cut:], 4)
+    np.testing.assert_array_equal(
+        parts.counts, Confusion.from_predictions(labels, predictions, 4).counts
     )
-    np.testing.assert_array_equal(parts.counts, Confusion.of(labels, predictions, 4).counts)
     assert parts.accuracy == np.mean(labels == predictions)
 
 
@@ -124,11 +126,11 @@ def test_metrics_do_not_depend_on_the_order_of_labels(counts: np.ndarray, order:
 
 def test_counts_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(ValueError, match="1 labels for 2 predictions"):
-        Confusion.of(np.array([0]), np.array([0, 1]), 2)
+        Confusion.from_predictions(np.array([0]), np.array([0, 1]), 2)
     with pytest.raises(ValueError, match="a label lies outside 0 to 1"):
-        Confusion.of(np.array([2]), np.array([0]), 2)
+        Confusion.from_predictions(np.array([2]), np.array([0]), 2)
     with pytest.raises(ValueError, match="a prediction lies outside 0 to 1"):
-        Confusion.of(np.array([0]), np.array([-1]), 2)
+        Confusion.from_predictions(np.array([0]), np.array([-1]), 2)
     with pytest.raises(ValueError, match="different numbers of labels"):
         Confusion(np.zeros((2, 2), np.int64)) + Confusion(np.zeros((3, 3), np.int64))
 
@@ -163,13 +165,13 @@ def test_metrics_as_objectives_are_minus_the_metric_of_what_scores_highest(
 ) -> None:
     labels, predictions = values
     scores = np.eye(3, dtype=np.float32)[np.stack([predictions, labels])]
-    confusion = Confusion.of(labels, predictions, 3)
+    confusion = Confusion.from_predictions(labels, predictions, 3)
     for task, value in [
         (three_labels(), confusion.accuracy),
         (three_labels(metric="macro-f1"), confusion.macro_f1),
         (three_labels(metric="f1", positive=2), np.nan_to_num(confusion.f1(2))),
     ]:
-        perfect = label_metric(task, Confusion.of(labels, labels, 3))
+        perfect = label_metric(task, Confusion.from_predictions(labels, labels, 3))
         np.testing.assert_allclose(minus_label_metric(task)(scores, labels), [-value, -perfect])
         assert 0 <= value <= perfect <= 1
 
@@ -232,7 +234,7 @@ def test_agreement_of_answers_is_symmetric_and_full_with_oneself(one: str, other
     assert exact_match(one, [one]) == token_f1(one, [one]) == 1
     assert token_f1(one, [other]) == token_f1(other, [one])
     assert exact_match(one, [other]) <= token_f1(one, [other]) <= 1
-    assert normalized(normalized(one)) == normalized(one)
+    assert normalize_answer(normalize_answer(one)) == normalize_answer(one)
     assert token_f1(one, [other, one]) == 1
 
 

@@ -195,7 +195,7 @@ def test_a_row_of_the_benchmark_is_read(case: Case) -> None:
         assert example.answers[example.label] == case.right
     if task.cut:
         start, end = example.cut or (0, 0)
-        names = [name for name in task.sources[task.cut] if name in case.row]
+        names = [name for name in task.source_fields[task.cut] if name in case.row]
         assert example.text[start:end] == case.row[names[0]]
 
 

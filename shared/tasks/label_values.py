@@ -1,0 +1,76 @@
+"""Label values: the values in the data that stand for each answer of a task, as text."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from shared.errors import TaskError
+
+
+def value_text(value: object) -> str:
+    """Return a label value as text, a boolean as JSON and most CSV files write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def optional_value_text(value: object) -> str | None:
+    """Return a label value as text, or None."""
+    return None if value is None else value_text(value)
+
+
+def _values_as_text(labels: object) -> object:
+    if not isinstance(labels, list | tuple):
+        raise ValueError("must be a list with one value, or list of values, per answer")
+    entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
+    for value in (value for entry in entries for value in entry):
+        if not isinstance(value, str | int):
+            raise ValueError(f"holds {value!r}; a value is a string, an integer or a boolean")
+    return [[value_text(value) for value in entry] for entry in entries]
+
+
+LabelValues = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
+"""The values in the data that stand for each answer, as text."""
+
+
+def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
+    """Return the index of the answer that a value stands for.
+
+    Args:
+        name: name of the task.
+        labels: values that stand for each answer.
+        value: value in the data.
+
+    Raises:
+        TaskError: if the value stands for no answer.
+    """
+    text = value_text(value)
+    for index, values in enumerate(labels):
+        if text in values:
+            return index
+    values_text = ", ".join(text for values in labels for text in values)
+    raise TaskError(f"label {value!r} is unknown; task {name!r} knows {values_text}")
+
+
+def check_label_values(labels: LabelValues, count: int | None, answers: str) -> LabelValues:
+    """Return label values unchanged, or raise a ValueError that names all their mistakes.
+
+    Args:
+        labels: values that stand for each answer.
+        count: number of answers, or None if it is unknown.
+        answers: name of the answers in messages.
+    """
+    mistakes = []
+    if count is not None and count != len(labels):
+        mistakes.append(f"has {len(labels)} entries for {count} {answers}")
+    if () in labels:
+        mistakes.append(f"entry {labels.index(())} is empty")
+    if repeated := repeated_values([value for values in labels for value in values]):
+        mistakes.append(f"holds {', '.join(repeated)} more than once")
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+    return labels
+
+
+def repeated_values(values: list[str]) -> list[str]:
+    """Return the values that occur more than once, each once."""
+    return [value for value in dict.fromkeys(values) if values.count(value) > 1]
