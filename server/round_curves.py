@@ -9,14 +9,14 @@ from shared.events import EventFollower
 
 
 def write_curves(run: Path, folder: Path) -> None:
-    """Write the figures of every round and evaluation as an event file.
+    """Write the figures of every round and evaluation as a TensorBoard event file.
 
     Args:
         run: folder of a run, finished or not.
-        folder: of the curves; an earlier file in it stays and is superseded.
+        folder: folder of the event file; TensorBoard shows it in place of earlier files there.
 
     Raises:
-        SamaraError: without TensorBoard.
+        SamaraError: if TensorBoard is not installed.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -29,14 +29,16 @@ def write_curves(run: Path, folder: Path) -> None:
     writer = EventFileWriter(str(folder))
     try:
         for event in EventFollower(run / METRICS_FILE).read_new():
-            values = [Summary.Value(tag=tag, simple_value=x) for tag, x in _figures(event).items()]
+            values = [
+                Summary.Value(tag=tag, simple_value=x) for tag, x in _curve_values(event).items()
+            ]
             writer.add_event(Event(step=event["round"], summary=Summary(value=values)))
     finally:
         writer.close()
 
 
-def _figures(event: dict[str, Any]) -> dict[str, float]:
-    """The numbers of an event that make curves, by name."""
+def _curve_values(event: dict[str, Any]) -> dict[str, float]:
+    """Return the values that an event adds to curves, by the curve's tag."""
     if event["event"] == "round":
         figures = {name: event[name] for name in ("reports", "bytes_up", "bytes_down")}
         figures |= {"refused": len(event["refused"]), "absent": len(event.get("absent", []))}

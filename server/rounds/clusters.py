@@ -170,4 +170,4 @@ class ClusterAssignments:
 
     def members(self, cluster: int) -> list[int]:
         """Return the clients of a cluster, ascending."""
-        return sorted(client for client, own in self.clusters.items() if own == cluster)
+        return sorted(client for client, c in self.clusters.items() if c == cluster)

@@ -40,7 +40,7 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
     ("changes", "message"),
     [
         ({"token": bytes(8)}, "answers another instruction"),
-        ({"steps": 5}, "reports 5 × 3 scalars of 5 steps; 4 steps of 3 queries were asked for"),
+        ({"steps": 5}, "reports 5 × 3 scalars of 5 steps; the instruction has 4 steps of 3 queries"),
         ({"gradients": np.zeros((4, 2), np.float32)}, "4 × 2 scalars of 4 steps"),
         ({"gradients": np.zeros((4, 4), np.float32)}, "4 × 4 scalars of 4 steps"),
         ({"gradients": np.zeros(5, np.float32), "summed_steps": 4}, "5 scalars of 4 steps"),
@@ -123,7 +123,7 @@ def test_fewer_steps_are_scaled_to_the_mean_number_of_steps(asked: TrainInstruct
 )
 def test_a_report_that_has_not_one_sum_per_used_seed_is_refused(changes: dict[str, Any]) -> None:
     check_report(report_to(POOL, 5), POOL)
-    with pytest.raises(ReportError, match=r"client 5 reports .* were asked for"):
+    with pytest.raises(ReportError, match=r"client 5 reports .* the instruction has"):
         check_report(report_to(POOL, 5, **changes), POOL)
 
 
