@@ -40,7 +40,10 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
     ("changes", "message"),
     [
         ({"token": bytes(8)}, "answers another instruction"),
-        ({"steps": 5}, "reports 5 × 3 scalars of 5 steps; the instruction has 4 steps of 3 queries"),
+        (
+            {"steps": 5},
+            "reports 5 × 3 scalars of 5 steps; the instruction has 4 steps of 3 queries",
+        ),
         ({"gradients": np.zeros((4, 2), np.float32)}, "4 × 2 scalars of 4 steps"),
         ({"gradients": np.zeros((4, 4), np.float32)}, "4 × 4 scalars of 4 steps"),
         ({"gradients": np.zeros(5, np.float32), "summed_steps": 4}, "5 scalars of 4 steps"),
