@@ -60,7 +60,7 @@ class TrainerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def CatchUp(self, request, context):
-        """Stand where an instruction begins. The answer is empty, or a refusal.
+        """Replay to the state that an instruction begins with. The answer is empty, or a refusal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,7 +81,7 @@ class TrainerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """How the trainer is and, where settings are given, how its client introduces itself.
+        """The trainer's status and, if settings are given, its client's hello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
