@@ -121,8 +121,8 @@ def unpack_message(message: Message) -> tuple[bytes, CatchUp]:
 
 def error_reply(error: Exception, message: Message) -> Message:
     """Return a reply of Flower's that names an error by its code, without its text."""
-    known = error if isinstance(error, SamaraError) else SamaraError()
-    reason = describe_refusal(known.refusal_code, known.numbers)
+    described = error if isinstance(error, SamaraError) else SamaraError()
+    reason = describe_refusal(described.refusal_code, described.numbers)
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 

@@ -105,7 +105,7 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     client, sessions = client_index_of(context), _ContextSessions(context)
     if DEVICE_SETTINGS_KEY in context.node_config:
         settings = json.loads(str(context.node_config[DEVICE_SETTINGS_KEY]))
-        device_config = RunConfig.of(settings, "own settings")
+        device_config = RunConfig.of(settings, "device settings")
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
         return ProtocolClient(

@@ -133,7 +133,7 @@ class ClientDataSource:
         return shares[client]
 
     def undivided(self, client: int) -> ClientData:
-        """Return all examples, as the own data of a client.
+        """Return all examples as the data of one client.
 
         Args:
             client: client index; any 32 bits.
@@ -156,8 +156,8 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
 
     Args:
         task: task that the examples belong to.
-        settings: settings that name the data; generated messages are written when they are asked
-            for, by as many writers as there are clients.
+        settings: settings that name the data; generated messages are written at each call, by as
+            many writers as there are clients.
 
     Raises:
         DataError: if the data cannot be read.

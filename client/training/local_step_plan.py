@@ -1,6 +1,6 @@
 """The plan of a client's local steps in a round: batches, directions and report, without a model.
 
-The losses are computed by whoever follows the plan: the model runtime, or a phone's program.
+The losses are computed elsewhere: by a model runtime, or by a phone's program.
 """
 
 from dataclasses import replace

@@ -165,14 +165,16 @@ class Clients:
         session, token = self._session, token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
         state = composition(self._config, runtime.layout).model(session.state)
-        examples = [self._data_of(number).tokenized(instruction.split) for number in numbers]
-        prompts = [prompt for own in examples for prompt in own.prompts]
+        by_client = [self._data_of(number).tokenized(instruction.split) for number in numbers]
+        prompts = [prompt for examples in by_client for prompt in examples.prompts]
         scores = runtime.scores(state, prompts) if prompts else None
         frames, start = [], 0
-        for number, own in zip(numbers, examples, strict=True):
-            end = start + len(own.labels)
-            own_scores = runtime.scores(state, own.prompts) if scores is None else scores[start:end]
-            columns = (evaluation_column("global", own_scores, own.labels),)
+        for number, examples in zip(numbers, by_client, strict=True):
+            end = start + len(examples.labels)
+            client_scores = (
+                runtime.scores(state, examples.prompts) if scores is None else scores[start:end]
+            )
+            columns = (evaluation_column("global", client_scores, examples.labels),)
             frames.append(Evaluation(token, number, columns).encode())
             start = end
         return frames

@@ -47,9 +47,9 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:
     """Return the runtime of devices of a quantization; full-precision weights are the run's."""
-    own = config.model.quantization
-    quantization = kind if kind in ("int8", "nf4") else own
-    if quantization == own:
+    run_quantization = config.model.quantization
+    quantization = kind if kind in ("int8", "nf4") else run_quantization
+    if quantization == run_quantization:
         return first
     model = config.model.model_copy(update={"quantization": quantization})
     return load_run(config.model_copy(update={"model": model, "out": str(folder)})).runtime
