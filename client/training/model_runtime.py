@@ -1,7 +1,7 @@
 """The model runtime: base model, adapter, scorer and forward engine, and how they are executed.
 
-It is independent of clients. `scores` evaluates prompts under a state; local steps (local_steps.py) use the
-forward engine, the replay backend and the schedule.
+It is independent of clients. `scores` evaluates prompts under a state; local steps (local_steps.py)
+use the forward engine, the replay backend and the schedule.
 """
 
 import threading
