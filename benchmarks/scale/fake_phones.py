@@ -37,7 +37,7 @@ from shared.signing import PhoneKey, answer_bytes, proof_bytes
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0
 """A stream that lasts so long is not turned away."""
-DEVICE_SETTINGS_KEY = (("grpc.use_local_subchannel_pool", 1),)
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 """A connection of its own for every phone."""
 PORT_LINE = "port "
 
@@ -91,7 +91,7 @@ class Host:
     def channel(self) -> Any:
         """A connection of its own."""
         credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
-        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, DEVICE_SETTINGS_KEY)
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, CHANNEL_OPTIONS)
 
     @property
     def memory(self) -> float:

@@ -159,9 +159,7 @@ def resolve_device(name: str) -> tuple[str, str]:
     try:
         processor = load_device(name).compute.processor
     except ConfigError as error:
-        raise ConfigError(
-            f"--device: neither a torch device (cpu, cuda, mps) nor {error}"
-        ) from error
+        raise ConfigError(f"--device: not a torch device (cpu, cuda, mps), and {error}") from error
     if processor == "npu":
         raise ConfigError(f"--device {name}: torch does not run on its processor")
     is_file = Path(name).is_file()

@@ -302,7 +302,7 @@ def test_names_addresses_and_devices() -> None:
         else:
             expected_device = "cuda" if profile.compute.processor == "gpu" else "cpu"
             assert resolve_device(profile.name) == (expected_device, profile.name)
-    with pytest.raises(ConfigError, match=r"--device: none of .* nor a file"):
+    with pytest.raises(ConfigError, match=r"--device: not a torch device .* nor a file"):
         resolve_device("orin")
 
 
@@ -311,7 +311,7 @@ def test_names_addresses_and_devices() -> None:
     [
         ([], "--key FILE is missing"),
         (["--insecure", "--set", "rounds=3"], "the server decides"),
-        (["--insecure", "--device", "orin"], "--device: neither a torch device"),
+        (["--insecure", "--device", "orin"], "--device: not a torch device"),
         (["--insecure", "--set", "threads=-1"], "threads"),
         (["--key", "/nowhere/key"], "the key cannot be read"),
     ],
