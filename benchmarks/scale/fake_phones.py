@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale.fake_phones --phones 200 --rounds 20
 
-PhoneGrid are streams of this process with keys of their own, over TLS; they answer at once. The
+Phones are streams of this process with keys of their own, over TLS; they answer at once. The
 gateway is a process of its own, whose memory is looked at after every tenth of the rounds, of the
 streams that break rules, and while strangers hold connections open
 (`benchmarks.faults.slow_connections`).
