@@ -78,7 +78,7 @@ def test_a_client_that_cannot_reach_the_digest_refuses_and_says_so(
     assert first["refused"] == {}
     reason = "it cannot catch up to the end of round 1: it reached round 0 (code 8); the reason is"
     assert second["refused"]["1"].startswith(reason)
-    assert "client 1 refuses: stands at round 0 with digest" in caplog.text
+    assert "client 1 refuses: the session is at round 0 with digest" in caplog.text
     assert [c.client for c in list(read_ledger(folder / "ledger"))[1].delta.contributors] == [0, 2]
 
 
