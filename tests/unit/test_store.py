@@ -154,7 +154,7 @@ def test_verify_finds_that_rounds_are_missing(tmp_path: Path, verify: Verify, ro
     write_files(write_run(tmp_path) / LEDGER_FOLDER, HISTORY.files(rounds))
     status, said = verify(tmp_path)
     assert status == 1
-    assert "says round 3" in said
+    assert "ends with round 3" in said
 
 
 @pytest.mark.parametrize("result", [{}, {"final_round": 3, "final_digest": 5}, {"final_round": 3}])
