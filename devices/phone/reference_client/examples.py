@@ -68,7 +68,7 @@ def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
     if not 1 <= len(ids) <= manifest.sequence:
         raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence}")
     if type(label) is not int or not 0 <= label < len(manifest.words):
-        raise ValueError(f"label is {label!r}; use 0 to {len(manifest.words) - 1}")
+        raise ValueError(f"label {label!r} does not exist; use 0 to {len(manifest.words) - 1}")
     return split, ids, label
 
 
