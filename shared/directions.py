@@ -231,7 +231,7 @@ def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
 def pool_indices(
     root: int, seed_stream: int, steps: int, queries: int, size: int
 ) -> NDArray[np.uint32]:
-    """Which seeds of the pool the queries of a client in a round try.
+    """Return the indices of the pool's seeds that a client's queries try in a round.
 
     They are a random order of the pool, read over and over if the round has more queries than the
     pool has seeds. So no seed is tried much more often than another, and the queries of one step

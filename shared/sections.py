@@ -215,7 +215,7 @@ class PersonalSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """When clients evaluate; zero-shot and the final state are always evaluated on both splits."""
+    """The rounds in which clients evaluate; zero-shot and the final state are always evaluated on both splits."""
 
     every: int = setting(
         10,
@@ -231,7 +231,7 @@ class EvaluateSettings(Section):
 
 
 class LedgerSettings(Section):
-    """How the ledgers of a run are stored, the global and the personal ones."""
+    """The storage of a run's ledgers, the global and the personal ones."""
 
     snapshot_every: int = setting(
         1000,

@@ -86,7 +86,7 @@ def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
         live.check()
         reached, _ = live.positions()["away"]
-        assert reached == rounds + LIVE_ROUNDS, f"it stands at round {reached}"
+        assert reached == rounds + LIVE_ROUNDS, f"it is at round {reached}"
         took = re.findall(r"answered: train, round \d+, ([0-9.]+) s", live.said("away"))
         device = str(live.devices["away"])
     sent, usual = (answered[device]["bytes_down"] for answered in (first, second))

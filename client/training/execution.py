@@ -38,7 +38,7 @@ from shared.model.scorers import Prompt
 
 @dataclass(frozen=True)
 class Execution:
-    """How a machine executes the steps of a run.
+    """The way in which a machine executes the steps of a run.
 
     Attributes:
         schedule: grouping and micro-batch of a step.

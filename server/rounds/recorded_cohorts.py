@@ -12,7 +12,7 @@ from shared.round_delta import DerivedSeeds, RoundDelta
 from shared.step_record import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
-"""By round and contributor, the round whose instruction the contributor answered, which is an
+"""The round, by round and contributor, whose instruction the contributor answered, which is an
 earlier one where its report was late."""
 
 

@@ -200,7 +200,7 @@ class ScalarStrategy(Strategy):
 
     @property
     def asks_nobody(self) -> bool:
-        """Whether the round's instruction has been sent to no client."""
+        """Return whether the round's instruction has been sent to no client."""
         return self._request is None or not self._request.messages
 
     def aggregate_train(

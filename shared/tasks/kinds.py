@@ -150,7 +150,7 @@ class ClassificationTask(_Task):
     positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
-    """For the metric f1, a value in the data that stands for the label whose F1 is computed."""
+    """The positive label of the metric f1: a value in the data that stands for the label whose F1 is computed."""
 
     @field_validator("question")
     @classmethod

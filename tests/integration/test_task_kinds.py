@@ -326,7 +326,7 @@ def test_a_shortened_text_always_fits(
 ) -> None:
     scorer = real_scorer()
     start, end = sorted(min(place, len(text)) for place in cut)
-    short = scorer._fit(text, room, (start, end), keep_end)
+    short = scorer._truncate(text, room, (start, end), keep_end)
     assert len(scorer._ids(short, special=False)) <= room
     if len(scorer._ids(text, special=False)) <= room:
         assert short == text
