@@ -1,4 +1,4 @@
-"""The parts that all sides share: errors, configuration, directions, replay, frames, ledger, tasks."""
+"""The parts that all sides share: errors, settings, directions, replay, frames, ledger, tasks."""
 
 DISTRIBUTION = "samara-fl"
 """The name of Samara on the package index, where ``samara`` is another project."""

@@ -215,7 +215,7 @@ class PersonalSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """The rounds in which clients evaluate; zero-shot and the final state are always evaluated on both splits."""
+    """The rounds in which clients evaluate, besides zero-shot and the final state."""
 
     every: int = setting(
         10,

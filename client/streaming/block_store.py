@@ -42,7 +42,7 @@ class BlockStore(ABC):
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Return whether the blocks are in the host's memory, so that nothing is read or written."""
+        """Return whether the blocks are in the host's memory, without files."""
 
     @abstractmethod
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:

@@ -12,8 +12,8 @@ from shared.round_delta import DerivedSeeds, RoundDelta
 from shared.step_record import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
-"""The round, by round and contributor, whose instruction the contributor answered, which is an
-earlier one where its report was late."""
+"""The rounds whose instructions were answered, by round and contributor; a late report answers an
+earlier round."""
 
 
 class RecordedCohorts:

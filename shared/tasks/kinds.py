@@ -150,7 +150,7 @@ class ClassificationTask(_Task):
     positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
-    """The positive label of the metric f1: a value in the data that stands for the label whose F1 is computed."""
+    """The value in the data that stands for the positive label of the metric f1."""
 
     @field_validator("question")
     @classmethod

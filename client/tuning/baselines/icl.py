@@ -1,4 +1,4 @@
-"""The in-context learning baseline: every prompt begins with solved examples, and nothing is trained.
+"""The in-context learning baseline: prompts begin with solved examples, nothing is trained.
 
 The baseline of MeZO (appendix E.4): 32 demonstrations, or as many as fit the model's context.
 """
