@@ -70,8 +70,8 @@ def roles(home: Path) -> dict[str, psutil.Process]:
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        for role in ("trainer", "supernode"):
-            if f"devices.live.{role}" in command and str(home) in " ".join(command):
+        for role, module in (("trainer", "trainer_process"), ("supernode", "supernode")):
+            if f"devices.live.{module}" in command and str(home) in " ".join(command):
                 found[role] = process
     if "trainer" in found and (parent := found["trainer"].parent()):
         found["client up"] = parent

@@ -125,7 +125,7 @@ class _ClientSupervisor:
         parent = str(os.getpid())
         self._trainer = SupervisedProcess(
             "the trainer",
-            lambda: _module_command("trainer", settings.folder, parent),
+            lambda: _module_command("trainer_process", settings.folder, parent),
             child_environment(),
         )
         command = self._supernode_command
