@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from conftest import save_tokenizer
@@ -49,6 +50,12 @@ SHAPES: dict[str, Callable[[int, bool], Any]] = {
         transformers.BertConfig(vocab_size=v, tie_word_embeddings=tied, **SIZES)
     ),
 }
+ONE_SHAPE_IN_EVERY_RUN = [
+    pytest.param(shape, marks=[] if shape == "Llama" else pytest.mark.exhaustive)
+    for shape in SHAPES
+]
+"""Every architecture; only one of them outside ``make test-all``."""
+
 Shape = Callable[[str, bool], Path]
 """The folder of a shape, tied or not: the fixture `shape_folder`."""
 TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", "kind")

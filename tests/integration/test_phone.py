@@ -63,7 +63,9 @@ class _Directions(torch.nn.Module):
         return z.to(torch.int64)
 
 
-@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+@pytest.mark.parametrize(
+    "distribution", ["gaussian", pytest.param("rademacher", marks=pytest.mark.exhaustive)]
+)
 def test_a_program_draws_the_directions_of_the_golden_file(
     distribution: Any, tmp_path: Path
 ) -> None:
@@ -163,7 +165,11 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., tuple[ModelRuntime, ClientD
 
 @pytest.mark.parametrize(
     ("delegate", "quantization"),
-    [("portable", "none"), ("xnnpack", "none"), ("xnnpack", "int8")],
+    [
+        ("xnnpack", "none"),
+        pytest.param("portable", "none", marks=pytest.mark.exhaustive),
+        pytest.param("xnnpack", "int8", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_phone_reports_what_an_eager_client_does(
     pair: Any, delegate: str, quantization: str
@@ -199,7 +205,9 @@ def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: 
         np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
+@pytest.mark.parametrize(
+    "delegate", ["portable", pytest.param("xnnpack", marks=pytest.mark.exhaustive)]
+)
 def test_a_program_fed_the_eager_gradients_stays_where_the_eager_engine_is(
     made: Any, delegate: str, tmp_path: Path
 ) -> None:
@@ -277,6 +285,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path
     assert b"export it with" in again.train(other, CatchUp())
 
 
+@pytest.mark.exhaustive
 def test_a_scale_that_is_dropped_is_found(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,7 +390,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(made: Any, tmp_
         gradients = (plus - minus) / np.float32(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_four_bit_weights_are_smaller_and_near(made: Any, tmp_path: Path) -> None:
     settings, _ = made()
     with pytest.raises(ConfigError, match="48 inputs, which is no multiple of 32"):
