@@ -1,7 +1,7 @@
 """Aggregation of a round's reports into one round delta. Pure; their order is irrelevant."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -135,6 +135,15 @@ def observe_round(
         else None,
         directions=directions,
     )
+
+
+def mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:
+    """Return the clients' mean loss, weighted like their reports; None without any."""
+    weights = [min(report.examples, weight_cap) for report in reports]
+    losses = [report.mean_loss for report in reports]
+    if not weights:
+        return None
+    return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
 
 
 def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:

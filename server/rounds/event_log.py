@@ -9,6 +9,7 @@ from typing import Any
 
 from server.rounds.evaluation import is_global_validation
 from server.store import RunStore
+from shared.frames.report import Report
 
 log = logging.getLogger("samara.server")
 
@@ -148,3 +149,23 @@ def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
             used = event["reports"] or event.get("back_to") is not None
             unused = 0 if used else unused + 1
     return unused
+
+
+def reasons_by_text(reasons: Mapping[int, str]) -> dict[str, str]:
+    """Return reasons by client as JSON has them, in the order of the clients."""
+    return {str(client): reason for client, reason in sorted(reasons.items())}
+
+
+def client_fields(
+    reports: Mapping[int, Report], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
+) -> dict[str, dict[str, Any]]:
+    """Return what a round's event says of each client with a report."""
+    return {
+        str(client): {
+            "loss": report.mean_loss,
+            "examples": report.examples,
+            "bytes_up": bytes_up[client],
+            "bytes_down": bytes_down.get(client, 0),
+        }
+        for client, report in sorted(reports.items())
+    }

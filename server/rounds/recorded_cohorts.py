@@ -6,6 +6,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from server.store import ledger_of
+from server.transport.roster import Roster
 from shared.errors import LedgerError
 from shared.ledger.reading import read_ledger
 from shared.round_delta import DerivedSeeds, RoundDelta
@@ -41,14 +42,19 @@ class RecordedCohorts:
             if origin == number
         )
 
-    def take_replies(self, number: int, replies: Iterable[tuple[int, Message]]) -> list[Message]:
+    def take_replies(
+        self, number: int, replies: Iterable[Message], roster: Roster
+    ) -> list[Message]:
         """Return the replies that the recorded run used in a round; keep the others for later.
 
         Args:
             number: number of the round.
-            replies: client and reply, to the round's instruction.
+            replies: replies to the round's instruction.
+            roster: clients of the run.
         """
-        self._pending |= {(client, number): reply for client, reply in replies}
+        for reply in replies:
+            client = roster.entries[reply.metadata.src_node_id].client
+            self._pending[client, number] = reply
         contributors = self._history.get(number, {})
         return [self._pending.pop(key) for key in contributors.items() if key in self._pending]
 

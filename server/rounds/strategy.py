@@ -14,9 +14,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from server.rounds.aggregation import aggregate, observe_round
+from server.rounds.aggregation import aggregate, mean_loss, observe_round
 from server.rounds.evaluation import find_best_round, summarize_evaluations
-from server.rounds.event_log import EvaluationEvent, EventLog, RoundEvent
+from server.rounds.event_log import (
+    EvaluationEvent,
+    EventLog,
+    RoundEvent,
+    client_fields,
+    reasons_by_text,
+)
 from server.rounds.health import ClientHealth
 from server.rounds.late_reports import LateReportFilter
 from server.rounds.planner import Request, RoundPlanner
@@ -27,12 +33,7 @@ from server.transport.clock import Clock, SystemClock
 from server.transport.roster import Roster
 from shared.config import RunConfig
 from shared.errors import LedgerError, ReplayError, TrainingError
-from shared.frames.instructions import (
-    EvaluateInstruction,
-    Split,
-    TrainInstruction,
-    token_of,
-)
+from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, revert_delta
@@ -124,7 +125,7 @@ class ScalarStrategy(Strategy):
         # 2. Exchange: send the instruction, receive replies until enough or the time is over.
         messages = yield request.messages
         if self._cohorts:
-            messages = self._cohorts.take_replies(number, self._by_client(messages))
+            messages = self._cohorts.take_replies(number, messages, self._roster)
 
         # 3. Validate: keep sound reports, refuse the others, count who failed.
         replies = self._validator.validate_reports(messages, instruction)
@@ -148,10 +149,10 @@ class ScalarStrategy(Strategy):
         # 7. Record: write the round's event.
         event = RoundEvent(
             round=number,
-            loss=_mean_loss(reports.values(), self._config.cohort.weight_cap),
+            loss=mean_loss(reports.values(), self._config.cohort.weight_cap),
             learning_rate=instruction.learning_rate,
             reports=len(delta.contributors),
-            refused=_by_text(replies.refused),
+            refused=reasons_by_text(replies.refused),
             absent=absent,
             late={str(client): asked.round for client, (asked, _) in replies.late.items()},
             resting=self._health.resting_clients(number + 1),
@@ -160,7 +161,7 @@ class ScalarStrategy(Strategy):
             bytes_up=sum(replies.bytes_up.values()),
             bytes_down=sum(request.bytes_down.values()),
             ledger_bytes=ledger_bytes,
-            clients=_client_fields(reports, replies.bytes_up, request.bytes_down),
+            clients=client_fields(reports, replies.bytes_up, request.bytes_down),
         )
         self._events.record_round(event, **self._clock.finish_round())
         self._stop_if_nothing_is_learned(event)
@@ -248,9 +249,8 @@ class ScalarStrategy(Strategy):
         """
         if not self.round:
             return splits
-        is_missing = self._is_validation_round(self.round)
-        is_missing = is_missing and not self._events.has_validation(self.round)
-        return [Split.VALIDATION] if is_missing else []
+        is_due = self._is_validation_round(self.round)
+        return [Split.VALIDATION] if is_due and not self._events.has_validation(self.round) else []
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
         """Do the evaluations that come before the next round and were not recorded."""
@@ -296,10 +296,6 @@ class ScalarStrategy(Strategy):
     def close(self) -> None:
         """Close the ledger."""
         self._store.close()
-
-    def _by_client(self, replies: Iterable[Message]) -> list[tuple[int, Message]]:
-        entries = self._roster.entries
-        return [(entries[reply.metadata.src_node_id].client, reply) for reply in replies]
 
     def _update_health(
         self,
@@ -396,37 +392,8 @@ class ScalarStrategy(Strategy):
                 round=instruction.round,
                 split=instruction.split.name.lower(),
                 columns=summarize_evaluations(replies.answers),
-                refused=_by_text(replies.refused),
+                refused=reasons_by_text(replies.refused),
                 bytes_up=sum(replies.bytes_up.values()),
                 bytes_down=sum(request.bytes_down.values()),
             )
         )
-
-
-def _mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:
-    """Return the clients' mean loss, weighted like their reports; None without any."""
-    weights = [min(report.examples, weight_cap) for report in reports]
-    losses = [report.mean_loss for report in reports]
-    if not weights:
-        return None
-    return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
-
-
-def _by_text(reasons: Mapping[int, str]) -> dict[str, str]:
-    """Return reasons by client as JSON has them, in the order of the clients."""
-    return {str(client): reason for client, reason in sorted(reasons.items())}
-
-
-def _client_fields(
-    reports: Mapping[int, Report], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
-) -> dict[str, dict[str, Any]]:
-    """Return what a round's event says of each client with a report."""
-    return {
-        str(client): {
-            "loss": report.mean_loss,
-            "examples": report.examples,
-            "bytes_up": bytes_up[client],
-            "bytes_down": bytes_down.get(client, 0),
-        }
-        for client, report in sorted(reports.items())
-    }
