@@ -34,9 +34,10 @@ from devices.phone.reference_client.runtime import (
 from devices.phone.tokenization import examples_as_jsonl, write_examples
 from shared.config import RunConfig
 from shared.directions import directions
-from shared.errors import ConfigError, DataError, DeviceError
+from shared.errors import ConfigError, DataError, DeviceError, RefusalCode
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
+from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
@@ -262,7 +263,9 @@ def test_what_a_step_applies_first_is_an_exact_replay(made: Any) -> None:
     np.testing.assert_array_equal(after, expected)
 
 
-def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path) -> None:
+def test_a_phone_answers_frames_and_repeats_its_report(
+    pair: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     *_, trainer = pair()
     layout = trainer.layout
     phone = Phone(trainer, 7, SessionFolder(tmp_path))
@@ -271,7 +274,9 @@ def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path
         round=2, layout_hash=layout.hash, start_digest=history.digests[1]
     ).encode()
     refusal = phone.train(instruction, CatchUp())
-    assert b"send the rounds after 0" in refusal
+    refused = Refusal.decode(refusal)
+    assert (refused.client, refused.code, refused.numbers) == (7, RefusalCode.CATCH_UP, (1, 0))
+    assert "send the rounds after 0" in caplog.text
     frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
     assert Report.decode(frame).client == 7
     again = Phone(trainer, 7, SessionFolder(tmp_path))
@@ -282,7 +287,8 @@ def test_a_phone_answers_frames_and_repeats_its_report(pair: Any, tmp_path: Path
     answer = Evaluation.decode(again.evaluate(asked.encode(), CatchUp()))
     assert answer.columns[0].counts.sum() > 0
     other = instruction_with(layout_hash=bytes(32)).encode()
-    assert b"export it with" in again.train(other, CatchUp())
+    assert Refusal.decode(again.train(other, CatchUp())).code == RefusalCode.LAYOUT
+    assert "export the program with the run's model" in caplog.text
 
 
 @pytest.mark.exhaustive
