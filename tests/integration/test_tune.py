@@ -189,7 +189,7 @@ def test_a_loss_that_rises_returns_and_the_run_goes_on_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The fourth step is a return to the beginning; killed behind it, the run comes to the same."""
-    monkeypatch.setattr(StepSize, "_risen", lambda self, average, latest: self.done == 3)
+    monkeypatch.setattr(StepSize, "_has_risen", lambda self, average, latest: self.done == 3)
     whole = tuned(tuning_of(settings, steps=6, out=str(tmp_path / "whole")))
     assert "the loss rose" in caplog.text
     trajectory = read_trajectory(tmp_path / "whole" / TRAJECTORY_FILE)
