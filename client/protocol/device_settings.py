@@ -6,7 +6,7 @@ executed are the device's.
 
 from shared.config import RunConfig
 
-CLIENT_INDEX, DEVICE_SETTINGS_KEY = "client", "own-settings"
+CLIENT_INDEX, DEVICE_SETTINGS_KEY = "client", "device-settings"
 """Keys in the node config of a simulated client that represents a live one: the live client's
 index, and its settings as a JSON object."""
 
