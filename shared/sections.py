@@ -135,7 +135,11 @@ class CohortSettings(Section):
         "join",
         ge=1,
     )
-    minimum: int = setting(1, "reports below which a round changes nothing", ge=1)
+    minimum: int = setting(
+        1,
+        "reports below which a round changes nothing; a cluster with fewer clients needs them all",
+        ge=1,
+    )
     weight_cap: int = setting(
         10_000,
         "examples beyond which a client gains no weight: a declared number is not trusted further",
