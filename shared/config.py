@@ -75,15 +75,15 @@ class RunConfig(Settings):
     )
     micro_batch: int = setting(
         8,
-        "most examples in one forward pass, those of like length together so that little is "
+        "most examples in one forward pass, grouped by similar length so that little is "
         'padding; 0 is the whole batch. `grouping = "auto"` may take fewer',
         owner="device",
         ge=0,
     )
     memory_budget: int = setting(
         0,
-        "bytes that a forward pass may take beside the weights; micro-batches are cut to fit. 0 is "
-        "no limit. A continued run keeps the micro-batches it began with",
+        "bytes that a forward pass may take besides the weights; micro-batches are cut to fit. 0 "
+        "is no limit. A continued run keeps the micro-batches it began with",
         identity=False,
         owner="device",
         ge=0,
@@ -97,7 +97,7 @@ class RunConfig(Settings):
     )
     learning_rate: LearningRate = setting(
         "auto",
-        "η, or `auto` to estimate it while the run goes on",
+        "η, or `auto` to estimate it during the run",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster"),
         page="step-size.md",
     )
@@ -111,8 +111,8 @@ class RunConfig(Settings):
         "independent",
         "`independent`: every client tries directions of its own, lower variance; `shared`: all "
         "try the same, the broadcast does not grow with the cohort; `pool`: every client tries "
-        "its own out of `pool-size` directions that last the whole run, which bounds what a "
-        "rebuild costs",
+        "its own out of `pool-size` directions that are fixed for the whole run, which bounds the "
+        "cost of a rebuild",
     )
     pool_size: int = setting(
         4096, 'seeds of the run\'s pool, for `seed-policy = "pool"`', ge=1, le=2**20
@@ -127,8 +127,8 @@ class RunConfig(Settings):
     threads: int = setting(
         0,
         "CPU threads of a client; 0 shares the cores of the machine among the clients that train "
-        "on it at the same time. A simulation trains as many clients of a cohort side by side as "
-        "there are cores for. Results are the same bits only for the same number; a continued run "
+        "on it at the same time. A simulation trains as many clients of a cohort in parallel as "
+        "there are cores. Results have the same bits only with the same number; a continued run "
         "keeps the one it began with",
         identity=False,
         owner="device",

@@ -42,29 +42,32 @@ class DeviceGroup(Section):
     )
     quantization: Literal["fp32", "fp16", "int8", "nf4"] = setting(
         "fp32",
-        "type of the weights in the blocks: `fp32`, `fp16`, `int8`, `nf4`. INT8 and NF4 are really "
-        "computed with (extra: `samara-fl[quantized]`); `fp16` is for time and memory, the "
-        "numbers are `model.dtype`'s",
+        "type of the weights in the blocks: `fp32`, `fp16`, `int8`, `nf4`. Training uses INT8 "
+        "and NF4 (extra: `samara-fl[quantized]`); `fp16` only affects time and memory, training "
+        "then uses `model.dtype`",
     )
     power: Text = setting("", "power mode of the device; empty is its profile's")
     available: Windows = setting(
         (),
-        "hours of the day when the link is there, instead of the link's own; `[[22, 31]]` is 22:00 "
+        "hours of the day when the link is up, instead of the profile's; `[[22, 31]]` is 22:00 "
         "to 7:00. Every device's hours are up to an hour earlier or later",
     )
     dropout: float = setting(
-        0.0, "chance to fail silently in a round, at a random moment of its steps", ge=0, le=1
+        0.0,
+        "probability of failing in a round without an answer, at a random time in its steps",
+        ge=0,
+        le=1,
     )
-    slow: float = setting(0.0, "chance to be slow in a round", ge=0, le=1)
-    slowdown: float = setting(3.0, "how many times as long the steps of a slow round take", ge=1)
+    slow: float = setting(0.0, "probability of being slow in a round", ge=0, le=1)
+    slowdown: float = setting(3.0, "factor of the duration of steps in a slow round", ge=1)
     battery: float = setting(0.0, "capacity of the battery in Wh; 0 is on mains", ge=0)
     charging: Windows = setting((), "hours of the day at a charger")
-    charger: float = setting(10.0, "watts of the charger", ge=0)
-    use: float = setting(0.5, "watts that the owner takes on the average", ge=0)
+    charger: float = setting(10.0, "power of the charger in W", ge=0)
+    use: float = setting(0.5, "average power that the owner's use takes, in W", ge=0)
     reserve: float = setting(
         0.3,
-        "share of the battery that is left to the owner: below it a device takes part at a charger "
-        "only, and work that reaches it ends",
+        "share of the battery that is reserved for the owner: below it a device takes part only "
+        "at a charger, and work that reaches it ends",
         ge=0,
         lt=1,
     )
@@ -100,7 +103,9 @@ class FleetSettings(Section):
         )
     )
     begins: float = setting(12.0, "hour of the day when the run begins", ge=0, lt=24)
-    every: float = setting(0.0, "virtual seconds between the beginnings of rounds, at least", ge=0)
+    every: float = setting(
+        0.0, "least number of virtual seconds between the beginnings of rounds", ge=0
+    )
     timed_as: Text = setting(
         "",
         "the model whose times, memory and energy the devices have: `tinyllama-1.1b`, "

@@ -33,12 +33,12 @@ class ModelSettings(Section):
     path: Text = setting(
         EMBEDDED_MODEL,
         "a model folder, a name on the Hugging Face hub, or `embedded` for the small model that "
-        "comes with Samara and knows the words of the generated messages. The run id holds the "
-        "model id, which is a hash of the model's files, and not their place",
+        "comes with Samara and was trained on the words of the generated messages. The run id "
+        "contains the model id, a hash of the model's files, and not their location",
         identity=False,
     )
     family: Literal["auto", "causal", "masked", "encoder"] = setting(
-        "auto", "`causal`, `masked`, `encoder`, or `auto` to read it off the folder"
+        "auto", "`causal`, `masked`, `encoder`, or `auto` to read it from the model folder"
     )
     torch_device: Text = setting(
         "cpu", "torch device, such as `cpu` or `cuda`", former="model.device"
@@ -54,19 +54,19 @@ class ModelSettings(Section):
         "extra: `samara-fl[quantized]`)",
     )
     max_length: int = setting(
-        128, "tokens of a sequence; a longer text is cut, the question is kept", ge=8
+        128, "most tokens of a sequence; a longer text is cut, the question is kept", ge=8
     )
     stream: Literal["off", "auto", "host", "disk"] = setting(
         "off",
-        "memory that holds the blocks that are not being computed with: `off`, `host`, `disk`, or "
-        "`auto`, which streams what would not fit. Changes no bit",
+        "storage of the blocks that are not being computed with: `off`, `host`, `disk`, or "
+        "`auto`, which streams blocks only if the model would not fit. Does not change the results",
         identity=False,
         page="streaming.md",
     )
     stream_direct: bool = setting(
         False,
-        "read blocks past the system's page cache, which is left to other processes; the disk "
-        "must allow it. Changes no bit",
+        "read blocks without the system's page cache, which other processes can then use; the disk "
+        "must allow it. Does not change the results",
         identity=False,
     )
     stream_folder: Text = setting(
@@ -142,7 +142,8 @@ class CohortSettings(Section):
     )
     weight_cap: int = setting(
         10_000,
-        "examples beyond which a client gains no weight: a declared number is not trusted further",
+        "largest number of examples that counts as a client's weight, since clients report their "
+        "numbers themselves",
         ge=1,
     )
     timeout: float = setting(
@@ -150,8 +151,8 @@ class CohortSettings(Section):
     )
     oversample: float = setting(
         1.0,
-        "how many clients are asked for each that a round waits for; the round ends with the "
-        "first ones' reports",
+        "number of clients that get an instruction for each report that a round waits for; the "
+        "round ends with the first reports",
         ge=1,
     )
     late_rounds: int = setting(
@@ -173,14 +174,14 @@ class CohortSettings(Section):
     )
     newcomers: int = setting(
         0,
-        "the last so many clients never train the global model; they are evaluated, and take "
-        "private rounds of their own",
+        "number of clients, the last ones, that never train the global model; they are evaluated, "
+        "and take private rounds of their own",
         ge=0,
     )
     clusters: int = setting(2, "number of clusters of clients", read_by=("cluster",), ge=2, le=64)
     clustering_rounds: int = setting(
         16,
-        "rounds of the budget whose losses, along common directions, find the clusters",
+        "rounds of the budget that are spent on finding the clusters",
         read_by=("cluster",),
         former="cohort.grouping-rounds",
         ge=1,
@@ -203,8 +204,8 @@ class PersonalSettings(Section):
     )
     pull: float = setting(
         0.0625,
-        "share of the way back to the global model after each private round, rounded to a power "
-        "of 2; η·λ·K in the paper's terms",
+        "share by which the personal model moves towards the global one after each private round, "
+        "rounded to a power of 2; η·λ·K in the paper's terms",
         read_by=("ditto",),
         gt=0,
         le=0.5,
@@ -223,10 +224,11 @@ class EvaluateSettings(Section):
 
     every: int = setting(
         10,
-        "rounds between validations; 0 is never. Zero-shot and the end are always evaluated",
+        "rounds between validations; 0 is never. Zero-shot and the final state are always "
+        "evaluated",
         ge=0,
     )
-    test: bool = setting(True, "evaluate on test examples too. `--sweep` leaves them alone")
+    test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     best: bool = setting(
         False,
         "after the last round, return to the validated one with the best mean accuracy on the "
