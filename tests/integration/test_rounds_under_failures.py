@@ -1,4 +1,4 @@
-"""Rounds in a bad world: absent and late clients, too few reports, revoked keys, hostile frames."""
+"""Rounds under failures: absent and late clients, too few reports, revoked keys, hostile frames."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -153,7 +153,7 @@ def test_noise_is_no_rise() -> None:
 
 @pytest.mark.parametrize("steps", [5, 30, 200])
 def test_small_batches_are_no_rise_where_the_first_loss_was_a_lucky_one(steps: int) -> None:
-    """Mean losses of four examples, as of POPQUORN's readers; nearly nobody is taken back."""
+    """Mean losses of four examples, as of POPQUORN's readers; almost no run is reverted."""
     generator, returns = np.random.default_rng(0), 0
     for _ in range(300):
         size = StepSize(steps, given=0.1)

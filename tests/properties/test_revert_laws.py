@@ -26,7 +26,7 @@ def test_a_return_leads_where_it_says_by_what_is_left_of_the_steps(
     moves: list[int | None], coefficient: int
 ) -> None:
     deltas: list[RoundDelta] = []
-    states, steps = [zero_state(D)], [0]  # after every round; steps less those taken back
+    states, steps = [zero_state(D)], [0]  # after every round; steps less those reverted
     for number, move in enumerate(moves, start=1):
         if move is None:
             deltas.append(stepped(number, coefficient))
