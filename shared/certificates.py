@@ -128,12 +128,12 @@ def certificate_names(certificate: Path) -> set[str]:
     """
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-        found = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return set()
     except (OSError, ValueError) as error:
         raise SamaraError(f"{certificate}: not a PEM certificate: {error}") from error
-    return {str(name.value) for name in found}
+    return {str(name.value) for name in names}
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -137,7 +137,7 @@ class TrainerError(SamaraError):
 
 
 class DeviceError(SamaraError):
-    """A property of this machine keeps it from taking part, or from standing in for a device."""
+    """A property of this machine keeps it from taking part, or from simulating a device."""
 
     refusal_code = RefusalCode.DEVICE
 

@@ -117,18 +117,18 @@ class Ledger:
         if not segment_paths(self.folder) and not snapshot_paths(self.folder):
             begin = encode_segment_header(self.header, self.header.start)
             write_durably(segment_path(self.folder, 1), begin)
-        found = recover(self.folder, self.header, self._layout)
-        self._segments = list(found.segments)
+        recovery = recover(self.folder, self.header, self._layout)
+        self._segments = list(recovery.segments)
         self._end = self._segments[-1].path.stat().st_size if self._segments else 0
-        self.position, self.recovered = found.position, "\n".join(found.notes)
-        since = found.start.round
+        self.position, self.recovered = recovery.position, "\n".join(recovery.notes)
+        since = recovery.start.round
         self.state, last = replay_records(
             lambda: self._state_at(since),
-            lambda: read_ledger(self.folder, since) if found.position != found.start else (),
+            lambda: read_ledger(self.folder, since) if recovery.position != recovery.start else (),
             self._layout,
         )
         self.digest = digest(self._layout.hash, self.state)
-        for path in found.unusable_snapshots:
+        for path in recovery.unusable_snapshots:
             path.unlink()
         self._snapshots = list(snapshot_paths(self.folder))
         if last:

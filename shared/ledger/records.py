@@ -75,8 +75,8 @@ class LedgerHeader:
         Raises:
             LedgerError: if it is another kind of file or of another version.
         """
-        found, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
-        if found != magic:
+        letters, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
+        if letters != magic:
             raise LedgerError(f"it does not begin with {magic.decode()}")
         if version != LEDGER_VERSION:
             raise LedgerError(f"ledger version {version} is not {LEDGER_VERSION}; update Samara")
