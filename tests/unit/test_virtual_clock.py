@@ -22,7 +22,7 @@ HOUR = 3600.0
 NOON = 12 * HOUR
 
 
-def client_index_of(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> Device:
+def make_device(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> Device:
     """A device that would run TinyLlama, on a link without chance."""
     settings: dict[str, Any] = {"device": profile, "share": 1.0, "link": "lte"}
     own = DeviceGroup.model_validate(settings | group)
@@ -44,7 +44,7 @@ def done(device: Device, at: float = NOON, seed: int = 0, charge: float | None =
 
 
 def test_a_job_is_receiving_computing_and_sending() -> None:
-    device = client_index_of(quantization="nf4")
+    device = make_device(quantization="nf4")
     found = done(device)
     assert found.outcome == "reported"
     assert found.compute == pytest.approx(5 * device.step_seconds)
@@ -56,7 +56,7 @@ def test_a_job_is_receiving_computing_and_sending() -> None:
 
 
 def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
-    one = client_index_of(quantization="nf4")
+    one = make_device(quantization="nf4")
     two = replace(one, passes=2)
     adapters = one.estimate.time.adapters
     assert adapters > 0
@@ -64,7 +64,7 @@ def test_more_passes_take_longer_but_draw_their_adapters_once() -> None:
 
 
 def test_steps_that_measure_curvature_take_longer() -> None:
-    device = client_index_of(quantization="nf4")
+    device = make_device(quantization="nf4")
     extra = device.measuring.time.total - device.step_seconds
     assert 0 < extra < device.step_seconds
     found = job(device, NOON, 1_000, 100, 5, device.charge, [0], measuring=2)
@@ -72,14 +72,14 @@ def test_steps_that_measure_curvature_take_longer() -> None:
 
 
 def test_a_model_that_does_not_fit_ends_the_job_at_once_with_its_peak() -> None:
-    found = done(client_index_of(profile="orin-nano-4gb", quantization="fp32"))
+    found = done(make_device(profile="orin-nano-4gb", quantization="fp32"))
     assert found.outcome == "out of memory"
     assert found.compute == 0
     assert found.peak_bytes == load_device("orin-nano-4gb").usable_bytes
 
 
 def test_dropout_and_slowness_have_their_chances() -> None:
-    device = client_index_of(quantization="nf4", dropout=0.3, slow=0.5, slowdown=4.0)
+    device = make_device(quantization="nf4", dropout=0.3, slow=0.5, slowdown=4.0)
     jobs = [done(device, seed=seed) for seed in range(400)]
     dropped = [j for j in jobs if j.outcome == "dropped out"]
     assert 80 < len(dropped) < 160
@@ -91,7 +91,7 @@ def test_dropout_and_slowness_have_their_chances() -> None:
 
 
 def test_a_report_waits_for_the_link() -> None:
-    device = client_index_of(quantization="nf4", available=[[22, 31]])
+    device = make_device(quantization="nf4", available=[[22, 31]])
     found = done(device, at=31 * HOUR - 2.0)
     assert found.outcome == "reported"
     assert found.waited > 14 * HOUR
@@ -99,7 +99,7 @@ def test_a_report_waits_for_the_link() -> None:
 
 
 def test_a_battery_is_drained_by_work_and_owner_and_filled_by_the_charger() -> None:
-    device = client_index_of(
+    device = make_device(
         quantization="nf4", battery=20.0, charging=[[22, 30]], charger=10.0, use=0.5
     )
     assert device.charge_after(20.0, NOON, NOON + 4 * HOUR) == pytest.approx(18.0)
@@ -111,7 +111,7 @@ def test_a_battery_is_drained_by_work_and_owner_and_filled_by_the_charger() -> N
 
 
 def test_work_ends_where_the_owners_part_of_the_battery_begins() -> None:
-    device = client_index_of(quantization="nf4", battery=1.0, reserve=0.5)
+    device = make_device(quantization="nf4", battery=1.0, reserve=0.5)
     found = done(device, charge=0.501)
     assert found.outcome == "out of battery"
     assert found.joules == pytest.approx(0.001 * HOUR)
@@ -130,7 +130,7 @@ def test_shares_become_whole_devices() -> None:
 
 
 def test_the_clock_goes_to_the_next_report_or_as_far_as_allowed() -> None:
-    devices = [client_index_of(0, quantization="nf4"), client_index_of(1, quantization="fp16")]
+    devices = [make_device(0, quantization="nf4"), make_device(1, quantization="fp16")]
     clock = VirtualClock(devices, 0, 12.0)
     jobs = [clock.ask(number, 1, 1_000, 100, 5) for number in (0, 1)]
     first, second = sorted(job.ended for job in jobs)
@@ -148,7 +148,7 @@ def test_the_clock_goes_to_the_next_report_or_as_far_as_allowed() -> None:
 
 
 def test_who_is_out_of_reach_is_waited_for() -> None:
-    clock = VirtualClock([client_index_of(available=[[22, 31]], quantization="nf4")], 0, 12.0)
+    clock = VirtualClock([make_device(available=[[22, 31]], quantization="nf4")], 0, 12.0)
     assert clock.reachable([FIRST_CLIENT_NODE]) == []
     clock.wait(1e6)
     assert clock.now() == 22 * HOUR
@@ -156,27 +156,27 @@ def test_who_is_out_of_reach_is_waited_for() -> None:
 
 
 def test_rounds_keep_their_distance() -> None:
-    clock = VirtualClock([client_index_of(quantization="nf4")], 0, 12.0, every=HOUR)
+    clock = VirtualClock([make_device(quantization="nf4")], 0, 12.0, every=HOUR)
     clock.ask(0, 1, 1_000, 100, 1)
     clock.wait(1e6)
     told = clock.finish_round()
     assert told["fleet"]["ended"] < NOON + HOUR == clock.now()
     assert (
-        VirtualClock([client_index_of()], 0, 12.0, every=HOUR, rounds=[told]).now() == clock.now()
+        VirtualClock([make_device()], 0, 12.0, every=HOUR, rounds=[told]).now() == clock.now()
     )
     clock.ask(0, 2, 1_000, 100, 1)
     assert clock.finish_round()["fleet"]["begun"] == NOON + HOUR
 
 
 def test_a_fleet_that_is_never_there_is_an_error() -> None:
-    dead = client_index_of(battery=1.0, use=1.0, quantization="nf4")
+    dead = make_device(battery=1.0, use=1.0, quantization="nf4")
     clock = VirtualClock([replace(dead, charge=0.0)], 0, 12.0)
     with pytest.raises(TrainingError, match=r"ever be free again; check fleet\.devices"):
         clock.wait(float("inf"))
 
 
 def test_a_continued_fleet_goes_on_where_its_rounds_ended() -> None:
-    devices = [client_index_of(0, quantization="nf4", battery=20.0, charging=[[22, 30]])]
+    devices = [make_device(0, quantization="nf4", battery=20.0, charging=[[22, 30]])]
     clock = VirtualClock(devices, 0, 12.0)
     clock.ask(0, 1, 1_000, 100, 5)
     clock.wait(1e6)
