@@ -8,14 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from client.tuning.settings import TuneSettings
+from shared.config import RunConfig
+from shared.features import tables
+from shared.fleet_settings import DeviceGroup
+from shared.settings import Section, Setting, describe
 
-from client.tuning.settings import TuneSettings  # noqa: E402
-from shared.config import RunConfig  # noqa: E402
-from shared.features import tables  # noqa: E402
-from shared.fleet_settings import DeviceGroup  # noqa: E402
-from shared.settings import Section, Setting, describe  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
 

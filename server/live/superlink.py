@@ -104,7 +104,7 @@ class AccessFilter:
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self._log_once(
                 host,
-                "was turned away: its key is not registered, was revoked, or is connected "
+                "was rejected: its key is not registered, was revoked, or is connected "
                 "already; see `samara server keys list`",
             )
         await send(message)

@@ -179,7 +179,7 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
     assert sent == [412, 412, 403, 0, 204, 0]
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert "10.0.0.7 was turned away: its key is not registered" in lines[0]
+    assert "10.0.0.7 was rejected: its key is not registered" in lines[0]
     assert "/v1/control/start-run, which is for this machine only" in lines[1]
 
 

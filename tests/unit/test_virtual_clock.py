@@ -161,9 +161,7 @@ def test_rounds_keep_their_distance() -> None:
     clock.wait(1e6)
     told = clock.finish_round()
     assert told["fleet"]["ended"] < NOON + HOUR == clock.now()
-    assert (
-        VirtualClock([make_device()], 0, 12.0, every=HOUR, rounds=[told]).now() == clock.now()
-    )
+    assert VirtualClock([make_device()], 0, 12.0, every=HOUR, rounds=[told]).now() == clock.now()
     clock.ask(0, 2, 1_000, 100, 1)
     assert clock.finish_round()["fleet"]["begun"] == NOON + HOUR
 
