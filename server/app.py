@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from server.live.keys import KEYS_VARIABLE, ClientKeys
 from server.live.server_log import write_server_log
+from server.live.superlink import LIVE_VARIABLE
 from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
@@ -36,8 +37,6 @@ from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
-LIVE_VARIABLE = "SAMARA_LIVE"
-"""Environment variable of a ServerApp whose clients come and go."""
 app = ServerApp()
 _POLL_SECONDS = 0.2
 _LOG_SECONDS = 600.0

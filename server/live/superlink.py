@@ -17,6 +17,8 @@ from typing import Any
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
 
+LIVE_VARIABLE = "SAMARA_LIVE"
+"""Environment variable of a ServerApp whose clients come and go."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 """Environment variable with the most bytes of a request of a client."""
 FILTER_PATH = "/samara/access-filter"

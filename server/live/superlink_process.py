@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from server.app import LIVE_VARIABLE
 from server.live.keys import KEYS_VARIABLE
-from server.live.superlink import FILTER_PATH, MAX_BYTES_VARIABLE
+from server.live.superlink import FILTER_PATH, LIVE_VARIABLE, MAX_BYTES_VARIABLE
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
