@@ -82,11 +82,22 @@ class GatewayEndpoint:
         context.set_alpn_protocols(["h2"])
         host, _, port = self.address.rpartition(":")
         host = host.strip("[]")
-        with (
-            socket.create_connection((host, int(port)), _CONNECT_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return
+        failure: OSError | None = None
+        addresses = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
+            plain = socket.socket(family, kind, protocol)
+            # Wrapped before it connects: a connection that is reset while it is wrapped is leaked.
+            with context.wrap_socket(plain, server_hostname=host) as connection:
+                connection.settimeout(_CONNECT_SECONDS)
+                try:
+                    connection.connect(address)
+                    return
+                except ssl.SSLError:
+                    raise
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
 
 def _unverified() -> ssl.SSLContext:
