@@ -10,7 +10,7 @@ export FLWR_TELEMETRY_ENABLED ?= 0
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
-	@echo "make test      one case of every kind, under 15 minutes on two cores"
+	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make check     lint, types, import layers"
 	@echo "make format    rewrite the code in the house style"

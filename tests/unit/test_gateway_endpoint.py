@@ -8,7 +8,7 @@ import threading
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 
 
-def test_a_connection_that_is_reset_is_no_diagnosis_and_leaks_no_socket() -> None:
+def test_a_connection_that_is_reset_is_no_diagnosis() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reset_every_connection() -> None:
