@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.model.loading import BaseModel, load_structure
 from shared.model.peft import write_peft_adapter
+from shared.model.weight_map import WeightMap
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
 
@@ -52,6 +54,11 @@ class FinishedRun:
         result = RunResult.read(folder)
         config = RunConfig.of(result.config | {"out": str(folder)}, str(folder))
         return cls(folder, result, config, read_layout(folder))
+
+    @cached_property
+    def weight_map(self) -> WeightMap:
+        """The map from a state of the run to the weights of its adapter."""
+        return WeightMap()
 
     def check_model(self, base: BaseModel) -> None:
         """Check that a base model is the one of the run.
@@ -179,7 +186,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     model, layout = opened.config.model, opened.layout
     base = load_structure(model.path, model.family)
     opened.check_model(base)
-    numbers = to_float32(opened.model(client))
+    numbers = opened.weight_map.weights(opened.model(client))
     try:
         write_peft_adapter(base, model.path, layout, numbers, out)
     except OSError as error:

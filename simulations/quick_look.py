@@ -14,7 +14,6 @@ from shared.errors import DataError, ModelError
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
-from shared.replay import to_float32, zero_state
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from shared.tasks.rows import Example, read_rows
@@ -41,7 +40,7 @@ def quick_look(
     config, layout = opened.config, opened.layout
     task = load_task(config.task)
     example = _example(task, text)
-    states = {"base": zero_state(layout.size)}
+    states = {}
     if client is None or not opened.result.groups:
         states["global"] = opened.model()
     if personal is not None:
@@ -61,10 +60,13 @@ def quick_look(
         raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
     forward = ResidentForward(adapter, scorer, body)
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
+    weights = {"base": np.zeros(layout.size, np.float32)} | {
+        name: opened.weight_map.weights(state) for name, state in states.items()
+    }
     probabilities = {}
-    for name, state in states.items():
+    for name, numbers in weights.items():
         perturbations = Perturbations.from_arrays(
-            layout, to_float32(state), device=torch.device(model.torch_device)
+            layout, numbers, device=torch.device(model.torch_device)
         )
         probabilities[name] = softmax(
             forward.scores(perturbations, prompts)[0, 0].astype(np.float64)

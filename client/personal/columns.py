@@ -53,16 +53,15 @@ def evaluate_personal_model(
     personal = runtime.scores(parts.model(state, private), examples.prompts)
     if split is not Split.TEST:
         return (evaluation_column(PERSONALIZED, personal, examples.labels),)
-    zero = zero_state(len(state))
-    zero_shot = runtime.scores(zero, examples.prompts)
-    bias = fit_label_bias(runtime.scores(zero, train.prompts), train.labels)
+    zero_shot = runtime.base_scores(examples.prompts)
+    bias = fit_label_bias(runtime.base_scores(train.prompts), train.labels)
     scores = {
         "base rate": np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
         "zero-shot": zero_shot,
         "label bias": zero_shot + bias,
     }
     if config.method == "finetune":
-        local = run_private_rounds(runtime, data, config, zero)
+        local = run_private_rounds(runtime, data, config, zero_state(len(state)))
         scores["local-only"] = runtime.scores(local, examples.prompts)
     scores["global"] = runtime.scores(parts.model(state), examples.prompts)
     scores[PERSONALIZED] = personal

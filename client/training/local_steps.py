@@ -21,7 +21,7 @@ from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.model.lora_fa import Perturbations
-from shared.replay import replay, to_float32
+from shared.replay import replay
 from shared.tasks.objectives import cross_entropy
 
 
@@ -191,7 +191,7 @@ def _losses_in_one_pass(
 ) -> list[NDArray[np.float64]]:
     """Return the losses of participants that share forward passes, float64 [P] each."""
     layout, first = runtime.layout, requests[0]
-    center = np.stack([to_float32(part.center(one.state)) for one in participants])
+    center = np.stack([runtime.weight_map.weights(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([request.seeds for request in requests])

@@ -41,7 +41,8 @@ from shared.machine import cores
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
-from shared.replay import Backend, to_float32
+from shared.model.weight_map import WeightMap
+from shared.replay import Backend
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import Task
@@ -65,6 +66,7 @@ class ModelRuntime:
     Attributes:
         config: settings of the run.
         layout: layout of the adapter.
+        weight_map: map from a state to the weights of the adapter.
         model_id: model id of the base model, 32 bytes.
         forward: engine that scores rows.
         first_block: index of the lowest block with an adapter.
@@ -90,6 +92,7 @@ class ModelRuntime:
             self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
+        self.weight_map = WeightMap()
         self._trunk_cache: TrunkCache | None = None
         self._deciding = threading.Lock()
         if predecessor is None:
@@ -179,7 +182,16 @@ class ModelRuntime:
 
     def scores(self, state: NDArray[np.int64], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the scores of n prompts under a state, int64 [d]: float32 [n, labels]."""
-        center = Perturbations.from_arrays(self.layout, to_float32(state), device=self.torch_device)
+        return self._scores(self.weight_map.weights(state), prompts)
+
+    def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Return the scores of n prompts under the base model alone: float32 [n, labels]."""
+        return self._scores(np.zeros(self.layout.size, np.float32), prompts)
+
+    def _scores(
+        self, weights: NDArray[np.float32], prompts: Sequence[Prompt]
+    ) -> NDArray[np.float32]:
+        center = Perturbations.from_arrays(self.layout, weights, device=self.torch_device)
         size = EVALUATION_MICRO_BATCH
         if self.config.memory_budget:
             size = evaluation_batch_size(self.schedule, self.config, size)
