@@ -16,7 +16,7 @@ from helpers import files_of
 from server.app import serve
 from server.rounds import strategy
 from server.rounds.aggregation import observe_round
-from server.store import RunStore, read_layout, replay_run
+from server.store import read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import LedgerError, RefusalCode
 from shared.frames.instructions import TrainInstruction
@@ -94,52 +94,6 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
     before = read_result(resumed)
     assert [event["round"] for event in before["rounds"]] == [1, 2, 3]
     assert read_result(simulate(config)) == before
-
-
-@pytest.mark.parametrize("moment", ["before its event", "before its validation", "amid it"])
-def test_a_validation_that_a_killed_server_did_not_finish_is_done_when_the_run_goes_on(
-    moment: str, settings: Settings, tmp_path: Path
-) -> None:
-    """The round that turns out the best is in the ledger when the server dies."""
-    changes: dict[str, Any] = {"rounds": 4, "steps": 1, "learning_rate": 3.0, "seed": 5}
-    changes |= {"evaluate__every": 1, "evaluate__best": True}
-    one = read_result(simulate(config_of(settings, **changes, out=str(tmp_path / "whole"))))
-    best = one["rounds"][-1]["back_to"]
-    if best not in (1, 2, 3):
-        pytest.fail("no round in between is the best; choose another seed")
-    config = config_of(settings, **changes)
-    grid = grid_of(config)
-    plain, evaluated = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        metadata = message.metadata
-        if metadata.message_type == MessageType.EVALUATE and metadata.group_id == str(best + 1):
-            evaluated.append(message)
-            if len(evaluated) == (1 if moment == "before its validation" else 2):
-                raise KeyboardInterrupt
-        return plain(message)
-
-    append = RunStore.append_event
-
-    def dies_first(store: RunStore, event: dict[str, Any]) -> None:
-        if moment == "before its event" and (event["event"], event["round"]) == ("round", best):
-            raise KeyboardInterrupt
-        append(store, event)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunStore, "append_event", dies_first)
-        with pytest.raises(KeyboardInterrupt):
-            serve(config, grid)
-    assert [r.delta.round for r in read_ledger(Path(config.out) / "ledger")][-1] == best
-    other = read_result(simulate(config))
-    assert other["rounds"][-1]["back_to"] == best
-    assert other["final_digest"] == one["final_digest"]
-    evaluations = [
-        [(e["round"], e["split"], e["columns"]) for e in result["evaluations"]]
-        for result in (one, other)
-    ]
-    assert evaluations[0] == evaluations[1]
 
 
 def test_a_run_that_finds_its_step_size_goes_on_to_the_same_ledger(
