@@ -29,6 +29,7 @@ class RefusalCode(IntEnum):
     DEVICE = 12
     PAUSED = 13
     CODE = 14
+    MISSING_BLOB = 15
 
 
 class SamaraError(Exception):
@@ -100,6 +101,21 @@ class ReportError(SamaraError):
     """A report does not answer the instruction of its round; only a server raises this."""
 
     refusal_code = RefusalCode.UNKNOWN
+
+
+class BlobError(SamaraError):
+    """A blob is too large, has another hash than its name, or cannot be stored."""
+
+    refusal_code = RefusalCode.FILE
+
+
+class MissingBlobError(SamaraError):
+    """A file that the run's settings name by its hash is not on this machine.
+
+    Its numbers are the first 4 bytes of the hash, big-endian, and the bytes that have arrived.
+    """
+
+    refusal_code = RefusalCode.MISSING_BLOB
 
 
 class CatchUpError(SamaraError):

@@ -47,6 +47,8 @@ class Setting:
         read_by: methods that the value means something to; empty for all.
         page: page and anchor under docs/ that says more; may be empty.
         former: key under which earlier versions stored it; may be empty.
+        blob: whether the value names a file that clients need (`shared.blobs`).
+        words: values of such a setting that are no file.
     """
 
     key: str
@@ -58,11 +60,13 @@ class Setting:
     read_by: tuple[str, ...]
     page: str
     former: str
+    blob: bool
+    words: tuple[str, ...]
 
     @property
     def makes_a_variant(self) -> bool:
         """Return whether runs with other values are compared with each other, not averaged."""
-        return self.identity and not self.repetition
+        return (self.identity or self.blob) and not self.repetition
 
     def is_read_by(self, method: str) -> bool:
         """Return whether the value means anything to a method."""
@@ -79,6 +83,8 @@ def setting(
     read_by: tuple[str, ...] = (),
     page: str = "",
     former: str = "",
+    blob: bool = False,
+    words: tuple[str, ...] = (),
     **constraints: Any,
 ) -> Any:
     """Declare a setting as a field of a `Section`; see `Setting` for what is not listed here.
@@ -93,15 +99,20 @@ def setting(
         read_by: see `Setting`.
         page: see `Setting`.
         former: see `Setting`.
+        blob: see `Setting`. The layout's hash must cover the file's content; the value itself, a
+            path or a hash, is then not part of the run id.
+        words: see `Setting`.
         constraints: what pydantic's ``Field`` takes, such as ``ge``.
     """
     about: dict[str, Any] = {
-        "identity": identity,
+        "identity": identity and not blob,
         "repetition": repetition,
         "owner": owner,
         "read_by": read_by,
         "page": page,
         "former": former,
+        "blob": blob,
+        "words": words,
     }
     return Field(default, description=help, json_schema_extra=about, **constraints)
 
@@ -135,6 +146,17 @@ class Section(BaseModel):
                 changes[name] = others
             elif isinstance(own, Section):
                 changes[name] = own.with_owners_values(others, owner)
+        return self.model_copy(update=changes)
+
+    def with_values(self, values: Mapping[str, Any], prefix: str = "") -> Self:
+        """Return these settings with other values by dotted key; the result is not validated."""
+        changes: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            own, key = getattr(self, name), prefix + _hyphenated(name)
+            if isinstance(own, Section):
+                changes[name] = own.with_values(values, f"{key}.")
+            elif key in values:
+                changes[name] = values[key]
         return self.model_copy(update=changes)
 
 
