@@ -228,6 +228,7 @@ def verify(run: Run) -> None:
 
     from server.store import cluster_folders, read_layout, replay_run
     from shared.errors import LedgerError
+    from shared.ledger.verification import verify_ledger
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
@@ -258,6 +259,12 @@ def verify(run: Run) -> None:
         f"ends in {end}",
         soft_wrap=True,
     )
+    personal = sorted(run.glob("clients/*/personal.ledger"))
+    for ledger in personal:
+        for _ in verify_ledger(ledger, layout):
+            pass
+    if personal:
+        Console().print(f"personal ledgers of {len(personal)} clients: every digest reproduced")
 
 
 def _read_config(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":

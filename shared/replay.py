@@ -2,7 +2,8 @@
 
 The state is int64 with unit 2⁻⁵¹; a direction has unit 2⁻¹¹; a coefficient is int32 with unit
 2^(shift − 40). Integer sums commute, so neither order nor grouping nor device can change a bit;
-only a `Shrink` keeps its place among the others. docs/replay.md is the contract in prose.
+only a `Shrink` keeps its place among the others. A private track may also add `DenseValues`.
+docs/replay.md is the contract in prose.
 
 The arithmetic is done by a `Backend`: `shared.replay_numpy` is the readable specification,
 `shared.replay_numba` the fast one. Those of torch are handed in by whoever holds a model.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ _INT32_MAX = 2**31 - 1
 _STATE_LIMIT = 2**62
 _DIRECTION_LIMIT = 2**15
 _MAX_COEFFICIENT = 1024.0
+MAX_DENSE_VALUE = 2**61
+"""The largest absolute value that a `DenseValues` adds to an element: 1,024."""
 _SHRUNK_AT_ONCE = 2**16
 
 
@@ -92,8 +95,43 @@ class Shrink:
     bits: int
 
 
+@dataclass(frozen=True, eq=False)
+class DenseValues:
+    """Values that are added to consecutive elements of a state; private tracks alone hold them.
+
+    Attributes:
+        first: index of the first element.
+        values: values with unit 2⁻⁵¹, int64 [n], each at most `MAX_DENSE_VALUE` from zero.
+    """
+
+    first: int
+    values: NDArray[np.int64]
+
+    @classmethod
+    def from_numbers(cls, first: int, numbers: NDArray[np.float64]) -> Self:
+        """Return numbers, float64 [n], as values rounded half to even.
+
+        Raises:
+            ReplayError: if a number is not finite or beyond ±1,024.
+        """
+        scaled = np.rint(np.ldexp(numbers, STATE_BITS))
+        if not np.all(np.abs(scaled) <= MAX_DENSE_VALUE):
+            raise ReplayError(
+                f"a private value of {_widest(numbers):g} cannot be stored: it is not finite or "
+                f"beyond ±{MAX_DENSE_VALUE >> STATE_BITS:,}"
+            )
+        return cls(first, scaled.astype(np.int64))
+
+    @property
+    def bound(self) -> int:
+        """The largest absolute value."""
+        return max(int(self.values.max(initial=0)), -int(self.values.min(initial=0)))
+
+
 ScalarGroup = tuple[NDArray[np.uint64], CoefficientBlock]
 """A pair of seeds, uint64 [n], and a block of n coefficients."""
+Entry = ScalarGroup | Shrink | DenseValues
+"""A change of a state; between two shrinks, entries may be applied in any order."""
 
 
 def zero_state(size: int) -> NDArray[np.int64]:
@@ -140,22 +178,30 @@ def _widest(values: NDArray[np.float64]) -> float:
     return float(values[~finite][0]) if not finite.all() else float(np.abs(values).max())
 
 
-def check_fits(state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Shrink]) -> None:
+def check_fits(
+    state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Shrink | DenseValues]
+) -> None:
     """Raise an error if changes could leave the exact range of a state, before any is applied.
 
     Args:
         state: int64 [d].
-        changes: coefficient blocks and shrinks in the order in which they are applied.
+        changes: coefficient blocks, shrinks and dense values in the order in which they are
+            applied.
 
     Raises:
-        ReplayError: if a bound of |state|, raised by Σ|c|·2^shift·2¹⁵ of every block and shrunk by
-            every shrink, is not always below 2⁶²; so a state that was reached is always in range.
+        ReplayError: if a bound of |state|, raised by Σ|c|·2^shift·2¹⁵ of every block and by the
+            largest of dense values, and shrunk by every shrink, is not always below 2⁶²; so a
+            state that was reached is always in range. Also if dense values are outside the state.
     """
     bound = max(int(state.max(initial=0)), -int(state.min(initial=0)))
     fits = bound < _STATE_LIMIT
     for change in changes:
         if isinstance(change, Shrink):
             bound -= bound >> change.bits
+        elif isinstance(change, DenseValues):
+            _elements_of(state, change)
+            bound += change.bound
+            fits = fits and bound < _STATE_LIMIT
         else:
             total = int(np.abs(change.coefficients.astype(np.int64)).sum())
             bound += (total << change.shift) * _DIRECTION_LIMIT
@@ -169,15 +215,15 @@ def check_fits(state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Sh
 
 def replay(
     state: NDArray[np.int64],
-    entries: Sequence[ScalarGroup | Shrink],
+    entries: Sequence[Entry],
     distribution: Distribution,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Apply groups of (seeds, coefficients) and shrinks, in their order, to a state.
+    """Apply groups of (seeds, coefficients), dense values and shrinks, in their order, to a state.
 
     Args:
         state: state before, int64 [d]; it is not changed.
-        entries: groups, in any order between two shrinks.
+        entries: groups and dense values, in any order between two shrinks.
         distribution: distribution of the directions.
         backend: replay backend; `default_backend` if None.
 
@@ -187,13 +233,13 @@ def replay(
     Raises:
         ReplayError: if it does not fit; the state is unchanged.
     """
-    check_fits(state, [entry if isinstance(entry, Shrink) else entry[1] for entry in entries])
+    check_fits(state, [entry[1] if isinstance(entry, tuple) else entry for entry in entries])
     return rebuild(state, entries, distribution, backend)
 
 
 def rebuild(
     state: NDArray[np.int64],
-    entries: Sequence[ScalarGroup | Shrink],
+    entries: Sequence[Entry],
     distribution: Distribution,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
@@ -212,6 +258,9 @@ def rebuild(
 
     Returns:
         The state after, int64 [d]; compare its digest.
+
+    Raises:
+        ReplayError: if dense values are outside the state.
     """
     backend = backend or default_backend()
     after = np.array(state, np.int64, order="C")
@@ -220,6 +269,9 @@ def rebuild(
         for entry in run:
             if isinstance(entry, Shrink):
                 _shrink(after, entry)
+            elif isinstance(entry, DenseValues):
+                part = _elements_of(after, entry)
+                part += entry.values
             else:
                 groups.append(entry)
         seeds, coefficients = summed(groups)
@@ -250,6 +302,21 @@ def _shrink(state: NDArray[np.int64], shrink: Shrink) -> None:
     for start in range(0, len(state), _SHRUNK_AT_ONCE):
         part = state[start : start + _SHRUNK_AT_ONCE]
         part -= part >> np.int64(shrink.bits)
+
+
+def _elements_of(state: NDArray[np.int64], dense: DenseValues) -> NDArray[np.int64]:
+    """Return a view of the elements that dense values are added to.
+
+    Raises:
+        ReplayError: if the state has no such elements.
+    """
+    part = state[dense.first : dense.first + len(dense.values)]
+    if len(part) != len(dense.values):
+        raise ReplayError(
+            f"{len(dense.values)} dense values from element {dense.first} on are outside the "
+            f"state of {len(state)} elements"
+        )
+    return part
 
 
 def forced_backend() -> str:

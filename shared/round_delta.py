@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from shared.directions import pool_seeds, query_seeds
 from shared.errors import FrameError, ReplayError
-from shared.replay import MAX_SHIFT, MAX_SHRINK, CoefficientBlock, ScalarGroup, Shrink
+from shared.frames.instructions import PERSONAL_TRACK
+from shared.replay import (
+    MAX_DENSE_VALUE,
+    MAX_SHIFT,
+    MAX_SHRINK,
+    CoefficientBlock,
+    DenseValues,
+    Entry,
+    Shrink,
+)
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 
@@ -54,10 +63,12 @@ class _EntryKind(IntEnum):
     DERIVED = 1
     POOL = 2
     SHRINK = 3
+    DENSE_VALUES = 4
 
 
 _ENTRY_KIND = struct.Struct("<B")
 _SHRINK_BITS = struct.Struct("<B")
+_DENSE_FIELDS = struct.Struct("<II")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +131,45 @@ class Group:
         return cls(origin, source, CoefficientBlock(shift, reader.array("<i4", count)))
 
 
-def _encode_entry(entry: Group | Shrink) -> bytes:
-    if isinstance(entry, Group):
-        return entry.encode()
-    return _ENTRY_KIND.pack(_EntryKind.SHRINK) + _SHRINK_BITS.pack(entry.bits)
+def encode_dense_values(dense: DenseValues) -> bytes:
+    """Return the bytes of dense values after their kind."""
+    fields = _DENSE_FIELDS.pack(dense.first, len(dense.values))
+    return fields + dense.values.astype("<i8").tobytes()
 
 
-def _read_entry(reader: Reader) -> Group | Shrink:
+def read_dense_values(reader: Reader) -> DenseValues:
+    """Read dense values after their kind.
+
+    Raises:
+        FrameError: if they are too many, too large, or not whole.
+    """
+    first, count = reader.fields(_DENSE_FIELDS)
+    if not 1 <= count <= MAX_SCALARS:
+        raise FrameError(f"an entry of {count} dense values is out of range")
+    dense = DenseValues(first, reader.array("<i8", count))
+    if dense.bound > MAX_DENSE_VALUE:
+        raise FrameError(f"a dense value is beyond ±{MAX_DENSE_VALUE}")
+    return dense
+
+
+def _encode_entry(entry: Group | Shrink | DenseValues) -> bytes:
+    match entry:
+        case Group():
+            return entry.encode()
+        case Shrink(bits):
+            return _ENTRY_KIND.pack(_EntryKind.SHRINK) + _SHRINK_BITS.pack(bits)
+    return _ENTRY_KIND.pack(_EntryKind.DENSE_VALUES) + encode_dense_values(entry)
+
+
+def _read_entry(reader: Reader, track: int) -> Group | Shrink | DenseValues:
     (kind,) = reader.fields(_ENTRY_KIND)
+    if kind == _EntryKind.DENSE_VALUES:
+        if track != PERSONAL_TRACK:
+            raise FrameError(
+                f"dense values are in a round delta of track {track}; private tracks alone may "
+                "hold them"
+            )
+        return read_dense_values(reader)
     if kind != _EntryKind.SHRINK:
         return Group.read(kind, reader)
     (bits,) = reader.fields(_SHRINK_BITS)
@@ -154,15 +196,15 @@ class RoundDelta:
         track: track that it extends.
         token: token of the round's instruction, 8 bytes.
         contributors: contributing clients, sorted by index, each once.
-        entries: groups of scalars, and shrinks. Between two shrinks the groups are in a fixed
-            order, though any order gives the same state.
+        entries: groups of scalars, shrinks, and in a private track dense values. Between two
+            shrinks the others are in a fixed order, though any order gives the same state.
     """
 
     round: int
     track: int
     token: bytes
     contributors: tuple[Contributor, ...]
-    entries: tuple[Group | Shrink, ...]
+    entries: tuple[Group | Shrink | DenseValues, ...]
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<II8sII")
     _CONTRIBUTOR: ClassVar[struct.Struct] = struct.Struct("<IIH")
@@ -190,7 +232,7 @@ class RoundDelta:
         contributors = tuple(
             Contributor(*reader.fields(cls._CONTRIBUTOR)) for _ in range(contributor_count)
         )
-        entries = tuple(_read_entry(reader) for _ in range(entry_count))
+        entries = tuple(_read_entry(reader, track) for _ in range(entry_count))
         reader.end()
         clients = [c.client for c in contributors]
         if round_number < 1 or any(a >= b for a, b in pairwise(clients)):
@@ -199,15 +241,20 @@ class RoundDelta:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of scalars, without shrinks."""
+        """The groups of scalars alone."""
         return tuple(entry for entry in self.entries if isinstance(entry, Group))
 
     @property
-    def changes(self) -> list[CoefficientBlock | Shrink]:
+    def has_dense_values(self) -> bool:
+        """Return whether one of the entries is of the kind that private tracks alone may hold."""
+        return any(isinstance(entry, DenseValues) for entry in self.entries)
+
+    @property
+    def changes(self) -> list[CoefficientBlock | Shrink | DenseValues]:
         """The entries without their seeds, as `shared.replay.check_fits` takes them."""
         return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
 
-    def scalar_groups(self) -> list[ScalarGroup | Shrink]:
+    def scalar_groups(self) -> list[Entry]:
         """Return the entries as `shared.replay.replay` takes them."""
         return [
             (entry.seeds(), entry.scalars) if isinstance(entry, Group) else entry
@@ -229,10 +276,11 @@ def revert_delta(
         reverted: all rounds after the state to return to, in their order.
 
     Raises:
-        ReplayError: if one of them shrinks the state, which rounds and cannot be reverted.
+        ReplayError: if one of them shrinks the state, which rounds and cannot be reverted, or adds
+            dense values, which are no coefficients.
     """
-    if any(isinstance(entry, Shrink) for delta in reverted for entry in delta.entries):
-        raise ReplayError("a round that shrinks the state cannot be reverted")
+    if any(not isinstance(entry, Group) for delta in reverted for entry in delta.entries):
+        raise ReplayError("a round with shrinks or dense values cannot be reverted")
     left: dict[bytes, list[Group]] = {}
     for group in (group for delta in reverted for group in delta.groups):
         negated = replace(

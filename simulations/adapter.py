@@ -16,7 +16,7 @@ from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
 from shared.layout import ADAPTER_GROUP, Layout
-from shared.ledger.personal_file import PersonalFile
+from shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.model.loading import BaseModel, load_structure
@@ -118,8 +118,8 @@ class FinishedRun:
         *_, last = verify_ledger(self._personal_ledger(client), self.layout)
         return last.state
 
-    def personal_file(self, client: int) -> PersonalFile:
-        """Return a client's private rounds as a personal file.
+    def personal_file(self, client: int) -> PersonalFile | FitFile:
+        """Return a client's private rounds, or its fit, as a personal file.
 
         Raises:
             LedgerError: if a personal file cannot hold them.
@@ -127,13 +127,10 @@ class FinishedRun:
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
         try:
-            return PersonalFile.from_records(
-                read_header(ledger),
-                read_ledger(ledger, strict=True),
-                self.config.seed,
-                client,
-                started,
-            )
+            header, records = read_header(ledger), list(read_ledger(ledger, strict=True))
+            if len(records) == 1 and records[0].delta.has_dense_values:
+                return FitFile.from_record(header, records[0], client, started)
+            return PersonalFile.from_records(header, records, self.config.seed, client, started)
         except LedgerError as error:
             raise LedgerError(f"{ledger}: {error}; export the PEFT form instead") from error
 
@@ -144,7 +141,7 @@ class FinishedRun:
             LedgerError: if the file is damaged, or belongs to another run or state.
         """
         try:
-            personal = PersonalFile.decode(file.read_bytes())
+            personal = read_personal_file(file.read_bytes())
             if personal.header.run_id.hex() != self.result.run_id:
                 raise LedgerError(f"it belongs to run {personal.header.run_id.hex()}")
             if personal.global_digest.hex() != self.result.final_digest:

@@ -79,7 +79,7 @@ class Session:
             tail = records_after(catch_up.tail, start.round)
             state, last = replay_records(
                 lambda: state,
-                lambda: read_records(io.BytesIO(tail), start),
+                lambda: read_records(io.BytesIO(tail), start, header.track),
                 layout,
                 backend,
             )

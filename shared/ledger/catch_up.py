@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import LedgerError
+from shared.errors import LedgerError, ReplayError
 from shared.layout import Layout
 from shared.ledger.records import Record
 from shared.replay import Backend, digest, rebuild
@@ -56,10 +56,14 @@ def replay_batch(
         int64 [d], the state after the last record.
 
     Raises:
-        LedgerError: if the digest differs, naming the last round.
+        LedgerError: if the digest differs, or dense values are outside the state, naming the last
+            round.
     """
     entries = [entry for record in records for entry in record.delta.scalar_groups()]
-    state = rebuild(state, entries, layout.distribution, backend)
+    try:
+        state = rebuild(state, entries, layout.distribution, backend)
+    except ReplayError as error:
+        raise LedgerError(f"round {records[-1].delta.round} or before: {error}") from error
     if digest(layout.hash, state) != records[-1].end_digest:
         raise _DigestMismatchError(
             f"round {records[-1].delta.round}: replaying it gives another digest than recorded"

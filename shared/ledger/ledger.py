@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shared.errors import LedgerError
 from shared.files import make_folder, sync_folder, write_durably
+from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp, replay_records
 from shared.ledger.reading import (
@@ -162,6 +163,11 @@ class Ledger:
         if delta.track != self.header.track:
             raise LedgerError(
                 f"{self.folder}: a delta of track {delta.track}, not {self.header.track}"
+            )
+        if delta.has_dense_values and self.header.track != PERSONAL_TRACK:
+            raise LedgerError(
+                f"{self.folder}: dense values are for private tracks only; this is track "
+                f"{self.header.track}"
             )
         state = replay(self.state, delta.scalar_groups(), self._layout.distribution)
         record = Record.create(self.position, delta, digest(self._layout.hash, state))

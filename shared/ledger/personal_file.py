@@ -1,4 +1,6 @@
-"""A client's private rounds as one small file, 4 bytes per scalar (docs/ledger.md).
+"""A client's private part as one small file (docs/ledger.md): private rounds, or a fit.
+
+Private rounds, 4 bytes per scalar:
 
     identity     "SAMARAPB" and the rest as in a segment
     fields       run's seed u64 · client u32 · rounds u32 · steps K u16 · queries q u16
@@ -11,6 +13,14 @@
 
 The seeds are not in it: they follow from the run's seed, the round and the client. Every round
 ends with the same shrink, or none; after the last there may be more of them.
+
+A fit, 8 bytes per fitted number:
+
+    identity     "SAMARAPV" and the rest as in a segment
+    fields       client u32 · digest of the global state 32 · digest of the personal state 32
+                 · parts u16
+    parts        of each: first element u32 · values n u32 · values int64 [n]
+    checksum     SHA-256 of everything before
 """
 
 import hashlib
@@ -23,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.directions import round_root
-from shared.errors import LedgerError
+from shared.errors import FrameError, LedgerError
 from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import Layout
 from shared.ledger.records import HASH_BYTES, IDENTITY_BYTES, LedgerHeader, Record
@@ -31,14 +41,17 @@ from shared.replay import (
     MAX_SHIFT,
     MAX_SHRINK,
     CoefficientBlock,
+    DenseValues,
     Shrink,
     digest,
     replay,
     zero_state,
 )
-from shared.round_delta import DerivedSeeds, Group
+from shared.round_delta import DerivedSeeds, Group, encode_dense_values, read_dense_values
+from shared.wire import Reader
 
 PERSONAL_MAGIC = b"SAMARAPB"
+FIT_MAGIC = b"SAMARAPV"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +172,7 @@ class PersonalFile:
             LedgerError: if it is damaged or no file of private rounds.
         """
         start = IDENTITY_BYTES + cls._FIELDS.size
-        content, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
-        if len(content) < start or not content.startswith(PERSONAL_MAGIC):
-            raise LedgerError("not a file of private rounds")
-        if hashlib.sha256(content).digest() != checksum:
-            raise LedgerError("it is damaged; export it again")
+        content = _checked_content(data, PERSONAL_MAGIC, start)
         header = LedgerHeader.decode(content, PERSONAL_MAGIC)
         seed, client, rounds, steps, queries, started, end, pull, last = cls._FIELDS.unpack_from(
             content, IDENTITY_BYTES
@@ -214,6 +223,105 @@ class PersonalFile:
         if digest(layout.hash, state) != self.digest:
             raise LedgerError("its scalars replay to another digest than its own")
         return state
+
+
+@dataclass(frozen=True, eq=False)
+class FitFile:
+    """The private part of one client that was fitted by a solver.
+
+    Attributes:
+        header: run and layout of the personal ledger.
+        client: client index.
+        global_digest: digest of the global state that the part was fitted to, 32 bytes.
+        digest: digest of the personal state, 32 bytes.
+        parts: fitted values.
+    """
+
+    header: LedgerHeader
+    client: int
+    global_digest: bytes
+    digest: bytes
+    parts: tuple[DenseValues, ...]
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<I32s32sH")
+
+    @classmethod
+    def from_record(
+        cls, header: LedgerHeader, record: Record, client: int, global_digest: bytes
+    ) -> Self:
+        """Return the fit that a client's personal ledger has as its only record.
+
+        Raises:
+            LedgerError: if the record holds anything else.
+        """
+        entries = record.delta.entries
+        parts = tuple(entry for entry in entries if isinstance(entry, DenseValues))
+        if record.delta.round != 1 or parts != entries:
+            raise LedgerError(f"round {record.delta.round} is no fit")
+        return cls(header, client, global_digest, record.end_digest, parts)
+
+    def encode(self) -> bytes:
+        """Return the file: 8 bytes per value and 8 per part, and 158 more."""
+        content = self.header.encode(FIT_MAGIC)
+        content += self._FIELDS.pack(self.client, self.global_digest, self.digest, len(self.parts))
+        content += b"".join(map(encode_dense_values, self.parts))
+        return content + hashlib.sha256(content).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read a file.
+
+        Raises:
+            LedgerError: if it is damaged or no file of a fit.
+        """
+        start = IDENTITY_BYTES + cls._FIELDS.size
+        content = _checked_content(data, FIT_MAGIC, start)
+        header = LedgerHeader.decode(content, FIT_MAGIC)
+        client, fitted_to, end, count = cls._FIELDS.unpack_from(content, IDENTITY_BYTES)
+        reader = Reader(memoryview(content)[start:])
+        try:
+            parts = tuple(read_dense_values(reader) for _ in range(count))
+            reader.end()
+        except FrameError as error:
+            raise LedgerError(f"its values cannot be read: {error}") from error
+        return cls(header, client, fitted_to, end, parts)
+
+    def state(self, layout: Layout) -> NDArray[np.int64]:
+        """Return the personal state, int64 [d], to be added to the global one.
+
+        Raises:
+            LedgerError: if it is for another layout, or its values give another digest.
+            ReplayError: if they do not fit the layout, or the exact range of the state.
+        """
+        if self.header.layout_hash != layout.hash:
+            raise LedgerError("it is for another layout")
+        state = replay(zero_state(layout.size), self.parts, layout.distribution)
+        if digest(layout.hash, state) != self.digest:
+            raise LedgerError("its values give another digest than its own")
+        return state
+
+
+def read_personal_file(data: bytes) -> PersonalFile | FitFile:
+    """Read a file of private rounds, or of a fit.
+
+    Raises:
+        LedgerError: if it is damaged or neither.
+    """
+    return FitFile.decode(data) if data.startswith(FIT_MAGIC) else PersonalFile.decode(data)
+
+
+def _checked_content(data: bytes, magic: bytes, least: int) -> bytes:
+    """Return a file without its checksum, after checking it.
+
+    Raises:
+        LedgerError: if the file is damaged, too short, or of another kind.
+    """
+    content, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
+    if len(content) < least or not content.startswith(magic):
+        raise LedgerError("not a file of private rounds or of a private fit")
+    if hashlib.sha256(content).digest() != checksum:
+        raise LedgerError("it is damaged; export it again")
+    return content
 
 
 def _source(seed: int, number: int, client: int, steps: int, queries: int) -> DerivedSeeds:

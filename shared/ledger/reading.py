@@ -155,7 +155,8 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
     for path in (path for number, path in paths.items() if number >= begun[-1]):
         try:
             with path.open("rb") as file:
-                start = _read_segment(path, file).start
+                segment = _read_segment(path, file)
+                start = segment.start
                 if position is None:
                     start = skip_records(file, start, first - 1 - start.round)
                 elif start != position:
@@ -164,7 +165,7 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
                         "follow the one before"
                     )
                 position = start
-                for record in read_records(file, start):
+                for record in read_records(file, start, segment.header.track):
                     yield record
                     position = record.position
         except FileNotFoundError as error:

@@ -201,12 +201,13 @@ def _read_fields(stream: BinaryIO, expected: int) -> tuple[int, int] | None:
     return length, number
 
 
-def read_record(stream: BinaryIO, previous: Position) -> Record | None:
-    """The record after a position, or None at the end.
+def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | None:
+    """Return the record after a position, or None at the end.
 
     Args:
-        stream: anything readable that stands right behind `previous`.
+        stream: readable stream whose next bytes are those after `previous`.
         previous: the position, with the hash that the chain continues from.
+        track: track of the ledger, which its round deltas must have.
 
     Raises:
         TornRecordError: if the stream ends inside the record.
@@ -230,17 +231,19 @@ def read_record(stream: BinaryIO, previous: Position) -> Record | None:
         raise LedgerError(f"round {expected}: {error}") from error
     if not number == delta.round == expected:
         raise LedgerError(f"round {expected}: the record says it is round {number}")
+    if delta.track != track:
+        raise LedgerError(f"round {expected}: the record is of track {delta.track}, not {track}")
     return Record(delta, frame, link)
 
 
-def read_records(stream: BinaryIO, start: Position) -> Iterator[Record]:
+def read_records(stream: BinaryIO, start: Position, track: int) -> Iterator[Record]:
     """Yield all records after a position.
 
     Raises:
         TornRecordError: if the last record is not whole.
-        LedgerError: at the first record that is damaged.
+        LedgerError: at the first record that is damaged, or of another track.
     """
-    while (record := read_record(stream, start)) is not None:
+    while (record := read_record(stream, start, track)) is not None:
         yield record
         start = record.position
 

@@ -143,7 +143,7 @@ def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[P
         with segment.path.open("rb") as file:
             file.seek(end)
             try:
-                for record in read_records(file, position):
+                for record in read_records(file, position, segment.header.track):
                     position, end = record.position, end + record.size
             except LedgerError as error:
                 file.seek(end)
@@ -165,7 +165,7 @@ def _segments_leading_to(
         try:
             with segment.path.open("rb") as file:
                 file.seek(SEGMENT_HEADER_BYTES)
-                for record in read_records(file, position):
+                for record in read_records(file, position, segment.header.track):
                     position = record.position
             if position != goal:
                 raise LedgerError(f"it ends at round {position.round}, not at {goal.round}")

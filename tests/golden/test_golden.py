@@ -8,6 +8,7 @@ from write import (
     ELEMENTS,
     FILES,
     FOLDER,
+    LAYOUT,
     NEXT_SEGMENT,
     SEEDS,
     SEGMENT,
@@ -20,6 +21,7 @@ from client.protocol.session import Session
 from shared.directions import directions
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
+from shared.ledger.personal_file import read_personal_file
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.ledger.verification import verify_ledger
@@ -81,6 +83,16 @@ def test_the_ledger_in_the_folder_replays_to_its_states() -> None:
     for step, expected in zip(steps, rounds, strict=True):
         assert [str(number) for number in step.state.tolist()] == expected["state"]
     assert to_float32(steps[-1].state).tolist() == said["weights"]
+
+
+def test_the_private_fit_in_the_files_is_read_to_its_state() -> None:
+    _, fit = verify_ledger(FOLDER / "private", LAYOUT)
+    expected = np.zeros(LAYOUT.size, np.int64)
+    expected[[2, 3, 20, 21, 22]] = [2**50, -round(1e-9 * 2**51), 2**61, -(2**61), 7]
+    np.testing.assert_array_equal(fit.state, expected)
+    file = read_personal_file((FOLDER / "private.samara").read_bytes())
+    assert file.client == 4
+    np.testing.assert_array_equal(file.state(LAYOUT), expected)
 
 
 def test_a_client_catches_up_by_the_files_in_the_folder() -> None:

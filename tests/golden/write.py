@@ -29,6 +29,7 @@ from shared.errors import RefusalCode
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
+    PERSONAL_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     Split,
@@ -38,10 +39,21 @@ from shared.frames.instructions import (
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from shared.ledger.personal_file import FitFile
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
 from shared.model.lora_fa import frozen_a
-from shared.replay import CoefficientBlock, Shrink, digest, quantize, replay, to_float32, zero_state
+from shared.replay import (
+    MAX_DENSE_VALUE,
+    CoefficientBlock,
+    DenseValues,
+    Shrink,
+    digest,
+    quantize,
+    replay,
+    to_float32,
+    zero_state,
+)
 from shared.replay_numpy import NumpyBackend
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 
@@ -236,6 +248,7 @@ def frames() -> dict[str, Any]:
         "train_by_forward_differences": replace(train, differences="forward"),
         "report_with_curvature": Report(token, 4, 120, 0.6875, gradients, curvature=2.5),
         "round_delta_with_a_shrink": RoundDelta(3, 0, token, (), from_the_pool),
+        "round_delta_with_dense_values": private_fit(),
     }
 
 
@@ -262,6 +275,23 @@ def rounds() -> list[RoundDelta]:
         RoundDelta(2, 0, tokens[1], both, shared),
         RoundDelta(3, 0, tokens[2], (), ()),
     ]
+
+
+def private_fit() -> RoundDelta:
+    """A client's private part: two numbers of a matrix, and a label bias with the widest values."""
+    numbers = DenseValues.from_numbers(2, np.array([0.5, -1e-9]))
+    widest = DenseValues(20, np.array([MAX_DENSE_VALUE, -MAX_DENSE_VALUE, 7]))
+    return RoundDelta(1, PERSONAL_TRACK, bytes(8), (), (numbers, widest))
+
+
+def made_private_fit() -> dict[str, bytes]:
+    """A personal ledger with a private fit, and the personal file of it."""
+    header, delta = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash), private_fit()
+    state = replay(zero_state(LAYOUT.size), delta.scalar_groups(), LAYOUT.distribution)
+    record = Record.create(header.start, delta, digest(LAYOUT.hash, state))
+    segment = encode_segment_header(header, header.start) + record.encode()
+    file = FitFile.from_record(header, record, 4, bytes(range(32))).encode()
+    return {f"private/{SEGMENT}": segment, "private.samara": file}
 
 
 SEGMENT, SNAPSHOT, NEXT_SEGMENT = "0000000001.seg", "0000000002.snap", "0000000003.seg"
@@ -368,6 +398,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames.json": lambda: as_json(made_frames()),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
+    f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],
+    "private.samara": lambda: made_private_fit()["private.samara"],
     "replay.json": lambda: as_json([replay_case(distribution) for distribution in ELEMENTS]),
     "frozen_a.json": lambda: as_json(made_frozen_a()),
 }

@@ -11,10 +11,16 @@ from shared.client_index import MAX_CLIENT
 from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
-from shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split, TrainInstruction
+from shared.frames.instructions import (
+    PERSONAL_TRACK,
+    EvaluateInstruction,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
-from shared.replay import CoefficientBlock, Shrink
+from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
 
@@ -84,14 +90,20 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(draw(U32), draw(source), scalars)
 
 
+WIDE = st.integers(-MAX_DENSE_VALUE, MAX_DENSE_VALUE)
+DENSE = st.builds(DenseValues, U32, hnp.arrays(np.int64, st.integers(1, 4), elements=WIDE))
+
+
 @st.composite
 def deltas(draw: st.DrawFn) -> RoundDelta:
     contributors = tuple(
         Contributor(client, draw(U32), draw(U16))
         for client in sorted(draw(st.sets(CLIENT, max_size=3)))
     )
-    some = tuple(draw(st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=3)))
-    return RoundDelta(draw(U32.filter(bool)), draw(U32), draw(NAME), contributors, some)
+    track = draw(U32 | st.just(PERSONAL_TRACK))
+    kinds = groups() | st.builds(Shrink, st.integers(1, 62))
+    some = tuple(draw(st.lists(kinds | DENSE if track == PERSONAL_TRACK else kinds, max_size=3)))
+    return RoundDelta(draw(U32.filter(bool)), track, draw(NAME), contributors, some)
 
 
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()

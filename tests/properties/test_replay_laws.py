@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from shared.directions import Distribution, directions
 from shared.replay import (
     COEFFICIENT_BITS,
+    MAX_DENSE_VALUE,
     MAX_SHIFT,
     STATE_BITS,
     CoefficientBlock,
+    DenseValues,
+    Entry,
     ScalarGroup,
     Shrink,
     check_fits,
@@ -41,9 +44,22 @@ def groups(draw: st.DrawFn) -> ScalarGroup:
     return draw(seeds), CoefficientBlock(draw(st.integers(0, MAX_SHIFT)), draw(coefficients))
 
 
-@given(STATES, st.lists(groups(), max_size=4), st.randoms(use_true_random=False), DISTRIBUTIONS)
-def test_the_order_of_groups_does_not_matter(
-    state: NDArray[np.int64], some: list[ScalarGroup], random: object, how: Distribution
+@st.composite
+def dense_values(draw: st.DrawFn) -> DenseValues:
+    first = draw(st.integers(0, SIZE))
+    value = st.integers(-MAX_DENSE_VALUE // 8, MAX_DENSE_VALUE // 8)
+    count = st.integers(0, SIZE - first)
+    return DenseValues(first, draw(hnp.arrays(np.int64, count, elements=value)))
+
+
+@given(
+    STATES,
+    st.lists(groups() | dense_values(), max_size=4),
+    st.randoms(use_true_random=False),
+    DISTRIBUTIONS,
+)
+def test_the_order_of_groups_and_dense_values_does_not_matter(
+    state: NDArray[np.int64], some: list[Entry], random: object, how: Distribution
 ) -> None:
     shuffled = list(some)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -71,12 +87,35 @@ def test_a_range_of_elements_may_be_replayed_alone(
     np.testing.assert_array_equal(state[cut:] + coefficients @ z, whole[cut:])
 
 
-ENTRIES = st.lists(groups() | st.builds(Shrink, st.integers(1, 62)), max_size=6)
+ENTRIES = st.lists(groups() | dense_values() | st.builds(Shrink, st.integers(1, 62)), max_size=6)
+
+
+@given(STATES, dense_values(), DISTRIBUTIONS)
+def test_opposite_dense_values_lead_back(
+    state: NDArray[np.int64], dense: DenseValues, how: Distribution
+) -> None:
+    back = DenseValues(dense.first, -dense.values)
+    after = replay(state, [dense], how)
+    last = dense.first + len(dense.values)
+    np.testing.assert_array_equal(
+        after[dense.first : last], state[dense.first : last] + dense.values
+    )
+    np.testing.assert_array_equal(replay(after, [back], how), state)
+
+
+@given(hnp.arrays(np.float64, 4, elements=st.floats(-1024, 1024)))
+def test_numbers_become_the_nearest_dense_values(numbers: NDArray[np.float64]) -> None:
+    dense = DenseValues.from_numbers(3, numbers)
+    assert dense.bound <= MAX_DENSE_VALUE
+    exact = [Fraction(number) * 2**STATE_BITS for number in numbers.tolist()]
+    assert all(
+        abs(v - e) <= Fraction(1, 2) for v, e in zip(dense.values.tolist(), exact, strict=True)
+    )
 
 
 @given(STATES, ENTRIES, st.integers(0, 6), DISTRIBUTIONS)
 def test_replaying_head_and_then_tail_is_replaying_all(
-    state: NDArray[np.int64], some: list[ScalarGroup | Shrink], cut: int, how: Distribution
+    state: NDArray[np.int64], some: list[Entry], cut: int, how: Distribution
 ) -> None:
     in_two = replay(replay(state, some[:cut], how), some[cut:], how)
     np.testing.assert_array_equal(in_two, replay(state, some, how))
@@ -84,7 +123,7 @@ def test_replaying_head_and_then_tail_is_replaying_all(
 
 @given(STATES, ENTRIES, DISTRIBUTIONS)
 def test_a_rebuild_is_the_rounds_one_by_one(
-    state: NDArray[np.int64], entries: list[ScalarGroup | Shrink], how: Distribution
+    state: NDArray[np.int64], entries: list[Entry], how: Distribution
 ) -> None:
     after = state
     for entry in entries:
@@ -94,7 +133,7 @@ def test_a_rebuild_is_the_rounds_one_by_one(
 
 @given(STATES, ENTRIES, DISTRIBUTIONS)
 def test_what_fits_leaves_a_state_that_fits(
-    state: NDArray[np.int64], entries: list[ScalarGroup | Shrink], how: Distribution
+    state: NDArray[np.int64], entries: list[Entry], how: Distribution
 ) -> None:
     check_fits(replay(state, entries, how), [])
 

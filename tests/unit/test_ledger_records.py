@@ -26,7 +26,7 @@ RECORDS = [HISTORY.tail(n, n + 1) for n in range(3)]
 
 
 def read_all(data: bytes, start: Position = HISTORY.header.start) -> list[Record]:
-    return list(read_records(io.BytesIO(data), start))
+    return list(read_records(io.BytesIO(data), start, HISTORY.header.track))
 
 
 def flipped_bits(data: bytes) -> list[tuple[int, bytes]]:
@@ -77,6 +77,11 @@ def test_a_record_that_names_another_round_than_its_place_is_refused() -> None:
         read_all(RECORDS[0] + record.encode())
 
 
+def test_records_of_another_track_are_refused() -> None:
+    with pytest.raises(LedgerError, match="round 1: the record is of track 0, not 3"):
+        list(read_records(io.BytesIO(HISTORY.tail(0)), HISTORY.header.start, 3))
+
+
 def test_records_of_another_run_do_not_continue_the_chain() -> None:
     other = LedgerHeader(0, b"another!", LAYOUT.hash)
     with pytest.raises(LedgerError, match=r"round 1: .* does not follow"):
@@ -94,7 +99,7 @@ def test_skipping_records_leads_where_reading_them_does(number: int) -> None:
     stream = io.BytesIO(HISTORY.tail(0))
     position = skip_records(stream, HISTORY.header.start, number)
     assert position == HISTORY.position(number)
-    following = read_record(stream, position)
+    following = read_record(stream, position, HISTORY.header.track)
     assert (following.delta.round if following else 4) == number + 1
 
 
