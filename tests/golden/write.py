@@ -26,6 +26,7 @@ from shared.directions import (
     round_root,
 )
 from shared.errors import RefusalCode
+from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -225,6 +226,7 @@ def frames() -> dict[str, Any]:
         Shrink(12),
         groups[0],
     )
+    part = BlobPart(hashlib.sha256(b"basis" * 100).digest(), 500, 200, b"basis" * 20)
     return {
         "hello": Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
         "train": train,
@@ -239,6 +241,8 @@ def frames() -> dict[str, Any]:
             ),
         ),
         "refusal": Refusal(token, 4, 2, RefusalCode.CATCH_UP, (7, 2)),
+        "blob_part": part,
+        "blob_receipt": BlobReceipt(token_of(part.encode()), 4, part.blob, 300),
         "round_delta": RoundDelta(
             3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
         ),
