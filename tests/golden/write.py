@@ -43,7 +43,6 @@ from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.personal_file import FitFile
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
-from shared.model.lora_fa import frozen_a
 from shared.replay import (
     MAX_DENSE_VALUE,
     CoefficientBlock,
@@ -384,6 +383,8 @@ def replay_case(distribution: Distribution) -> dict[str, Any]:
 
 
 def made_frozen_a() -> list[dict[str, Any]]:
+    from shared.model.lora_fa import frozen_a  # here, since the other files need no torch
+
     cases = []
     for seed in SEEDS:
         a = frozen_a(seed, 4, 768)
