@@ -28,11 +28,12 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "cohorts": ("sampled", "recorded"),
     "late reports": ("refused", "counted"),
     "label bias": ("none", "trained"),
-    "gradients": ("differences", "exact"),
+    "basis": ("none", "informed"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
-candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row."""
+candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
+``basis``: ``informed`` is `adapter.basis`."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,18 @@ EXCLUSIONS = (
         "a phone's program has no label bias; set adapter.label-bias to false",
     ),
     Exclusion(
+        {"method": ("partial",), "basis": ("informed",), "label bias": ("none",)},
+        "the coordinates in a basis belong to no tensor, so one part alone would be left; set "
+        "adapter.label-bias, or leave adapter.basis empty",
+    ),
+    Exclusion(
+        {"basis": ("informed",), "clients": ("phone",)},
+        "a phone's program moves the adapter's elements, and no coordinates in a basis; leave "
+        "adapter.basis empty",
+    ),
+    Exclusion(
         {"task": ("listed choice",), "clients": ("phone",)},
         "a phone's program asks for a label word; choose a classification",
-    ),
-    Exclusion(
-        {"gradients": ("exact",), "clients": ("phone",)},
-        "a phone's program has no backward pass; set gradients to differences",
-    ),
-    Exclusion(
-        {"gradients": ("exact",), "clients": ("emulated",)},
-        "the time model of emulated devices has no backward pass; set gradients to differences",
     ),
     Exclusion(
         {"cohorts": ("recorded",), "engine": ("flower", "fleet")},

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,10 @@ LABEL_BIAS_GROUP = "label bias"
 MAX_RANK = 1024
 MAX_ELEMENTS = 2**30
 """The most trained numbers of a layout; a larger one from the network is refused."""
+MAX_BASIS_SIZE = 1024
+"""The most vectors of a basis."""
+BASIS_PART = "basis"
+"""Name of the part of a state that holds the coordinates in a basis."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,40 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class BasisReference:
+    """The basis that the tensors of an adapter are expressed in, B = U·θ (`shared.basis`).
+
+    Attributes:
+        sha256: SHA-256 (hex) of the basis's file.
+        size: number of basis vectors, k.
+    """
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A part of a state: one tensor, or the coordinates of all adapter tensors in a basis.
+
+    Attributes:
+        name: name of the tensor, or `BASIS_PART`.
+        group: group of the tensors that it belongs to.
+        numbers: slice of the state.
+    """
+
+    name: str
+    group: str
+    numbers: slice
+
+
+@dataclass(frozen=True)
 class Layout:
     """Ordered tensors of an adapter with what is needed to rebuild the frozen rest.
 
-    If the hashes of two layouts are equal, the same scalars mean the same update.
+    If the hashes of two layouts are equal, the same scalars mean the same update. Without a basis
+    a state holds the elements of the tensors. With a basis it holds k coordinates in place of the
+    elements of the adapter's tensors, which come first; directions have as many numbers as a state.
 
     Attributes:
         tensors: trained tensors in the order in which they are flattened.
@@ -46,6 +81,7 @@ class Layout:
         alpha: factor α; the product B·A·x is multiplied by α / r.
         a_seed: seed of the frozen matrices A.
         distribution: distribution of the directions.
+        basis: basis of the tensors of the group `ADAPTER_GROUP`; None if there is none.
     """
 
     tensors: tuple[Tensor, ...]
@@ -53,14 +89,48 @@ class Layout:
     alpha: float
     a_seed: int
     distribution: Distribution
+    basis: BasisReference | None = None
 
     @cached_property
     def size(self) -> int:
-        """The number of trained elements, d."""
+        """The number of trained numbers, that of a state and of a direction."""
+        return self.parts[-1].numbers.stop if self.parts else 0
+
+    @cached_property
+    def element_count(self) -> int:
+        """The number of elements of all tensors, d; equal to `size` unless there is a basis."""
         return sum(tensor.size for tensor in self.tensors)
 
+    @cached_property
+    def adapter_element_count(self) -> int:
+        """The number of elements of the tensors that a basis is for."""
+        return sum(tensor.size for tensor in self.tensors if tensor.group == ADAPTER_GROUP)
+
+    @cached_property
+    def parts(self) -> tuple[StatePart, ...]:
+        """The parts of a state in their order."""
+        parts, start = [], 0
+        if self.basis:
+            start = self.basis.size
+            parts.append(StatePart(BASIS_PART, ADAPTER_GROUP, slice(0, start)))
+        for tensor in self.tensors:
+            if self.basis is None or tensor.group != ADAPTER_GROUP:
+                numbers = slice(start, start + tensor.size)
+                parts.append(StatePart(tensor.name, tensor.group, numbers))
+                start = numbers.stop
+        return tuple(parts)
+
+    @cached_property
+    def adapter_hash(self) -> bytes:
+        """The SHA-256 of what the adapter's tensors and frozen matrices are, 32 bytes.
+
+        Two layouts with the same one can use the same basis.
+        """
+        tensors = tuple(tensor for tensor in self.tensors if tensor.group == ADAPTER_GROUP)
+        return replace(self, tensors=tensors, distribution="gaussian", basis=None).hash
+
     def tensor_slice(self, name: str) -> tuple[slice, int]:
-        """Return the slice of the flat vector that holds a tensor, and its number of rows."""
+        """Return the slice of the flat elements that holds a tensor, and its number of rows."""
         return self._slices[name]
 
     @cached_property
@@ -73,7 +143,7 @@ class Layout:
 
     def to_json(self) -> str:
         """Return canonical JSON: sorted keys, no spaces; equal layouts give equal text."""
-        content = {
+        content: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "tensors": [
                 {"name": t.name, "rows": t.rows, "columns": t.columns, "group": t.group}
@@ -86,6 +156,8 @@ class Layout:
             "distribution": self.distribution,
             "normal_table_sha256": TABLE_SHA256,
         }
+        if self.basis:
+            content["basis"] = {"sha256": self.basis.sha256, "size": self.basis.size}
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
     @cached_property
@@ -128,6 +200,7 @@ class Layout:
                 alpha=float(content["alpha"]),
                 a_seed=int(content["a_seed"]),
                 distribution=content["distribution"],
+                basis=_read_reference(content.get("basis")),
             )
             faithful = json.loads(layout.to_json()) == content
         except (
@@ -152,8 +225,29 @@ class Layout:
             1 <= layout.rank <= MAX_RANK
             and 0 < layout.alpha < math.inf
             and 0 <= layout.a_seed < 2**64
-            and layout.size <= MAX_ELEMENTS
+            and layout.element_count <= MAX_ELEMENTS
             and len({tensor.name for tensor in layout.tensors}) == len(layout.tensors)
         ):
             raise SamaraError("the layout holds a number out of its range or a name twice")
+        layout._check_basis()
         return layout
+
+    def _check_basis(self) -> None:
+        """Raise an error if the layout cannot have the basis that it names."""
+        if self.basis is None:
+            return
+        groups = [tensor.group for tensor in self.tensors]
+        adapters = groups.count(ADAPTER_GROUP)
+        if (
+            groups[:adapters] != [ADAPTER_GROUP] * adapters
+            or not 1 <= self.basis.size <= min(MAX_BASIS_SIZE, self.adapter_element_count)
+            or not re.fullmatch("[0-9a-f]{64}", self.basis.sha256)
+        ):
+            raise SamaraError("the layout names a basis that its tensors cannot have")
+
+
+def _read_reference(content: dict[str, Any] | None) -> BasisReference | None:
+    """Return the basis that a layout's JSON names, or None."""
+    if content is None:
+        return None
+    return BasisReference(str(content["sha256"]), int(content["size"]))

@@ -98,6 +98,14 @@ class AdapterSettings(Section):
         "gaussian", "distribution of the directions: `gaussian` or `rademacher`"
     )
     label_bias: bool = setting(False, "also train one number per label")
+    basis: Text = setting(
+        "",
+        "informed basis: a file written by `samara adapter basis` for this model, adapter and "
+        "task. The adapter is then a product of the basis and few trained numbers. Empty trains "
+        "every element",
+        blob=True,
+        page="basis.md",
+    )
 
 
 class DataSettings(Section):

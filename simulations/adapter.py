@@ -12,6 +12,7 @@ from client.personal.methods import composition
 from client.personal.private_rounds import personal_ledger
 from server.rounds.clusters import cluster_folder
 from server.store import read_layout, replay_run
+from shared.basis import read_basis
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
@@ -58,7 +59,14 @@ class FinishedRun:
     @cached_property
     def weight_map(self) -> WeightMap:
         """The map from a state of the run to the weights of its adapter."""
-        return WeightMap()
+        name = self.config.adapter.basis
+        basis = read_basis(name) if name else None
+        if self.layout.basis != (basis.reference if basis else None):
+            raise ModelError(
+                f"adapter.basis: {name} is not the basis that {self.folder} was trained with; "
+                "restore the file"
+            )
+        return WeightMap(None, basis)
 
     def check_model(self, base: BaseModel) -> None:
         """Check that a base model is the one of the run.
@@ -211,10 +219,10 @@ def export_ledger(run: Path, client: int, out: Path) -> int:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """The difference between two clients' private states in one tensor, or in all together.
+    """The difference between two clients' private states in one part, or in all together.
 
     Attributes:
-        name: name of the tensor.
+        name: name of the part: a tensor, or the coordinates in a basis.
         one, other: Euclidean norms of the two.
         distance: Euclidean norm of their difference.
         cosine: cosine of the angle between them; NaN if one of them is zero.
@@ -228,17 +236,16 @@ class TensorDifference:
 
 
 def diff(run: Path, one: int, other: int) -> list[TensorDifference]:
-    """Compare the private states of two clients, tensor by tensor and in all.
+    """Compare the private states of two clients, part by part and in all.
 
     Raises:
         SamaraError: if the run or a client's ledger cannot be used.
     """
     opened = FinishedRun.at(run)
     numbers = [to_float32(opened.personal_state(client)) for client in (one, other)]
-    layout = opened.layout
     rows = [
-        _difference(tensor.name, [own[layout.tensor_slice(tensor.name)[0]] for own in numbers])
-        for tensor in layout.tensors
+        _difference(part.name, [own[part.numbers] for own in numbers])
+        for part in opened.layout.parts
     ]
     return [*rows, _difference("all", numbers)]
 

@@ -60,7 +60,7 @@ def quick_look(
         raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
     forward = ResidentForward(adapter, scorer, body)
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
-    weights = {"base": np.zeros(layout.size, np.float32)} | {
+    weights = {"base": np.zeros(layout.element_count, np.float32)} | {
         name: opened.weight_map.weights(state) for name, state in states.items()
     }
     probabilities = {}

@@ -36,6 +36,7 @@ from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.quantized import Quantization
 from shared.model.scorers import CausalScorer, Prompt
+from shared.model.weight_map import WeightMap
 from shared.sections import AdapterSettings
 from shared.tasks.objectives import cross_entropy
 
@@ -146,8 +147,9 @@ class Bench:
             },
             "bench",
         )
+        weight_map = WeightMap(torch_device=self.device)
         return choose_schedule(
-            config, StepBenchmark(self.forward, self.layout, config, prompts, prompts)
+            config, StepBenchmark(self.forward, self.layout, weight_map, config, prompts, prompts)
         )
 
     def _directions(self) -> np.ndarray[Any, np.dtype[np.int16]]:

@@ -86,17 +86,13 @@ def composition(config: RunConfig, layout: Layout) -> Composition:
     private = np.zeros(layout.size, np.bool_)
     for name in names:
         matches = [
-            tensor.name
-            for tensor in layout.tensors
-            if tensor.group == name or fnmatchcase(tensor.name, name)
+            part for part in layout.parts if part.group == name or fnmatchcase(part.name, name)
         ]
         if not matches:
-            choices = ", ".join(
-                [t.name for t in layout.tensors] + [t.group for t in layout.tensors]
-            )
+            choices = ", ".join([p.name for p in layout.parts] + [p.group for p in layout.parts])
             raise ConfigError(f"personal.part: {name!r} is none of {choices}")
-        for tensor_name in matches:
-            private[layout.tensor_slice(tensor_name)[0]] = True
+        for part in matches:
+            private[part.numbers] = True
     if private.all():
         raise ConfigError(
             "personal.part: nothing would be left to the federation; name fewer tensors, or set "

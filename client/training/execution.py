@@ -34,6 +34,7 @@ from shared.files import write_durably
 from shared.layout import Layout
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
+from shared.model.weight_map import WeightMap
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class StepBenchmark:
     Args:
         forward: forward engine.
         layout: layout of the adapter.
+        weight_map: map from directions to the weights of the adapter.
         config: settings that give the number of queries, epsilon and the torch device.
         typical: B examples like those of a step.
         longest: B examples that take the most memory.
@@ -117,6 +119,7 @@ class StepBenchmark:
         self,
         forward: ResidentForward,
         layout: Layout,
+        weight_map: WeightMap,
         config: RunConfig,
         typical: Sequence[Prompt],
         longest: Sequence[Prompt],
@@ -124,9 +127,9 @@ class StepBenchmark:
         self._forward, self._typical, self._longest = forward, typical, longest
         self._torch_device = torch.device(config.model.torch_device)
         z = directions(np.arange(config.queries, dtype=np.uint64), layout.size, layout.distribution)
-        center = np.zeros(layout.size, np.float32)
-        self._perturbations = Perturbations.from_arrays(
-            layout, center, z, config.epsilon, self._torch_device
+        center = torch.zeros(layout.element_count, device=self._torch_device)
+        self._perturbations = Perturbations(
+            layout, center, weight_map.directions(z), config.epsilon
         )
 
     def seconds(self, schedule: Schedule) -> float:

@@ -34,8 +34,7 @@ from client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from shared.config import NO_STREAMED_GRADIENTS, RunConfig
-from shared.errors import ConfigError
+from shared.config import RunConfig
 from shared.features import check_features, kind_of
 from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
@@ -67,7 +66,7 @@ class ModelRuntime:
     Attributes:
         config: settings of the run.
         layout: layout of the adapter.
-        weight_map: map from a state to the weights of the adapter.
+        weight_map: map from states and directions to the weights of the adapter.
         model_id: model id of the base model, 32 bytes.
         forward: engine that scores rows.
         first_block: index of the lowest block with an adapter.
@@ -89,13 +88,11 @@ class ModelRuntime:
         self.model_id = base.model_id
         self.torch_device = torch.device(config.model.torch_device)
         self._stream = model.make_stream(base)
-        if self._stream is not None and config.gradients == "exact":
-            raise ConfigError(NO_STREAMED_GRADIENTS)
-        with torch.no_grad():  # not inference mode: gradients may flow past what a scorer keeps
+        with torch.inference_mode():
             self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
-        self.weight_map = WeightMap()
+        self.weight_map = WeightMap(None, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._deciding = threading.Lock()
         if predecessor is None:
@@ -161,7 +158,9 @@ class ModelRuntime:
             spread = np.linspace(0, len(training) - 1, count).astype(int)
             typical = [self.tokenize(training[index]) for index in spread]
             longest = [self.tokenize(example) for example in training[-config.batch :]]
-            benchmark = StepBenchmark(self.forward, self.layout, config, typical, longest)
+            benchmark = StepBenchmark(
+                self.forward, self.layout, self.weight_map, config, typical, longest
+            )
             return Execution(choose_schedule(config, benchmark), torch.get_num_threads())
 
         with self._deciding:
@@ -184,12 +183,12 @@ class ModelRuntime:
         return schedule if batch <= limit else replace(schedule, micro_batch=limit)
 
     def scores(self, state: NDArray[np.int64], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        """Return the scores of n prompts under a state, int64 [d]: float32 [n, labels]."""
+        """Return the scores of n prompts under a state, int64 [size]: float32 [n, labels]."""
         return self._scores(self.weight_map.weights(state), prompts)
 
     def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the scores of n prompts under the base model alone: float32 [n, labels]."""
-        return self._scores(np.zeros(self.layout.size, np.float32), prompts)
+        return self._scores(np.zeros(self.layout.element_count, np.float32), prompts)
 
     def _scores(
         self, weights: NDArray[np.float32], prompts: Sequence[Prompt]

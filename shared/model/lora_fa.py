@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 from torch import nn
 
+from shared.basis import Basis, read_basis
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, Domain, normals, query_seeds
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
@@ -82,7 +83,8 @@ class Perturbations:
     Attributes:
         layout: names and shapes of the tensors.
         center: unperturbed adapter, float32 [d]; [C, d] for C clients.
-        directions: z, int16 [q, d]; [C, q, d] for C clients; None evaluates the center alone.
+        directions: z in units of 2⁻¹¹, int16 [q, d], or float32 if they are lifted from a basis;
+            [C, q, d] for C clients; None evaluates the center alone.
         epsilon: size of the perturbation, ε.
         signs: s, +1 and −1, or one of them.
     """
@@ -134,7 +136,7 @@ class Perturbations:
         flat = self.center[..., elements]
         if self.directions is not None:
             step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)
-            step *= self.epsilon * 2.0**-DIRECTION_BITS
+            step = step * (self.epsilon * 2.0**-DIRECTION_BITS)
             flat = torch.cat([flat + sign * step for sign in self.signs])
         return flat.reshape(self.count * self.clients, rows, -1)
 
@@ -202,11 +204,12 @@ class Adapter:
     Attributes:
         layout: names and shapes of the trained tensors.
         first_block: index of the lowest adapted block; the blocks below it are the trunk.
+        basis: basis of the adapters' tensors; None if there is none.
         perturbations: perturbed adapters of the current pass, if any.
     """
 
-    def __init__(self, layout: Layout, first_block: int) -> None:
-        self.layout, self.first_block = layout, first_block
+    def __init__(self, layout: Layout, first_block: int, basis: Basis | None = None) -> None:
+        self.layout, self.first_block, self.basis = layout, first_block, basis
         self.scale = layout.alpha / layout.rank
         self.perturbations: PerturbedAdapters | None = None
         self._first_input: weakref.ref[TorchTensor] | None = None
@@ -243,7 +246,8 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         labels: number of scores of a row, for the optional label bias; 0 if rows differ.
 
     Raises:
-        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+        ModelError: naming the candidates if nothing matches, or a block that does not exist; or if
+            the basis cannot be read or belongs to another model or adapter.
         ConfigError: if a label bias is wanted where there are no labels.
     """
     if settings.label_bias and labels < 2:
@@ -261,7 +265,11 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     layout = Layout(
         tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
     )
-    adapter = Adapter(layout, min(_chosen_blocks(settings.layers, len(base.blocks))))
+    basis = read_basis(settings.basis) if settings.basis else None
+    if basis is not None:
+        _check_origin(basis, base, layout)
+        layout = replace(layout, basis=basis.reference)
+    adapter = Adapter(layout, min(_chosen_blocks(settings.layers, len(base.blocks))), basis)
     sizes = [features(module)[0] for module in layers.values()]
     matrices = frozen_matrices(layout, sizes)
     for a, (name, module) in zip(matrices, layers.items(), strict=True):
@@ -270,6 +278,24 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         wrapped = LoRAFALinear(module, frozen, name, adapter)
         setattr(base.body.get_submodule(parent), child, wrapped)
     return adapter
+
+
+def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
+    """Raise an error if a basis belongs to another model or adapter."""
+    for name, origin, expected in (
+        ("model", basis.origin.model_id, base.model_id.hex()),
+        ("adapter", basis.origin.adapter_hash, layout.adapter_hash.hex()),
+    ):
+        if origin != expected:
+            raise ModelError(
+                f"adapter.basis: it was made for {name} {origin[:12]} and the run has "
+                f"{expected[:12]}; write one for these settings with samara adapter basis"
+            )
+    if basis.element_count != layout.adapter_element_count:
+        raise ModelError(
+            f"adapter.basis: it is for {basis.element_count:,} elements and the adapter has "
+            f"{layout.adapter_element_count:,}; write one with samara adapter basis"
+        )
 
 
 def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:

@@ -1,10 +1,13 @@
 """The map from a state, the integers of a ledger, to the float32 weights of an adapter."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from shared.basis import Basis
 from shared.errors import ReplayError
 from shared.replay import to_float32
 
@@ -14,24 +17,59 @@ STATE_LIMIT = 2**62
 
 @dataclass(frozen=True, eq=False)
 class WeightMap:
-    """The map from a state to the weights that forward passes use.
+    """The map from a state and from directions to the weights that forward passes use.
 
-    Every place that turns a state into weights uses it.
+    Every place that turns a state into weights uses it. The state has as many numbers as the layout
+    has coordinates (`Layout.size`), the weights as many as its tensors have elements
+    (`Layout.element_count`); without a basis these are the same.
 
     Attributes:
-        start: int64 [d] in units of a state, added to every state as integers; None adds nothing.
+        start: int64 [elements] in units of a state, added to every state as integers; None adds
+            nothing.
+        basis: basis that the first coordinates belong to; None if there is none.
+        torch_device: torch device on which directions are lifted; None is the CPU.
     """
 
     start: NDArray[np.int64] | None = None
+    basis: Basis | None = None
+    torch_device: torch.device | None = None
 
     def weights(self, state: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the weights of the adapter under a state, float32 [d], each rounded once.
+        """Return the weights of the adapter under a state, float32 [elements], each rounded once.
 
         Raises:
-            ReplayError: if the sum with the start would leave the range of int64.
+            ReplayError: if the state is too large for the start or the basis.
         """
+        elements = self._lift(state)
         if self.start is None:
-            return to_float32(state)
-        if np.any(np.abs(state) >= STATE_LIMIT):
+            return to_float32(elements)
+        if np.any(np.abs(elements) >= STATE_LIMIT):
             raise ReplayError("the state is too large to add the start to; lower learning-rate")
-        return to_float32(self.start + state)
+        return to_float32(self.start + elements)
+
+    def directions(self, z: NDArray[np.int16]) -> torch.Tensor:
+        """Return directions of a state as directions of the weights, on the torch device.
+
+        Args:
+            z: int16 [..., size], in units of 2⁻¹¹.
+
+        Returns:
+            int16 as they are, or float32 [..., elements] in the same units with a basis.
+        """
+        on_device = torch.from_numpy(z).to(self.torch_device)
+        if self.basis is None:
+            return on_device
+        size = len(self._vectors)
+        lifted = on_device[..., :size].to(torch.float32) @ self._vectors
+        return torch.cat([lifted, on_device[..., size:].to(torch.float32)], dim=-1)
+
+    def _lift(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.basis is None:
+            return state
+        size = len(self.basis.scales)
+        return np.concatenate([self.basis.lift(state[:size]), state[size:]])
+
+    @cached_property
+    def _vectors(self) -> torch.Tensor:
+        assert self.basis is not None
+        return torch.from_numpy(self.basis.as_float32()).to(self.torch_device)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bases import basis_for
 from federations import Settings, config_of
 
 from shared.features import DIMENSIONS, Combination, supported_combinations
@@ -54,7 +55,6 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "seed-policy": combination["seed-policy"],
             "adapter.label-bias": combination["label bias"] == "trained",
             "cohort.late-rounds": 2 if combination["late reports"] == "counted" else 0,
-            "gradients": combination["gradients"],
             "personal.part": "*.1.*",
             "cohort.clustering-rounds": 1,
             "rounds": 1,
@@ -63,6 +63,8 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "pool-size": 8,
             "personal.learning-rate": 0.1,
         }
+        if combination["basis"] == "informed":
+            own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
         if combination["task"] == "listed choice":
             own |= {"task": "copa", "data.path": str(listed_choices(tmp_path))}
         if combination["clients"] == "emulated":
@@ -96,5 +98,5 @@ def test_supported_pairs_run(
 
 def test_all_values_of_this_process_are_covered() -> None:
     chosen = covering()
-    for name in ("method", "seed-policy", "cohorts", "late reports", "label bias", "gradients"):
+    for name in ("method", "seed-policy", "cohorts", "late reports", "label bias", "basis"):
         assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

@@ -28,7 +28,6 @@ from shared.features import (
 from shared.tasks.catalog import load_task
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
-_SETTINGS = ("method", "seed-policy", "gradients")
 FLEET = '[{"device": "laptop", "share": 1}]'
 
 
@@ -37,11 +36,13 @@ def settings_of(combination: Combination) -> dict[str, Any]:
     own: dict[str, Any] = {"personal.part": "*" if combination.get("method") == "partial" else "x"}
     if combination.get("label bias") == "trained":
         own["adapter.label-bias"] = True
+    if combination.get("basis") == "informed":
+        own["adapter.basis"] = "basis.safetensors"
     if combination.get("late reports") == "counted":
         own["cohort.late-rounds"] = 2
     if combination.get("clients") == "emulated":
         own["fleet.devices"] = FLEET
-    return own | {key: combination[key] for key in _SETTINGS if key in combination}
+    return own | {key: combination[key] for key in ("method", "seed-policy") if key in combination}
 
 
 def check(combination: Combination) -> None:

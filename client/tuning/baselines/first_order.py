@@ -54,7 +54,7 @@ class FirstOrder:
             self._trained: dict[str, Tensor] = dict(base.network.named_parameters())
         else:
             adapter = inject(base, setup.settings.adapter, setup.scorer.labels)
-            center = torch.zeros(adapter.layout.size, device=base.network.device)
+            center = torch.zeros(adapter.layout.element_count, device=base.network.device)
             self._adapters = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
         body = PerturbedBody(base, adapter.first_block)
