@@ -6,12 +6,13 @@ export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: help install demo test test-all check format protocol tables clean
+.PHONY: help install demo test test-all arm64 check format protocol tables clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
+	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"
 	@echo "make check     lint, types, import layers"
 	@echo "make format    rewrite the code in the house style"
 	@echo "make install   set up .venv"
@@ -49,6 +50,9 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest
 
+arm64:
+	tests/arm64.sh .arm64
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,4 +72,4 @@ tables: install
 	$(BIN)/python docs/tables.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .arm64 build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

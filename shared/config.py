@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from shared.directions import Differences
+from shared.directions import Differences, Gradients
 from shared.errors import ConfigError
 from shared.features import refusals
 from shared.fleet_settings import FleetSettings
@@ -34,6 +34,11 @@ from shared.settings import Settings, Text, describe, flattened, parse_assignmen
 Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster"]
 """Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
 SeedPolicy = Literal["shared", "independent", "pool"]
+
+NO_STREAMED_GRADIENTS = (
+    "gradients: the backward pass of exact gradients needs all blocks at once; set model.stream to "
+    "off, or gradients to differences"
+)
 
 
 def reads(method: str, key: str) -> bool:
@@ -94,6 +99,13 @@ class RunConfig(Settings):
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses a step; `forward`: g = (L₊ − L₀)/ε, q + 1 losses, "
         "so that almost twice the queries cost the same",
         page="step-size.md#less-noise-for-the-same-rows",
+    )
+    gradients: Gradients = setting(
+        "differences",
+        "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass, for "
+        "clients that can run one; what they report has the same form",
+        owner="device",
+        page="steps.md#exact-derivatives",
     )
     learning_rate: LearningRate = setting(
         "auto",
@@ -191,6 +203,7 @@ class RunConfig(Settings):
             "seed-policy": self.seed_policy,
             "late reports": "counted" if self.cohort.late_rounds else "refused",
             "label bias": "trained" if self.adapter.label_bias else "none",
+            "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
         }
 
@@ -212,6 +225,12 @@ class RunConfig(Settings):
     def _the_features_go_together(self) -> Self:
         if messages := refusals(self.features):
             raise ValueError("\n".join(messages))
+        return self
+
+    @model_validator(mode="after")
+    def _a_backward_pass_is_possible(self) -> Self:
+        if self.gradients == "exact" and self.model.stream in ("host", "disk"):
+            raise ValueError(NO_STREAMED_GRADIENTS)
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,8 @@ from shared.normal_table import NORMAL_TABLE
 Distribution = Literal["gaussian", "rademacher"]
 Differences = Literal["central", "forward"]
 """The losses that projected gradients are made of: L₊ and L₋, or L₊ and one L₀ for all."""
+Gradients = Literal["differences", "exact"]
+"""The source of projected gradients: differences of losses, or a backward pass."""
 
 BOTH_SIDES = (1, -1)
 """The signs of the perturbations along a direction with central differences."""

@@ -28,6 +28,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "cohorts": ("sampled", "recorded"),
     "late reports": ("refused", "counted"),
     "label bias": ("none", "trained"),
+    "gradients": ("differences", "exact"),
     "basis": ("none", "informed"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
@@ -107,6 +108,14 @@ EXCLUSIONS = (
     Exclusion(
         {"task": ("listed choice",), "clients": ("phone",)},
         "a phone's program asks for a label word; choose a classification",
+    ),
+    Exclusion(
+        {"gradients": ("exact",), "clients": ("phone",)},
+        "a phone's program has no backward pass; set gradients to differences",
+    ),
+    Exclusion(
+        {"gradients": ("exact",), "clients": ("emulated",)},
+        "the time model of emulated devices has no backward pass; set gradients to differences",
     ),
     Exclusion(
         {"cohorts": ("recorded",), "engine": ("flower", "fleet")},

@@ -21,6 +21,8 @@ RECORD = "samara"
 ``snapshot`` and ``tail``."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
 """The keys of a gateway's record that hold a list with one entry per phone."""
+BLOB_ACTION = "blob"
+"""The action of query messages that bring a part of a blob."""
 PERSONAL_ACTION = "personal"
 """The action of evaluate messages that ask for the personal comparison."""
 MAX_FRAME_BYTES = 64 * 2**20
@@ -48,6 +50,8 @@ class Kind(IntEnum):
     ROUND_DELTA = 8
     REPORT_OF_SUMS = 9
     REFUSAL = 10
+    BLOB_PART = 11
+    BLOB_RECEIPT = 12
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

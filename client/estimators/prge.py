@@ -26,12 +26,15 @@ class LossRequest:
         batch: int64 [B], indices of the examples.
         signs: signs s of the perturbations s·ε·z, in the order of the losses: all seeds with the
             first sign, then all seeds with the next.
+        exact: whether L₀ and the exact directional derivatives z·∇L are requested instead of the
+            losses under perturbations.
     """
 
     seeds: NDArray[np.uint64]
     epsilon: float
     batch: NDArray[np.int64]
     signs: tuple[int, ...] = BOTH_SIDES
+    exact: bool = False
 
 
 @dataclass(frozen=True, eq=False)

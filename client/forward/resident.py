@@ -1,17 +1,17 @@
 """The forward engine for a model that is in memory as a whole."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, split_by_grouping
 from shared.errors import TaskError
-from shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
+from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 SINGLE_PASS = Schedule()
@@ -67,25 +67,13 @@ class ResidentForward:
             ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
         """
         clients = perturbations.clients
-        per_client = len(prompts) // clients
         if clients > 1 and not have_equal_row_counts(prompts, clients):
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
-        by_length = [
-            sorted(
-                range(client * per_client, (client + 1) * per_client),
-                key=lambda index: max(map(len, prompts[index].sequences)),
-            )
-            for client in range(clients)
-        ]
-        size = schedule.micro_batch or per_client
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
         batches = [
             PassBatch(indices, group, chosen, [prompts[index] for index in chosen])
-            for chosen in (
-                [index for order in by_length for index in order[start : start + size]]
-                for start in range(0, per_client, size)
-            )
+            for chosen in _micro_batches(prompts, clients, schedule.micro_batch)
             for indices, group in split_by_grouping(perturbations, schedule.grouping)
         ]
         for batch, results in zip(batches, self._run_passes(batches), strict=True):
@@ -161,6 +149,47 @@ class ResidentForward:
             )
         return self._score_hidden(hidden, perturbations, prompts)
 
+    def loss_gradients(
+        self,
+        center: Perturbations,
+        prompts: Sequence[Prompt],
+        labels: NDArray[np.int64],
+        micro_batch: int = 0,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean cross-entropy of each client's prompts and its gradient.
+
+        Every pass over the model is one forward and one backward pass.
+
+        Args:
+            center: unperturbed adapters of C clients.
+            prompts: C · n prompts, client by client.
+            labels: int64 [C, n].
+            micro_batch: most examples of a client in a pass; 0 puts all into one.
+
+        Returns:
+            Losses, float64 [C], and their gradients, float64 [C, d]; float32 gradients of passes
+            are summed in float64.
+
+        Raises:
+            ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
+        """
+        clients, count = labels.shape
+        if clients > 1 and not have_equal_row_counts(prompts, clients):
+            raise ValueError(f"the examples of {clients} clients have different numbers of rows")
+        losses = np.zeros(labels.size)
+        gradients = np.zeros((clients, center.layout.element_count))
+        for chosen in _micro_batches(prompts, clients, micro_batch):
+            with torch.inference_mode(False), torch.enable_grad():
+                weights = center.center.detach().clone().requires_grad_()
+                adapters = replace(center, center=weights)
+                scores = self.score_pass(adapters, [prompts[index] for index in chosen])[0]
+                right = torch.from_numpy(labels.ravel()[chosen]).to(scores.device)
+                rows = nn.functional.cross_entropy(scores.double(), right, reduction="none")
+                (gradient,) = torch.autograd.grad(rows.sum(), weights)
+            losses[chosen] = rows.detach().cpu().numpy()
+            gradients += gradient.cpu().numpy().astype(np.float64).reshape(clients, -1)
+        return losses.reshape(clients, count).mean(axis=1), gradients / count
+
     def _score_hidden(
         self, hidden: Tensor, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> Tensor:
@@ -182,6 +211,29 @@ class ResidentForward:
             with torch.inference_mode():
                 scores = self.score_pass(batch.perturbations, batch.prompts)
             yield scores.float().cpu().numpy()
+
+
+def _micro_batches(
+    prompts: Sequence[Prompt], clients: int, micro_batch: int
+) -> Iterator[list[int]]:
+    """Yield the indices of the prompts of each pass, client by client, similar lengths together.
+
+    Args:
+        prompts: C · n prompts, client by client.
+        clients: number of clients, C.
+        micro_batch: most examples of a client in a pass; 0 puts all into one.
+    """
+    per_client = len(prompts) // clients
+    by_length = [
+        sorted(
+            range(client * per_client, (client + 1) * per_client),
+            key=lambda index: max(map(len, prompts[index].sequences)),
+        )
+        for client in range(clients)
+    ]
+    size = micro_batch or per_client
+    for start in range(0, per_client, size):
+        yield [index for order in by_length for index in order[start : start + size]]
 
 
 def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from client.estimators.exact import exact_estimator
 from client.estimators.prge import Estimator, GradientEstimate, prge_estimator
-from shared.directions import batch_order
+from shared.directions import Gradients, batch_order
 from shared.errors import TrainingError
 from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
 from shared.frames.report import Report
@@ -41,19 +42,17 @@ class LocalStepPlan:
         self._losses: list[float] = []
         self._energy = 0.0
 
-    def next_estimator(self) -> Estimator:
+    def next_estimator(self, gradients: Gradients = "differences") -> Estimator:
         """Return the estimator of the next step, which knows its directions and its batch."""
         instruction, step = self._instruction, len(self._estimates)
         order = batch_order(instruction.root, self._client, step, len(self._labels))
         if self._has_batches_of_one_label:
             order = order[self._labels[order] == step % self._label_count]
-        return prge_estimator(
-            self._seeds[step],
-            order[: instruction.batch] if len(order) else np.zeros(1, np.int64),
-            instruction.epsilon,
-            instruction.measures_curvature(step),
-            instruction.differences,
-        )
+        batch = order[: instruction.batch] if len(order) else np.zeros(1, np.int64)
+        epsilon, curvature = instruction.epsilon, instruction.measures_curvature(step)
+        if gradients == "exact":
+            return exact_estimator(self._seeds[step], batch, epsilon, curvature)
+        return prge_estimator(self._seeds[step], batch, epsilon, curvature, instruction.differences)
 
     def finish_step(
         self, estimate: GradientEstimate

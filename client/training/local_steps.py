@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from client.estimators.exact import directional_derivatives
 from client.estimators.prge import LossRequest, run_estimators
 from client.forward.grouping import Schedule, perturbations_per_pass
 from client.forward.resident import have_equal_row_counts
@@ -145,7 +146,7 @@ def _take_step(
 ) -> None:
     """Take one step of every participant."""
     estimates = run_estimators(
-        [one.plan.next_estimator() for one in participants],
+        [one.plan.next_estimator(runtime.config.gradients) for one in participants],
         lambda requests: _losses(runtime, participants, requests, part),
     )
     distribution, backend = runtime.layout.distribution, runtime.backend
@@ -163,7 +164,7 @@ def _losses(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the losses of each participant's request; equal row counts share forward passes."""
+    """Return the answer to each participant's request; equal row counts share forward passes."""
     losses: dict[int, NDArray[np.float64]] = {}
     by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
@@ -190,29 +191,44 @@ def _losses_in_one_pass(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the losses of participants that share forward passes, float64 [P] each."""
-    layout, first = runtime.layout, requests[0]
-    center = np.stack([runtime.weight_map.weights(part.center(one.state)) for one in participants])
+    """Return the answers to requests of participants that share forward passes, float64 [n]."""
+    layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
+    center = np.stack([weight_map.weights(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([request.seeds for request in requests])
         z = runtime.backend.directions(seeds, layout.size, layout.distribution)
         z = part.project(z).reshape(len(participants), len(first.seeds), layout.size)
-    perturbations = Perturbations(
-        layout,
-        torch.from_numpy(center).to(runtime.torch_device),
-        None if z is None else runtime.weight_map.directions(z),
-        first.epsilon,
-        first.signs,
-    )
     prompts = [
         one.examples.prompts[row]
         for one, request in zip(participants, requests, strict=True)
         for row in request.batch
     ]
-    scores = runtime.forward.scores(perturbations, prompts, runtime.schedule_for(len(first.batch)))
+    labels = np.stack(
+        [
+            one.examples.labels[request.batch]
+            for one, request in zip(participants, requests, strict=True)
+        ]
+    )
+    schedule = runtime.schedule_for(len(first.batch))
+    if first.exact and z is not None:
+        losses, gradients = runtime.forward.loss_gradients(
+            Perturbations.from_arrays(layout, center, device=runtime.torch_device),
+            prompts,
+            labels,
+            schedule.micro_batch,
+        )
+        return [
+            np.append(loss, directional_derivatives(weight_map.gradient(elements), directions))
+            for loss, elements, directions in zip(losses, gradients, z, strict=True)
+        ]
+    perturbations = Perturbations(
+        layout,
+        torch.from_numpy(center).to(runtime.torch_device),
+        None if z is None else weight_map.directions(z),
+        first.epsilon,
+        first.signs,
+    )
+    scores = runtime.forward.scores(perturbations, prompts, schedule)
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
-    return [
-        cross_entropy(by_client[:, index], one.examples.labels[request.batch])
-        for index, (one, request) in enumerate(zip(participants, requests, strict=True))
-    ]
+    return [cross_entropy(by_client[:, index], own) for index, own in enumerate(labels)]

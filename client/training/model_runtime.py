@@ -34,7 +34,8 @@ from client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from shared.config import RunConfig
+from shared.config import NO_STREAMED_GRADIENTS, RunConfig
+from shared.errors import ConfigError
 from shared.features import check_features, kind_of
 from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
@@ -88,7 +89,9 @@ class ModelRuntime:
         self.model_id = base.model_id
         self.torch_device = torch.device(config.model.torch_device)
         self._stream = model.make_stream(base)
-        with torch.inference_mode():
+        if self._stream is not None and config.gradients == "exact":
+            raise ConfigError(NO_STREAMED_GRADIENTS)
+        with torch.no_grad():  # not inference mode: gradients may flow past what a scorer keeps
             self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
         adapter = inject(base, config.adapter, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block

@@ -63,6 +63,14 @@ class WeightMap:
         lifted = on_device[..., :size].to(torch.float32) @ self._vectors
         return torch.cat([lifted, on_device[..., size:].to(torch.float32)], dim=-1)
 
+    def gradient(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a gradient by the weights, float64 [elements], as one by the state, [size]."""
+        if self.basis is None:
+            return elements
+        end = self.basis.element_count
+        coordinates = self.basis.as_float32().astype(np.float64) @ elements[:end]
+        return np.concatenate([coordinates, elements[end:]])
+
     def _lift(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.basis is None:
             return state

@@ -71,7 +71,8 @@ class Cost:
         bytes_up, bytes_down: bytes sent and received by a client, evaluations included.
         steps: local steps in the federation of a client that is in every cohort.
         private_steps: steps of the private rounds.
-        passes: forward passes of one sequence in all these steps, 2·q·B a step.
+        passes: passes of one sequence through the model in all these steps, 2·q·B forward passes
+            a step, or a forward and a backward pass of B with exact gradients.
         seconds: duration of the whole run on the machine that simulated all clients.
         adapter_bytes: size of one upload of the adapter in float32, for comparison.
     """
@@ -206,7 +207,7 @@ class Comparison:
         private = steps * settings.private_rounds
         queries = settings.queries
         points = queries + 1 if settings.differences == "forward" else 2 * queries
-        rows = points * settings.batch
+        rows = (2 if settings.gradients == "exact" else points) * settings.batch
         return Cost(
             float(np.mean([result.bytes_up / len(result.clients) for result in results])),
             float(np.mean([result.bytes_down / len(result.clients) for result in results])),

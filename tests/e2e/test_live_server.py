@@ -29,14 +29,17 @@ def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:
     assert "none lost" in kill_in_process(2, 1, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_killed_processes_of_a_live_server_are_replaced(tmp_path: Path) -> None:
     assert "none lost" in kill_live(1, 2, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_live_server_folds_nothing_of_hostile_devices(short: Path) -> None:
     ways, _ = attack(short, rounds=3, hostile=1)
     assert sum(ways.values()) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_client_that_was_away_catches_up_live(short: Path) -> None:
     assert "All digests agree" in catch_up(short, rounds=4, snapshot_every=0)

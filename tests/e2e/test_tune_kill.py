@@ -47,9 +47,8 @@ def killed_at(arguments: list[str], line_begins: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", ["mezo-adam", pytest.param("fo-adam", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", ["mezo-adam", "fo-adam"])
 def test_killed_runs_come_to_the_same_result(
     method: str, model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
 ) -> None:

@@ -86,7 +86,13 @@ def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shadowed", [False, True], ids=["empty", "with-names-of-ours"])
+@pytest.mark.parametrize(
+    "shadowed",
+    [
+        pytest.param(False, id="empty", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="with-names-of-ours"),
+    ],
+)
 def test_the_installed_command_runs_anywhere(samara: Path, tmp_path: Path, shadowed: bool) -> None:
     if shadowed:
         (tmp_path / "server.py").write_text(

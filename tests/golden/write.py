@@ -26,6 +26,7 @@ from shared.directions import (
     round_root,
 )
 from shared.errors import RefusalCode
+from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -42,7 +43,6 @@ from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.personal_file import FitFile
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
 from shared.ledger.snapshots import Snapshot
-from shared.model.lora_fa import frozen_a
 from shared.replay import (
     MAX_DENSE_VALUE,
     CoefficientBlock,
@@ -225,6 +225,7 @@ def frames() -> dict[str, Any]:
         Shrink(12),
         groups[0],
     )
+    part = BlobPart(hashlib.sha256(b"basis" * 100).digest(), 500, 200, b"basis" * 20)
     return {
         "hello": Hello(4, 120, 2, bytes(range(32, 64)), LAYOUT.to_json(), '{"note": "größer"}'),
         "train": train,
@@ -239,6 +240,8 @@ def frames() -> dict[str, Any]:
             ),
         ),
         "refusal": Refusal(token, 4, 2, RefusalCode.CATCH_UP, (7, 2)),
+        "blob_part": part,
+        "blob_receipt": BlobReceipt(token_of(part.encode()), 4, part.blob, 300),
         "round_delta": RoundDelta(
             3, 0, token, (Contributor(4, 120, 2), Contributor(9, 2**32 - 1, 1)), groups
         ),
@@ -380,6 +383,8 @@ def replay_case(distribution: Distribution) -> dict[str, Any]:
 
 
 def made_frozen_a() -> list[dict[str, Any]]:
+    from shared.model.lora_fa import frozen_a  # here, since the other files need no torch
+
     cases = []
     for seed in SEEDS:
         a = frozen_a(seed, 4, 768)

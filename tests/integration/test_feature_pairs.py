@@ -55,6 +55,7 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "seed-policy": combination["seed-policy"],
             "adapter.label-bias": combination["label bias"] == "trained",
             "cohort.late-rounds": 2 if combination["late reports"] == "counted" else 0,
+            "gradients": combination["gradients"],
             "personal.part": "*.1.*",
             "cohort.clustering-rounds": 1,
             "rounds": 1,
@@ -98,5 +99,6 @@ def test_supported_pairs_run(
 
 def test_all_values_of_this_process_are_covered() -> None:
     chosen = covering()
-    for name in ("method", "seed-policy", "cohorts", "late reports", "label bias", "basis"):
+    dimensions = ("method", "seed-policy", "cohorts", "late reports", "label bias", "gradients")
+    for name in (*dimensions, "basis"):
         assert {combination[name] for combination in chosen} == set(DIMENSIONS[name])

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from shared.blob_store import MAX_BLOB_BYTES
 from shared.client_index import MAX_CLIENT
 from shared.errors import FrameError
+from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -34,6 +36,14 @@ NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=
 HELLOS = st.builds(Hello, CLIENT, U32, U32, HASH, TEXT, TEXT)
 REFUSALS = st.builds(Refusal, NAME, CLIENT, U32, U16, st.tuples(U32, U32))
 EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
+RECEIPTS = st.builds(BlobReceipt, NAME, CLIENT, HASH, st.integers(0, MAX_BLOB_BYTES))
+
+
+@st.composite
+def blob_parts(draw: st.DrawFn) -> BlobPart:
+    content = draw(st.binary(min_size=1, max_size=40))
+    size = draw(st.integers(len(content), MAX_BLOB_BYTES))
+    return BlobPart(draw(HASH), size, draw(st.integers(0, size - len(content))), content)
 
 
 @st.composite
@@ -107,6 +117,7 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
 
 
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
+FRAMES |= RECEIPTS | blob_parts()
 DECODED_BY = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,
@@ -114,6 +125,8 @@ DECODED_BY = {
     Kind.REPORT: Report,
     Kind.EVALUATION: Evaluation,
     Kind.REFUSAL: Refusal,
+    Kind.BLOB_PART: BlobPart,
+    Kind.BLOB_RECEIPT: BlobReceipt,
     Kind.ROUND_DELTA: RoundDelta,
     Kind.REPORT_OF_SUMS: Report,
 }

@@ -241,7 +241,7 @@ def test_tables_made_of_the_code_are_up_to_date() -> None:
 def test_a_device_owns_model_data_task_and_execution() -> None:
     owned = {key for key, setting in describe(RunConfig).items() if setting.owner == "device"}
     assert {key for key in owned if "." not in key} == {
-        *("grouping", "micro-batch", "memory-budget", "task", "threads"),
+        *("gradients", "grouping", "micro-batch", "memory-budget", "task", "threads"),
         *("trunk-cache", "trunk-cache-folder"),
     }
     assert {key.split(".")[0] for key in owned if "." in key} == {"model", "data"}

@@ -28,6 +28,7 @@ from shared.features import (
 from shared.tasks.catalog import load_task
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
+_SETTINGS = ("method", "seed-policy", "gradients")
 FLEET = '[{"device": "laptop", "share": 1}]'
 
 
@@ -42,7 +43,7 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["cohort.late-rounds"] = 2
     if combination.get("clients") == "emulated":
         own["fleet.devices"] = FLEET
-    return own | {key: combination[key] for key in ("method", "seed-policy") if key in combination}
+    return own | {key: combination[key] for key in _SETTINGS if key in combination}
 
 
 def check(combination: Combination) -> None:

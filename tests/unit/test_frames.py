@@ -11,6 +11,7 @@ from helpers import delta_of, instruction_with, report_to
 
 from shared.directions import pool_seeds
 from shared.errors import CatchUpError, FrameError, RefusalCode, SamaraError
+from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
 from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
 from shared.frames.instructions import (
@@ -42,6 +43,8 @@ FRAMES: dict[Kind, Any] = {
     Kind.EVALUATION: Evaluation(bytes(8), 3, (figures("global", 0.5), figures("zero-shot", 0.7))),
     Kind.REFUSAL: Refusal(bytes(8), 3, 7, RefusalCode.CATCH_UP, (9, 7)),
     Kind.ROUND_DELTA: delta_of(4),
+    Kind.BLOB_PART: BlobPart(bytes(range(32)), 100, 50, b"content"),
+    Kind.BLOB_RECEIPT: BlobReceipt(bytes(8), 3, bytes(range(32)), 57),
     Kind.REPORT_OF_SUMS: report_to(POOL),
 }
 DECODERS: list[Callable[[bytes], object]] = [
@@ -52,6 +55,8 @@ DECODERS: list[Callable[[bytes], object]] = [
     Evaluation.decode,
     Refusal.decode,
     RoundDelta.decode,
+    BlobPart.decode,
+    BlobReceipt.decode,
 ]
 every_kind = pytest.mark.parametrize("kind", Kind)
 
@@ -313,6 +318,26 @@ def test_a_code_that_only_a_newer_version_knows_stays_a_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "offset", "length"),
+    [(2**28 + 1, 50, 7), (56, 50, 7), (100, 94, 7), (100, 50, 0), (100, 2**32 - 1, 7)],
+)
+def test_a_part_outside_of_its_blob_is_refused(size: int, offset: int, length: int) -> None:
+    with pytest.raises(FrameError, match="part of blob"):
+        BlobPart.decode(resealed(Kind.BLOB_PART, 32, "<III", size, offset, length))
+
+
+def test_a_part_of_more_bytes_than_a_part_has_is_refused() -> None:
+    BlobPart.decode(BlobPart(bytes(32), 2**27, 1, bytes(PART_BYTES)).encode())
+    with pytest.raises(FrameError, match="part of blob"):
+        BlobPart.decode(BlobPart(bytes(32), 2**27, 1, bytes(PART_BYTES + 1)).encode())
+
+
+def test_a_receipt_of_more_bytes_than_a_blob_has_is_refused() -> None:
+    with pytest.raises(FrameError, match="client 3"):
+        BlobReceipt.decode(resealed(Kind.BLOB_RECEIPT, 44, "<I", 2**28 + 1))
+
+
+@pytest.mark.parametrize(
     ("offset", "layout", "values"),
     [
         (0, "<I", (0,)),  # round 0
@@ -354,6 +379,8 @@ def test_contributors_must_ascend(clients: tuple[int, int]) -> None:
         (Kind.EVALUATION, 16, "<I", (2**32 - 1,)),
         (Kind.HELLO, 44, "<I", (2**20,)),
         (Kind.HELLO, 44, "<I", (2**32 - 1,)),
+        (Kind.BLOB_PART, 32, "<III", (2**28, 0, PART_BYTES)),
+        (Kind.BLOB_PART, 32, "<III", (2**28, 0, 2**32 - 1)),
         (Kind.ROUND_DELTA, 16, "<I", (2**32 - 1,)),
         (Kind.ROUND_DELTA, 20, "<I", (2**32 - 1,)),
         (Kind.ROUND_DELTA, 40, "<I", (2**20,)),

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Makes a folder with Debian's Python and the packages of replay for arm64, to be run by QEMU's
+# user-mode emulation. Needs Debian or Ubuntu with qemu-user-static, and pip.
+#
+# usage: tests/arm64.sh FOLDER
+set -euo pipefail
+folder=$(realpath -m "${1:?usage: tests/arm64.sh FOLDER}")
+command -v qemu-aarch64-static apt-get dpkg-deb >/dev/null || {
+	echo "qemu-aarch64-static or apt-get is missing; install qemu-user-static on Debian or Ubuntu" >&2
+	exit 1
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"/{lists/partial,archives/partial,root,wheels,site}
+touch "$work/status"
+cat >"$work/apt.conf" <<-END
+	APT::Architecture "arm64"; APT::Architectures { "arm64"; };
+	Dir::State::status "$work/status"; Dir::State::Lists "$work/lists";
+	Dir::Cache "$work"; Dir::Cache::Archives "$work/archives";
+	APT::Sandbox::User "";
+END
+export APT_CONFIG="$work/apt.conf"
+apt-get update -qq
+apt-get install -qq --yes --download-only --no-install-recommends python3 libstdc++6 >/dev/null
+for package in "$work"/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+version=$(basename "$(ls "$work"/root/usr/bin/python3.?? | head -1)")
+version=${version#python}
+python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: \
+	--dest "$work/wheels" --python-version "$version" --implementation cp \
+	--abi "cp${version/./}" --abi abi3 --abi none \
+	--platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
+	--platform manylinux2014_aarch64 \
+	numpy numba pydantic hypothesis pytest cryptography safetensors filelock
+for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
+ln -s "python$version" "$work/root/usr/bin/python"
+rm -rf "$folder" && mkdir -p "$folder" && mv "$work/root" "$work/site" "$folder/"
+echo "$folder holds Python $version for arm64"

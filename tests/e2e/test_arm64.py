@@ -1,0 +1,61 @@
+"""Directions, replay, frames and ledger on an emulated arm64 processor: the same golden files."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ARM64 = ROOT / ".arm64"
+
+REPLAY_WITH_NUMBA = """
+import platform
+import numpy as np
+from shared.replay import CoefficientBlock, replay
+from shared.replay_numba import NumbaBackend
+from shared.replay_numpy import NumpyBackend
+
+assert platform.machine() == "aarch64"
+start = np.arange(-5000, 5000, dtype=np.int64) * 2**40
+block = CoefficientBlock(3, np.array([7, -123_456_789, 2**31 - 1], np.int32))
+entries = [(np.array([1, 2**63, 2**64 - 1], np.uint64), block)]
+for distribution in ("gaussian", "rademacher"):
+    states = [replay(start, entries, distribution, b) for b in (NumbaBackend(1), NumpyBackend())]
+    assert (states[0] == states[1]).all(), distribution
+    assert (states[0] != start).any()
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(
+        not (ARM64.is_dir() and shutil.which("qemu-aarch64-static")),
+        reason="no Python for arm64 or no qemu-aarch64-static; make arm64 sets both up on Debian",
+    ),
+]
+
+
+def run_on_arm64(*arguments: str) -> str:
+    """Return the standard output of the emulated Python, which must end well."""
+    root = ARM64 / "root"
+    ended = subprocess.run(
+        ["qemu-aarch64-static", "-L", root, root / "usr/bin/python", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ARM64 / 'site'}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_the_golden_files_hold_on_arm64() -> None:
+    plain = ["-q", "-p", "no:cacheprovider", "--noconftest", "-k", "not frozen_a"]
+    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/golden")
+
+
+def test_numba_and_numpy_replay_the_same_bits_on_arm64() -> None:
+    run_on_arm64("-c", REPLAY_WITH_NUMBA)
