@@ -18,7 +18,7 @@ from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.refusal import describe_refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import PERSONAL_ACTION, RECORD
+from shared.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD
 
 TRAINER = "trainer"
 """Key in the node config of the path of a resident trainer's socket."""
@@ -41,11 +41,19 @@ class ProtocolEndpoint(Protocol):
 
     def evaluate(self, instruction: bytes, personal: bool) -> bytes: ...  # noqa: D102
 
+    def receive_blob(self, part: bytes) -> bytes: ...  # noqa: D102
+
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
     """Introduce this client: client index, layout, model, round."""
     return _handle(lambda client, frame, catch_up: client.hello(), message, context)
+
+
+@app.query(BLOB_ACTION)
+def receive_blob(message: Message, context: Context) -> Message:
+    """Keep a part of a file that the run needs, and answer with a receipt."""
+    return _handle(lambda client, frame, catch_up: client.receive_blob(frame), message, context)
 
 
 @app.train()

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import RunStore, write_result
+from server.transport.blob_sender import BlobSender
 from server.transport.clock import Clock
 from server.transport.deadline_grid import DeadlineGrid, prepare_grid
 from server.transport.roster import Roster
 from shared import DISTRIBUTION
+from shared.blob_store import BlobStore
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.features import check_features
@@ -80,9 +83,11 @@ def serve(
     """
     started = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
-    roster = Roster(ClientKeys(Path(keys_folder)) if keys_folder else None)
+    keys = ClientKeys(Path(keys_folder)) if keys_folder else None
+    roster = Roster(keys, BlobSender.for_run(config, BlobStore()))
     late_exchanges = max(1, config.cohort.late_rounds)
     grid = DeadlineGrid(prepare_grid(grid), late_exchanges, clock=clock)
+    grid.while_waiting = partial(roster.send_blobs, grid)
     layout = _await_layout(grid, config, roster, patient)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)

@@ -53,11 +53,13 @@ def up(
     from server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from server.live.superlink import max_reply_bytes
     from server.live.superlink_process import SuperLinkProcess
+    from shared.blob_store import BlobStore
+    from shared.blobs import publish_blobs
     from shared.certificates import CERTIFICATES_FOLDER, make_certificates
     from shared.features import check_features
 
     run = run.resolve()
-    config = _read_config(run, scenario, settings or [])
+    config = publish_blobs(_read_config(run, scenario, settings or []), BlobStore())
     check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
     console = Console()
     if insecure:

@@ -15,6 +15,8 @@ from client.protocol.simulated_client import RUNS
 from devices.live.settings import ClientSettings
 from server.app import serve
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from shared.blob_store import BlobStore
+from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features
@@ -48,6 +50,7 @@ def simulate(
     Raises:
         SamaraError: if the run cannot begin, or cannot go on.
     """
+    config = publish_blobs(config, BlobStore())
     cohorts = RecordedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
     emulated = bool(config.fleet.devices)
     features = {

@@ -20,6 +20,7 @@ from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.config import RunConfig
+from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
 from shared.frames.hello import Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -87,6 +88,14 @@ class ProtocolClient(ClientHandler):
                 its baselines, and not the global model alone.
         """
         return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, personal))
+
+    def receive_blob(self, part: bytes) -> bytes:
+        """Refuse a part of a file: this client was loaded with all files that its run needs.
+
+        A resident trainer receives parts before it has a client for the run; the clients of a
+        simulation share the store of their machine, into which nothing is sent.
+        """
+        return self.refuse(part, FrameError("a blob part was sent to a client that lacks no blob"))
 
     def _catch_up(self, frame: bytes, catch_up: CatchUp) -> bytes:
         instruction = decode_instruction(frame)

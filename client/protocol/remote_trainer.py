@@ -11,6 +11,7 @@ import grpc
 from shared.errors import TrainerError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import (
+    BlobRequest,
     CatchUpRequest,
     EvaluateRequest,
     StatusReply,
@@ -120,6 +121,11 @@ class RemoteTrainer:
             instruction=instruction, settings=self._settings, personal=personal
         )
         return self._frame(self._stub.Evaluate, request)
+
+    def receive_blob(self, part: bytes) -> bytes:
+        """Keep a part of a file that the run needs, and return the receipt."""
+        request = BlobRequest(part=part, settings=self._settings)
+        return self._frame(self._stub.ReceiveBlob, request)
 
     def _frame(self, method: Any, request: Any) -> bytes:
         frame: bytes = self._call(method, request).frame

@@ -1,23 +1,32 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, and the record of how the run is executed. Each file is written so that a crash
-leaves the old content or the new.
+the personal ledger, and the record of how the run is executed; and ``blobs``, the files that its
+runs need and that servers sent. Each file is written so that a crash leaves the old content or the
+new.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session_store import SessionFolder
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, load_run
+from shared.blob_store import BlobStore
+from shared.blobs import published_blobs, with_local_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
 from shared.runs import run_id_of
+
+BLOBS_FOLDER = "blobs"
+"""Name of the folder of the files that servers sent, in a client's folder."""
+MAX_BLOBS_BYTES = 2**30
+"""Total size of these files; the least recently used ones are deleted."""
 
 
 class ResidentTrainer:
@@ -42,6 +51,7 @@ class ResidentTrainer:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self._config, self._folder = config, folder
         self._sessions = SessionFolder(folder)
+        self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._settings, self._client = "", self.client_under(config)
 
     @classmethod
@@ -72,22 +82,50 @@ class ResidentTrainer:
 
         Raises:
             ConfigError: if the settings are not valid.
+            MissingBlobError: if they name a file that has not been received.
         """
         if settings != self._settings:
-            server_config = RunConfig.of(_read_object(settings), "run config")
+            server_config = _read_server_config(settings)
             self._client = self.client_under(server_config)
             self._settings = settings
         return self._client
+
+    def receive_blob(self, part: bytes, settings: str) -> bytes:
+        """Keep a part of a file that the settings of a run name, and return the receipt.
+
+        Args:
+            part: blob part, a frame.
+            settings: run config from the server, a JSON object with dotted keys.
+
+        Raises:
+            ConfigError: if the settings are not valid.
+            FrameError: if the frame is not a part of such a file.
+            BlobError: if the part cannot be stored.
+        """
+        accepted = published_blobs(_read_server_config(settings)).values()
+        return receive_part(part, accepted, self.client, self._blobs)
 
     def client_under(self, server_config: RunConfig) -> ProtocolClient:
         """Return the client under a server's settings, with the device's own in their place."""
         config = with_device_settings(server_config, self._config).model_copy(
             update={"out": str(self._folder)}
         )
+        config = with_local_blobs(config, self._blobs)
         self.runtime = runtime = self.runtime.under(config)
         run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
         run_config = config.model_copy(update={"out": str(self._sessions.folder_of(run_id))})
         return ProtocolClient(runtime, self.data, run_config, server_config, self._sessions)
+
+
+def _read_server_config(settings: str) -> RunConfig:
+    """Read a run config from a server, which may name files by their hashes only.
+
+    Raises:
+        ConfigError: if the text is something else.
+    """
+    config = RunConfig.of(_read_object(settings), "run config")
+    published_blobs(config)
+    return config
 
 
 def _read_object(settings: str) -> dict[str, Any]:

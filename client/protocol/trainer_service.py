@@ -23,6 +23,7 @@ from shared.ledger.catch_up import CatchUp
 from shared.machine import peak_memory_bytes
 from shared.proto.trainer_pb2 import (
     Answer,
+    BlobRequest,
     CatchUpRequest,
     EvaluateRequest,
     StatusReply,
@@ -56,6 +57,13 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return self._answer_unless_paused(
             request, lambda client: client.evaluate(request.instruction, request.personal)
         )
+
+    def ReceiveBlob(self, request: BlobRequest, context: Any) -> Answer:  # noqa: N802
+        frame = self._work(
+            request.part,
+            lambda resident: resident.receive_blob(request.part, request.settings),
+        )
+        return Answer(frame=frame)
 
     def Status(self, request: StatusRequest, context: Any) -> StatusReply:  # noqa: N802
         hello = b""
@@ -91,11 +99,15 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         self, instruction: bytes, settings: str, method: Callable[[ProtocolClient], bytes]
     ) -> bytes:
         """Call a method of the client in the working thread, and return its frame."""
+        return self._work(instruction, lambda resident: method(resident.client_for(settings)))
+
+    def _work(self, instruction: bytes, method: Callable[[ResidentTrainer], bytes]) -> bytes:
+        """Call a method of the resident trainer in the working thread, and return its frame."""
 
         def work() -> bytes:
             start = time.monotonic()
             try:
-                return method(self._resident.client_for(settings))
+                return method(self._resident)
             except SamaraError as error:  # in the settings; a client refuses by itself
                 return make_refusal(instruction, self._resident.client, 0, error)
             finally:

@@ -16,7 +16,15 @@ from devices.phone.gateway import Gateway, SignedAnswer
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import TaskKind
-from shared.wire import CLIENTS, FRAMES, PERSONAL_ACTION, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import (
+    BLOB_ACTION,
+    CLIENTS,
+    FRAMES,
+    PERSONAL_ACTION,
+    PUBLIC_KEYS,
+    RECORD,
+    SIGNATURES,
+)
 
 HELLO_SECONDS = 20.0
 MARGIN_SECONDS = 5.0
@@ -46,6 +54,11 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     def hello(message: Message, context: Context) -> Message:
         """Request a hello from every attached phone."""
         return ask(TaskKind.HELLO, message, context, HELLO_SECONDS)
+
+    @app.query(BLOB_ACTION)
+    def receive_blob(message: Message, context: Context) -> Message:
+        """Pass a part of a file that the run needs on to the named phones."""
+        return ask(TaskKind.BLOB, message, context, _left(message))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

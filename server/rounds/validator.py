@@ -16,7 +16,7 @@ from server.rounds.late_reports import LateReportFilter, report_token
 from server.transport.messages import read_frame
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
-from shared.errors import ReportError, SamaraError
+from shared.errors import RefusalCode, ReportError, SamaraError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
@@ -133,6 +133,8 @@ class ReplyValidator:
             if kind_of(frame) is Kind.REFUSAL:
                 refusal = Refusal.decode(frame)
                 entry.round = refusal.round
+                if refusal.code == RefusalCode.MISSING_BLOB:
+                    self._roster.begin_transfer(entry, refusal)
                 raise ReportError(refusal.description)
             answer = kind.decode(frame)
             if answer.client != client:

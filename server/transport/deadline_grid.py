@@ -46,6 +46,9 @@ class DeadlineGrid(DelegatingGrid):
         late_exchanges: number of later exchanges in which a reply to a train message is fetched.
         has_enough_replies: decides from the replies so far whether a train exchange may end.
         clock: the clock of deadlines; the system's by default.
+
+    Attributes:
+        while_waiting: called before each wait for replies; it must return soon.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class DeadlineGrid(DelegatingGrid):
     ) -> None:
         self.has_enough_replies = has_enough_replies
         self.clock: Clock = clock or SystemClock()
+        self.while_waiting: Callable[[], None] = lambda: None
         super().__init__(grid)
         self._late_exchanges = late_exchanges
         self._unanswered: list[set[str]] = []  # ids of train messages, by exchange
@@ -97,6 +101,7 @@ class DeadlineGrid(DelegatingGrid):
             remaining = end - self.clock.now()
             if remaining <= 0:
                 break
+            self.while_waiting()
             self.clock.wait(remaining)
         if is_training:
             earlier = [ids & late for ids in self._unanswered]

@@ -1,10 +1,20 @@
 """Flower messages that carry one frame of ours."""
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from shared.errors import FrameError
+from shared.flower_compat import ErrorCode
 from shared.ledger.catch_up import CatchUp
-from shared.wire import RECORD
+from shared.wire import BLOB_ACTION, RECORD
+
+BLOB_MESSAGE = f"{MessageType.QUERY}.{BLOB_ACTION}"
+"""Flower's message type of a message with a blob part."""
+LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Codes of Flower's error replies to messages that were not delivered."""
 
 
 def make_message(
@@ -14,7 +24,7 @@ def make_message(
 
     Args:
         node: Flower's id of the node.
-        message_type: Flower's message type, `train`, `evaluate` or `query`.
+        message_type: Flower's message type, `train`, `evaluate` or `query`, with an action.
         group: Flower's group id; only shown in logs.
         frame: the frame, empty where a hello is requested.
         catch_up: the snapshot and the ledger records that the node lacks.

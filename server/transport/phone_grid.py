@@ -11,21 +11,22 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from server.transport.delegating_grid import DelegatingGrid
-from server.transport.messages import make_message
+from server.transport.messages import BLOB_MESSAGE, make_message
 from shared.client_index import client_index_of_key
-from shared.errors import FrameError
+from shared.errors import FrameError, RefusalCode
 from shared.flower_compat import ErrorCode, HttpGrid, set_message_id
 from shared.frames.hello import Hello
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import answer_bytes, is_signed_by
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -45,7 +46,8 @@ class _Phone:
         gateway: Flower's id of the gateway's node.
         client: client index.
         public_key: PEM.
-        hello: frame.
+        hello: frame, or a refusal that names a blob which the phone lacks; empty once a part of it
+            has been sent, until the gateway's next answer.
     """
 
     gateway: int
@@ -90,6 +92,8 @@ class PhoneGrid(DelegatingGrid):
         # When the phones of each gateway are requested again, monotonic seconds.
         self._gateways: dict[int, float] = {}
         self._phones: dict[int, _Phone] = {}
+        # Hello requests to phones whose hello is out of date, by node.
+        self._waiting_hellos: dict[int, Message] = {}
         self._relayed: dict[str, _RelayedMessage] = {}
         # Id of the relayed message by the id of a phone's message.
         self._relayed_ids: dict[str, str] = {}
@@ -130,9 +134,14 @@ class PhoneGrid(DelegatingGrid):
             is_hello_request = message_type == MessageType.QUERY
             if phone and is_hello_request:
                 ids[index] = _assign_id(message)
-                self._store_reply(_make_reply(phone.hello, message), _end_of(message))
+                if phone.hello:
+                    self._store_reply(_make_reply(phone.hello, message), _end_of(message))
+                else:
+                    self._waiting_hellos[node] = message
             elif phone:
                 ids[index] = _assign_id(message)
+                if message_type == BLOB_MESSAGE:
+                    self._phones[node] = replace(phone, hello=b"")
                 key = phone.gateway, message_type, _frame_of(message)
                 relayed.setdefault(key, []).append(message)
             elif hello and is_hello_request:
@@ -150,7 +159,11 @@ class PhoneGrid(DelegatingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have arrived, each once."""
         wanted = list(message_ids)
-        to_phones = {i for i in wanted if i in self._relayed_ids or i in self._replies}
+        if self._waiting_hellos:
+            self.connected_nodes()  # asks the gateways, whose answers hold new hellos
+        unsent = {message.metadata.message_id for message in self._waiting_hellos.values()}
+        local = self._relayed_ids.keys() | self._replies.keys() | unsent
+        to_phones = local.intersection(wanted)
         to_pull = {self._relayed_ids[i] for i in to_phones if i in self._relayed_ids}
         to_pull |= set(wanted) - to_phones
         replies = []
@@ -208,6 +221,7 @@ class PhoneGrid(DelegatingGrid):
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
+        self._waiting_hellos = {n: m for n, m in self._waiting_hellos.items() if n in self._phones}
         self._hello_requests = {
             i: (node, end)
             for i, (node, end) in self._hello_requests.items()
@@ -259,7 +273,7 @@ class PhoneGrid(DelegatingGrid):
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway != gateway}
         for public_key, frame in _signed_frames(reply, b""):
             try:
-                client = Hello.decode(frame).client
+                client = _client_of_hello(frame)
             except FrameError as error:
                 log.warning("the hello of a phone is refused: %s", error)
                 continue
@@ -268,6 +282,22 @@ class PhoneGrid(DelegatingGrid):
                 continue
             phone = _Phone(gateway, client, public_key, frame)
             self._phones[phone.node] = phone
+            if request := self._waiting_hellos.pop(phone.node, None):
+                self._store_reply(_make_reply(frame, request), _end_of(request))
+
+
+def _client_of_hello(frame: bytes) -> int:
+    """Return the client index in a hello, or in a refusal that names a missing blob.
+
+    Raises:
+        FrameError: if the frame is neither.
+    """
+    if kind_of(frame) is Kind.REFUSAL:
+        refusal = Refusal.decode(frame)
+        if refusal.code == RefusalCode.MISSING_BLOB:
+            return refusal.client
+        raise FrameError(f"client {refusal.client}: {refusal.description}")
+    return Hello.decode(frame).client
 
 
 def _node_of_key(public_key: bytes) -> int:

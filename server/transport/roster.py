@@ -11,11 +11,11 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from server.live.keys import ClientKeys
+from server.transport.blob_sender import BlobSender
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import make_message, read_frame
-from shared.errors import FrameError, SamaraError
-from shared.flower_compat import ErrorCode
+from server.transport.messages import LOST, make_message, read_frame
+from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.layout import Layout
@@ -28,12 +28,6 @@ _POLL_SECONDS = 0.5
 _HELLO_SECONDS = 300.0
 _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
-_LOST = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-)
-"""Codes of Flower's error replies to messages that were not delivered."""
 
 
 @dataclass
@@ -65,6 +59,7 @@ class Roster:
 
     Args:
         keys: client keys of the run; None admits clients without a key.
+        blobs: sender of the files that clients lack; by default the run has none.
 
     Attributes:
         entries: entries by Flower node id.
@@ -77,12 +72,12 @@ class Roster:
 
     most_clients: int | None = None
 
-    def __init__(self, keys: ClientKeys | None = None) -> None:
+    def __init__(self, keys: ClientKeys | None = None, blobs: BlobSender | None = None) -> None:
         self.entries: dict[int, RosterEntry] = {}
         self.layout: Layout | None = None
         self.model_id = b""
         self.client_count = 0
-        self._keys = keys
+        self._keys, self._blobs = keys, blobs or BlobSender({})
         self._hello_requests: dict[str, int] = {}  # node by message id
         # Reason, and when the node may try again (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
@@ -97,7 +92,8 @@ class Roster:
 
         The first hello, in order of client index, decides layout, base model and number of
         clients of the run. A client with others is refused for some minutes. Hellos are waited
-        for only while the roster is empty; late ones are taken in at the next call.
+        for only while the roster is empty; late ones are taken in at the next call. A client that
+        lacks a blob is sent it, and its hello is requested again when it has it.
 
         Args:
             grid: Flower's grid.
@@ -108,8 +104,9 @@ class Roster:
         for node, public_key in nodes.items():
             if reason := self._key_refusal(public_key):
                 self._refuse(node, reason)
+        self._send_blobs(grid, nodes)
         known = self.entries.keys() | self._refused.keys() | set(self._hello_requests.values())
-        new = [node for node in nodes if node not in known]
+        new = [node for node in nodes if node not in known and node not in self._blobs.nodes]
         if new:
             seconds = max(timeout, _HELLO_SECONDS)
             messages = [
@@ -123,6 +120,24 @@ class Roster:
             if not self._hello_requests or time.monotonic() > end:
                 break
             time.sleep(_POLL_SECONDS)
+
+    def send_blobs(self, grid: Grid) -> None:
+        """Go on with the transfers of blobs that clients lack; this does not wait."""
+        if self._blobs.nodes:
+            self._send_blobs(grid, _connected_nodes(grid))
+
+    def begin_transfer(self, entry: RosterEntry, refusal: Refusal) -> None:
+        """Send a client the blob that it lacks; it introduces itself again once it has it.
+
+        Args:
+            entry: entry of the client, which is removed.
+            refusal: the client's refusal of an instruction, with `RefusalCode.MISSING_BLOB`.
+        """
+        self.entries.pop(entry.node, None)
+        try:
+            self._begin_transfer(entry.node, entry.public_key, refusal)
+        except SamaraError as error:
+            self._refuse(entry.node, str(error))
 
     def entries_of(self, nodes: Iterable[int]) -> dict[int, RosterEntry]:
         """Return the entries of these nodes, by client index in ascending order."""
@@ -161,11 +176,15 @@ class Roster:
             node = self._hello_requests.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            if reply.has_error() and reply.error.code in _LOST:
+            if reply.has_error() and reply.error.code in LOST:
                 log.warning("a hello was lost on the way; it is requested again")
                 continue
             try:
-                hellos.append((_read_hello(reply), node))
+                frame = read_frame(reply)
+                if kind_of(frame) is Kind.REFUSAL:
+                    self._begin_transfer(node, nodes[node], Refusal.decode(frame))
+                else:
+                    hellos.append((Hello.decode(frame), node))
             except SamaraError as error:
                 self._refuse(node, str(error))
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
@@ -173,6 +192,20 @@ class Roster:
                 self._admit(hello, node, nodes[node])
             except SamaraError as error:
                 self._refuse(node, f"client {hello.client}: {error}")
+
+    def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
+        """Send a node the blob that its refusal names.
+
+        Raises:
+            SamaraError: if it refuses for another reason, or may not have the blob.
+        """
+        if self._keys and refusal.code == RefusalCode.MISSING_BLOB:
+            self._keys.check(public_key, refusal.client)
+        self._blobs.begin(node, public_key, refusal)
+
+    def _send_blobs(self, grid: Grid, nodes: Mapping[int, bytes]) -> None:
+        for node, reason in self._blobs.advance(grid, nodes).items():
+            self._refuse(node, reason)
 
     def _admit(self, hello: Hello, node: int, public_key: bytes) -> None:
         """Add the client of a hello to the roster.
@@ -248,19 +281,6 @@ def _connected_nodes(grid: Grid) -> dict[int, bytes]:
     if isinstance(grid, DeadlineGrid):
         return grid.connected_nodes()
     return dict.fromkeys(grid.get_node_ids(), b"")
-
-
-def _read_hello(reply: Message) -> Hello:
-    """Return the hello in a reply.
-
-    Raises:
-        SamaraError: if the client refuses, or the reply holds no sound hello.
-    """
-    frame = read_frame(reply)
-    if kind_of(frame) is Kind.REFUSAL:
-        refusal = Refusal.decode(frame)
-        raise SamaraError(f"client {refusal.client}: {refusal.description}")
-    return Hello.decode(frame)
 
 
 def _parse_facts(text: str) -> dict[str, Any]:

@@ -24,41 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"Z\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\t\n\x07\x63ontent\"\\\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.samara.TaskResultH\x00\x42\t\n\x07\x63ontent\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"|\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1e\n\x04kind\x18\x02 \x01(\x0e\x32\x10.samara.TaskKind\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\">\n\nTaskResult\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c*.\n\x08TaskKind\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x32\xd6\x01\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"-\n\x0b\x42lobRequest\x12\x0c\n\x04part\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"Z\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\t\n\x07\x63ontent\"\\\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.samara.TaskResultH\x00\x42\t\n\x07\x63ontent\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"|\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1e\n\x04kind\x18\x02 \x01(\x0e\x32\x10.samara.TaskKind\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\">\n\nTaskResult\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c*8\n\x08TaskKind\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x12\x08\n\x04\x42LOB\x10\x03\x32\x8a\x02\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x32\n\x0bReceiveBlob\x12\x13.samara.BlobRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shared.proto.trainer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKKIND']._serialized_start=922
-  _globals['_TASKKIND']._serialized_end=968
+  _globals['_TASKKIND']._serialized_start=969
+  _globals['_TASKKIND']._serialized_end=1025
   _globals['_CATCHUPREQUEST']._serialized_start=38
   _globals['_CATCHUPREQUEST']._serialized_end=125
   _globals['_TRAINREQUEST']._serialized_start=127
   _globals['_TRAINREQUEST']._serialized_end=180
   _globals['_EVALUATEREQUEST']._serialized_start=182
   _globals['_EVALUATEREQUEST']._serialized_end=256
-  _globals['_ANSWER']._serialized_start=258
-  _globals['_ANSWER']._serialized_end=281
-  _globals['_STATUSREQUEST']._serialized_start=283
-  _globals['_STATUSREQUEST']._serialized_end=316
-  _globals['_STATUSREPLY']._serialized_start=319
-  _globals['_STATUSREPLY']._serialized_end=451
-  _globals['_TOPHONE']._serialized_start=453
-  _globals['_TOPHONE']._serialized_end=543
-  _globals['_FROMPHONE']._serialized_start=545
-  _globals['_FROMPHONE']._serialized_end=637
-  _globals['_CHALLENGE']._serialized_start=639
-  _globals['_CHALLENGE']._serialized_end=682
-  _globals['_PROOF']._serialized_start=684
-  _globals['_PROOF']._serialized_end=730
-  _globals['_TASK']._serialized_start=732
-  _globals['_TASK']._serialized_end=856
-  _globals['_TASKRESULT']._serialized_start=858
-  _globals['_TASKRESULT']._serialized_end=920
-  _globals['_TRAINER']._serialized_start=971
-  _globals['_TRAINER']._serialized_end=1185
-  _globals['_GATEWAY']._serialized_start=1187
-  _globals['_GATEWAY']._serialized_end=1246
+  _globals['_BLOBREQUEST']._serialized_start=258
+  _globals['_BLOBREQUEST']._serialized_end=303
+  _globals['_ANSWER']._serialized_start=305
+  _globals['_ANSWER']._serialized_end=328
+  _globals['_STATUSREQUEST']._serialized_start=330
+  _globals['_STATUSREQUEST']._serialized_end=363
+  _globals['_STATUSREPLY']._serialized_start=366
+  _globals['_STATUSREPLY']._serialized_end=498
+  _globals['_TOPHONE']._serialized_start=500
+  _globals['_TOPHONE']._serialized_end=590
+  _globals['_FROMPHONE']._serialized_start=592
+  _globals['_FROMPHONE']._serialized_end=684
+  _globals['_CHALLENGE']._serialized_start=686
+  _globals['_CHALLENGE']._serialized_end=729
+  _globals['_PROOF']._serialized_start=731
+  _globals['_PROOF']._serialized_end=777
+  _globals['_TASK']._serialized_start=779
+  _globals['_TASK']._serialized_end=903
+  _globals['_TASKRESULT']._serialized_start=905
+  _globals['_TASKRESULT']._serialized_end=967
+  _globals['_TRAINER']._serialized_start=1028
+  _globals['_TRAINER']._serialized_end=1294
+  _globals['_GATEWAY']._serialized_start=1296
+  _globals['_GATEWAY']._serialized_end=1355
 # @@protoc_insertion_point(module_scope)

@@ -11,9 +11,11 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HELLO: _ClassVar[TaskKind]
     TRAIN: _ClassVar[TaskKind]
     EVALUATE: _ClassVar[TaskKind]
+    BLOB: _ClassVar[TaskKind]
 HELLO: TaskKind
 TRAIN: TaskKind
 EVALUATE: TaskKind
+BLOB: TaskKind
 
 class CatchUpRequest(_message.Message):
     __slots__ = ("instruction", "settings", "snapshot", "tail")
@@ -44,6 +46,14 @@ class EvaluateRequest(_message.Message):
     settings: str
     personal: bool
     def __init__(self, instruction: _Optional[bytes] = ..., settings: _Optional[str] = ..., personal: bool = ...) -> None: ...
+
+class BlobRequest(_message.Message):
+    __slots__ = ("part", "settings")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    part: bytes
+    settings: str
+    def __init__(self, part: _Optional[bytes] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("frame",)

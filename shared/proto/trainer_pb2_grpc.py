@@ -49,6 +49,11 @@ class TrainerStub(object):
                 request_serializer=shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
                 response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
                 _registered_method=True)
+        self.ReceiveBlob = channel.unary_unary(
+                '/samara.Trainer/ReceiveBlob',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/samara.Trainer/Status',
                 request_serializer=shared_dot_proto_dot_trainer__pb2.StatusRequest.SerializeToString,
@@ -80,6 +85,13 @@ class TrainerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReceiveBlob(self, request, context):
+        """Keep a part of a file that the run needs. The answer is a blob receipt, or a refusal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """The trainer's status and, if settings are given, its client's hello.
         """
@@ -103,6 +115,11 @@ def add_TrainerServicer_to_server(servicer, server):
             'Evaluate': grpc.unary_unary_rpc_method_handler(
                     servicer.Evaluate,
                     request_deserializer=shared_dot_proto_dot_trainer__pb2.EvaluateRequest.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
+            ),
+            'ReceiveBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReceiveBlob,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.BlobRequest.FromString,
                     response_serializer=shared_dot_proto_dot_trainer__pb2.Answer.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
@@ -191,6 +208,33 @@ class Trainer(object):
             target,
             '/samara.Trainer/Evaluate',
             shared_dot_proto_dot_trainer__pb2.EvaluateRequest.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.Answer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReceiveBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/samara.Trainer/ReceiveBlob',
+            shared_dot_proto_dot_trainer__pb2.BlobRequest.SerializeToString,
             shared_dot_proto_dot_trainer__pb2.Answer.FromString,
             options,
             channel_credentials,

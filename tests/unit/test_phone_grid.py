@@ -1,5 +1,6 @@
 """Phones behind a gateway are nodes of their own."""
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable
@@ -11,11 +12,15 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import layout_of
 
+from client.protocol.blob_receiver import receive_part
 from devices.live.keys import create_key
+from server.transport import blob_sender
+from server.transport.blob_sender import BlobSender
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import make_message
 from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster
+from shared.blob_store import BlobStore
 from shared.client_index import client_index_of_key
 from shared.errors import RefusalCode
 from shared.flower_compat import ErrorCode
@@ -24,10 +29,12 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import PhoneKey, answer_bytes
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 from simulations.engine import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
+CONTENT = bytes(range(250)) * 4
+BLOB = hashlib.sha256(CONTENT).digest()
 
 
 def hello(client: int) -> bytes:
@@ -42,6 +49,7 @@ class Gateway:
         self.keys = {client_index_of_key(key.public): key for key in keys}
         self.calls: list[Any] = []
         self.silent: set[int] = set()
+        self.lacking: dict[int, BlobStore] = {}
         self.forge = False
 
     def __call__(self, message: Message, context: Any) -> Message:
@@ -57,13 +65,23 @@ class Gateway:
         frames, keys, signatures = [], [], []
         for client in clients:  # type: ignore[union-attr]
             if client not in self.silent:
-                refusal = Refusal(token_of(instruction), client, 0, RefusalCode.PAUSED).encode()
-                frames.append(hello(client) if asks_hello else refusal)
+                frames.append(self.answer(instruction, client, asks_hello))
                 keys.append(self.keys[client].public)
                 data = answer_bytes(instruction, frames[-1]) + b"!" * self.forge
                 signatures.append(self.keys[client].sign(data))
         parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
+
+    def answer(self, instruction: bytes, client: int, asks_hello: bool) -> bytes:
+        store = self.lacking.get(client)
+        if store and instruction and kind_of(instruction) is Kind.BLOB_PART:
+            return receive_part(instruction, [BLOB], client, store)
+        if asks_hello and store and store.find(BLOB) is None:
+            numbers = int.from_bytes(BLOB[:4]), store.received_bytes(BLOB)
+            return Refusal(bytes(8), client, 0, RefusalCode.MISSING_BLOB, numbers).encode()
+        if asks_hello:
+            return hello(client)
+        return Refusal(token_of(instruction), client, 0, RefusalCode.PAUSED).encode()
 
 
 @pytest.fixture
@@ -215,3 +233,21 @@ def test_a_phone_cannot_be_another_client(gateway: Gateway, grid: DeadlineGrid) 
     (one, key), (other, _) = gateway.keys.items()
     gateway.keys = {one: key, other: key}  # it signs for both
     assert set(phones_of(grid).values()) == {one}
+
+
+def test_a_phone_that_lacks_a_blob_gets_it_through_its_gateway(
+    gateway: Gateway, grid: DeadlineGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_sender, "PART_BYTES", 100)
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    gateway.lacking = {client: BlobStore(tmp_path / str(client)) for client in gateway.keys}
+    behind, _ = gateway.keys
+    gateway.lacking[behind].receive(BLOB, len(CONTENT), 0, CONTENT[:730])
+    (tmp_path / "basis").write_bytes(CONTENT)
+    roster = Roster(blobs=BlobSender({BLOB: tmp_path / "basis"}))
+    end = time.monotonic() + 20
+    while len(roster.entries) < 3 and time.monotonic() < end:
+        roster.request_hellos(grid, 20.0)
+    assert {entry.client for entry in roster.entries.values()} == {5, *gateway.keys}
+    assert all(store.find(BLOB) for store in gateway.lacking.values())
+    assert 13 <= len(gateway.calls) <= 16  # the last parts may be sent twice

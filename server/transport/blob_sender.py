@@ -1,0 +1,241 @@
+"""The blob sender: it brings clients the files of a run that they lack, in parts, beside rounds.
+
+A client names a missing blob by the first bytes of its hash, in a refusal. Only blobs that the
+run's settings name are ever read. What a client has received is known from its own receipts, so
+that nothing has to be kept here when the server restarts.
+"""
+
+import logging
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Self
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from server.transport.messages import BLOB_MESSAGE, LOST, make_message, read_frame
+from shared.blob_store import BlobStore, parse_reference
+from shared.blobs import blob_settings, resolve_blob
+from shared.errors import FrameError, RefusalCode, SamaraError
+from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
+from shared.ledger.catch_up import CatchUp
+from shared.settings import Settings
+from shared.wire import BLOB_ACTION, Kind, kind_of
+
+log = logging.getLogger("samara.server")
+
+PARTS_IN_FLIGHT = 16
+"""Most parts that are on their way at the same time, to all clients together."""
+MAX_REPETITION = 4
+"""Most times that one client is sent the size of a blob, however often it asks."""
+PART_SECONDS = 300.0
+"""Seconds after which a part without a receipt is sent again."""
+
+
+@dataclass(frozen=True)
+class _Blob:
+    """A blob of the run."""
+
+    hash: bytes
+    file: Path
+    size: int
+
+    def part(self, offset: int) -> BlobPart:
+        """Read the part that begins at an offset.
+
+        Raises:
+            SamaraError: if the file cannot be read.
+        """
+        try:
+            with self.file.open("rb") as file:
+                file.seek(offset)
+                content = file.read(PART_BYTES)
+        except OSError as error:
+            raise SamaraError(f"{self.file}: cannot be read: {error.strerror}") from error
+        return BlobPart(self.hash, self.size, offset, content)
+
+
+@dataclass
+class _Transfer:
+    """The transfer of a blob to a client.
+
+    Attributes:
+        blob: the blob.
+        client: client index.
+        holder: public key of the client, or its node id where nodes have no keys.
+        offset: position of the next part that the client wants.
+        message_id: id of the message with a part that is on its way; empty if there is none.
+        token: token of that part.
+        end: when that part is given up, monotonic seconds.
+        sent: bytes sent so far.
+    """
+
+    blob: _Blob
+    client: int
+    holder: bytes | int
+    offset: int
+    message_id: str = ""
+    token: bytes = b""
+    end: float = 0.0
+    sent: int = 0
+
+
+class BlobSender:
+    """Sends the blobs of a run to the clients that lack them.
+
+    Args:
+        files: files of the run's blobs, by hash.
+    """
+
+    def __init__(self, files: Mapping[bytes, Path]) -> None:
+        self._blobs = {
+            int.from_bytes(blob[:4]): _Blob(blob, file, file.stat().st_size)
+            for blob, file in files.items()
+        }
+        self._transfers: dict[int, _Transfer] = {}  # by node, the longest waiting first
+        self._sent: dict[tuple[bytes | int, bytes], int] = {}  # bytes by holder and blob
+
+    @classmethod
+    def for_run(cls, config: Settings, store: BlobStore) -> Self:
+        """Return the sender of the blobs that a run's settings name by their hashes.
+
+        Raises:
+            SamaraError: if the store lacks one of them.
+        """
+        files = {}
+        for key, value in blob_settings(config).items():
+            if blob := parse_reference(value):
+                files[blob] = resolve_blob(value, store, key)
+        return cls(files)
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The nodes that blobs are being sent to."""
+        return self._transfers.keys()
+
+    def begin(self, node: int, public_key: bytes, refusal: Refusal) -> None:
+        """Begin to send a node the blob that its refusal names.
+
+        Raises:
+            SamaraError: if the run has no such blob, or the client was sent too much of it.
+        """
+        prefix, received = refusal.numbers
+        blob = self._blobs.get(prefix)
+        if refusal.code != RefusalCode.MISSING_BLOB or blob is None or received > blob.size:
+            raise SamaraError(f"client {refusal.client}: {refusal.description}")
+        transfer = _Transfer(blob, refusal.client, public_key or node, received)
+        self._check_amount(transfer)
+        self._transfers[node] = transfer
+        log.info(
+            "client %d lacks blob %s: %d of %d bytes are left to send",
+            *(refusal.client, blob.hash.hex()[:12], blob.size - received, blob.size),
+        )
+
+    def advance(self, grid: Grid, connected: Container[int]) -> dict[int, str]:
+        """Take in the receipts that have arrived and send the next parts; this does not wait.
+
+        Args:
+            grid: Flower's grid.
+            connected: the connected nodes.
+
+        Returns:
+            Why the transfer to a node has failed, by node.
+        """
+        if not self._transfers:
+            return {}
+        for node in [node for node in self._transfers if node not in connected]:
+            del self._transfers[node]
+        return self._receive_receipts(grid) | self._send_parts(grid)
+
+    def _receive_receipts(self, grid: Grid) -> dict[int, str]:
+        nodes = {t.message_id: node for node, t in self._transfers.items() if t.message_id}
+        failed = {}
+        for reply in _pull(grid, nodes):
+            node = nodes[reply.metadata.reply_to_message_id]
+            transfer = self._transfers.pop(node)
+            transfer.message_id = ""
+            try:
+                if not (reply.has_error() and reply.error.code in LOST):
+                    transfer.offset = _received_bytes(reply, transfer)
+            except SamaraError as error:
+                failed[node] = f"client {transfer.client}: {error}"
+                continue
+            if transfer.offset < transfer.blob.size:
+                self._transfers[node] = transfer  # behind those that have waited longer
+            else:
+                name = transfer.blob.hash.hex()[:12]
+                log.info("sent %d bytes of %s to client %d", transfer.sent, name, transfer.client)
+        return failed
+
+    def _send_parts(self, grid: Grid) -> dict[int, str]:
+        now, failed, messages = monotonic(), {}, {}
+        for transfer in self._transfers.values():
+            if now >= transfer.end:
+                transfer.message_id = ""
+        room = PARTS_IN_FLIGHT - sum(bool(t.message_id) for t in self._transfers.values())
+        waiting = [(node, t) for node, t in self._transfers.items() if not t.message_id]
+        for node, transfer in waiting[:room]:
+            try:
+                self._check_amount(transfer)
+                part = transfer.blob.part(transfer.offset)
+            except SamaraError as error:
+                del self._transfers[node]
+                failed[node] = f"client {transfer.client}: {error}"
+                continue
+            frame, size = part.encode(), len(part.content)
+            transfer.token, transfer.end = token_of(frame), now + PART_SECONDS
+            transfer.sent += size
+            amount = transfer.holder, transfer.blob.hash
+            self._sent[amount] = self._sent.get(amount, 0) + size
+            messages[node] = _part_message(node, frame)
+        for node, message_id in zip(messages, _push(grid, messages.values()), strict=True):
+            self._transfers[node].message_id = message_id
+        return failed
+
+    def _check_amount(self, transfer: _Transfer) -> None:
+        """Raise an error if the client was sent so much that it must have lost it on purpose."""
+        sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
+        if sent >= MAX_REPETITION * transfer.blob.size:
+            raise SamaraError(
+                f"it was sent {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has "
+                f"{transfer.blob.size}, and gets no more until the server restarts; look for the "
+                "reason in its log"
+            )
+
+
+def _received_bytes(reply: Message, transfer: _Transfer) -> int:
+    """Return how much of the blob a client has, from its receipt for a part.
+
+    Raises:
+        SamaraError: if the client refuses the part, or the reply holds no sound receipt for it.
+    """
+    frame = read_frame(reply)
+    if kind_of(frame) is Kind.REFUSAL:
+        raise SamaraError(Refusal.decode(frame).description)
+    receipt = BlobReceipt.decode(frame)
+    if (receipt.token, receipt.client, receipt.blob) != (
+        transfer.token,
+        transfer.client,
+        transfer.blob.hash,
+    ):
+        raise FrameError("its receipt is for another part than it was sent")
+    if receipt.received > transfer.blob.size:
+        raise FrameError("its receipt is for more bytes than the blob has")
+    return receipt.received
+
+
+def _part_message(node: int, frame: bytes) -> Message:
+    return make_message(node, BLOB_MESSAGE, BLOB_ACTION, frame, CatchUp(), PART_SECONDS)
+
+
+def _push(grid: Grid, messages: Iterable[Message]) -> list[str]:
+    messages = list(messages)
+    return list(grid.push_messages(messages)) if messages else []
+
+
+def _pull(grid: Grid, message_ids: Collection[str]) -> list[Message]:
+    return list(grid.pull_messages(list(message_ids))) if message_ids else []
