@@ -49,6 +49,7 @@ class Domain(IntEnum):
     POOL_SEED = 7
     POOL_ORDER = 8
     PREFIX_TOKEN = 9
+    TEXT_TOKEN = 10
 
 
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -265,6 +266,27 @@ def prefix_tokens(root: int, count: int, vocabulary: int) -> NDArray[np.int64]:
         int64 [count], each below `vocabulary`.
     """
     words = philox4x32(_counters(count, Domain.PREFIX_TOKEN), _keys(np.array(root, np.uint64)))
+    tokens: NDArray[np.uint64] = _join_words(words) % np.uint64(vocabulary)
+    return tokens.astype(np.int64)
+
+
+def text_tokens(seed: int, texts: int, count: int, vocabulary: int) -> NDArray[np.int64]:
+    """Return random tokens of random texts.
+
+    Args:
+        seed: seed.
+        texts: number of texts n.
+        count: number of tokens of a text.
+        vocabulary: number of tokens to choose from.
+
+    Returns:
+        int64 [n, count], each below `vocabulary`; a text does not depend on how many there are.
+    """
+    counter = np.zeros((texts, count, 4), np.uint32)
+    counter[..., 0] = np.arange(count, dtype=np.uint32)
+    counter[..., 1] = np.arange(texts, dtype=np.uint32)[:, None]
+    counter[..., 2] = Domain.TEXT_TOKEN
+    words = philox4x32(counter, _keys(np.array(seed, np.uint64)))
     tokens: NDArray[np.uint64] = _join_words(words) % np.uint64(vocabulary)
     return tokens.astype(np.int64)
 

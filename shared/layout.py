@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from shared.directions import Distribution
 from shared.errors import LayoutError, SamaraError
@@ -15,6 +15,8 @@ from shared.normal_table import TABLE_SHA256
 FORMAT_VERSION = 1
 ADAPTER_GROUP = "adapter"
 LABEL_BIAS_GROUP = "label bias"
+READOUT_GROUP = "readout"
+RANDOM_TOKENS = "random-tokens"
 MAX_RANK = 1024
 MAX_ELEMENTS = 2**30
 """The most trained numbers of a layout; a larger one from the network is refused."""
@@ -26,7 +28,11 @@ BASIS_PART = "basis"
 
 @dataclass(frozen=True)
 class Tensor:
-    """One trained tensor: a LoRA-FA matrix B [out, rank], or the label bias [labels, 1]."""
+    """One trained tensor.
+
+    It is a LoRA-FA matrix B [out, rank], the readout [labels − 1, features], or the label bias
+    [labels, 1].
+    """
 
     name: str
     rows: int
@@ -68,6 +74,33 @@ class StatePart:
 
 
 @dataclass(frozen=True)
+class DampingRecipe:
+    """The origin of a readout's damping, as far as clients must agree on it.
+
+    Random tokens are a recipe and not a hash: devices may differ in the last bits of what they
+    compute by it, and only the scalars depend on those.
+
+    Attributes:
+        source: `none`, `random-tokens` or `file`.
+        count: number of texts of random tokens.
+        seed: seed of these texts.
+        version: version of the way in which texts become a damping.
+        sha256: hash of the file, in hexadecimal.
+    """
+
+    source: Literal["none", "random-tokens", "file"] = "none"
+    count: int = 0
+    seed: int = 0
+    version: int = 0
+    sha256: str = ""
+
+    def to_json(self) -> dict[str, str | int]:
+        """Return the values that the source reads, by key."""
+        read_by = {"random-tokens": ("count", "seed", "version"), "file": ("sha256",)}
+        return {key: getattr(self, key) for key in ("source", *read_by.get(self.source, ()))}
+
+
+@dataclass(frozen=True)
 class Layout:
     """Ordered tensors of an adapter with what is needed to rebuild the frozen rest.
 
@@ -82,6 +115,7 @@ class Layout:
         a_seed: seed of the frozen matrices A.
         distribution: distribution of the directions.
         basis: basis of the tensors of the group `ADAPTER_GROUP`; None if there is none.
+        damping: origin of the readout's damping; None without a readout.
     """
 
     tensors: tuple[Tensor, ...]
@@ -90,6 +124,7 @@ class Layout:
     a_seed: int
     distribution: Distribution
     basis: BasisReference | None = None
+    damping: DampingRecipe | None = None
 
     @cached_property
     def size(self) -> int:
@@ -127,11 +162,17 @@ class Layout:
         Two layouts with the same one can use the same basis.
         """
         tensors = tuple(tensor for tensor in self.tensors if tensor.group == ADAPTER_GROUP)
-        return replace(self, tensors=tensors, distribution="gaussian", basis=None).hash
+        return replace(
+            self, tensors=tensors, distribution="gaussian", basis=None, damping=None
+        ).hash
 
     def tensor_slice(self, name: str) -> tuple[slice, int]:
         """Return the slice of the flat elements that holds a tensor, and its number of rows."""
         return self._slices[name]
+
+    def group(self, name: str) -> tuple[Tensor, ...]:
+        """Return the tensors of a group."""
+        return tuple(tensor for tensor in self.tensors if tensor.group == name)
 
     @cached_property
     def _slices(self) -> dict[str, tuple[slice, int]]:
@@ -158,6 +199,8 @@ class Layout:
         }
         if self.basis:
             content["basis"] = {"sha256": self.basis.sha256, "size": self.basis.size}
+        if self.damping is not None:
+            content["damping"] = self.damping.to_json()
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
     @cached_property
@@ -201,6 +244,7 @@ class Layout:
                 a_seed=int(content["a_seed"]),
                 distribution=content["distribution"],
                 basis=_read_reference(content.get("basis")),
+                damping=DampingRecipe(**content["damping"]) if "damping" in content else None,
             )
             faithful = json.loads(layout.to_json()) == content
         except (

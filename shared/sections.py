@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from shared.layout import LABEL_BIAS_GROUP
+from shared.layout import LABEL_BIAS_GROUP, RANDOM_TOKENS
 from shared.settings import Section, Text, setting
 
 EMBEDDED_MODEL = "embedded"
@@ -77,7 +77,7 @@ class ModelSettings(Section):
 
 
 class AdapterSettings(Section):
-    """The LoRA-FA adapter: which linear layers it adapts, and how large it is."""
+    """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout."""
 
     projections: Text = setting(
         "auto",
@@ -86,8 +86,18 @@ class AdapterSettings(Section):
     )
     layers: Text = setting(
         "top:1",
-        "adapted layers: `all`, `top:2`, or indices such as `4,5`",
-        pattern=r"^(all|top:[1-9]\d*|\d+(,\d+)*)$",
+        "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
+        "last representation alone; or both, such as `readout,top:1`",
+        pattern=r"^(readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
+        page="readout.md",
+    )
+    damping: Text = setting(
+        RANDOM_TOKENS,
+        "scales of the features that a readout reads, by the covariance of the representations of "
+        "other texts: `none`, `random-tokens` for texts of random tokens, or a file that "
+        "`samara adapter damping` has written. Read if `adapter.layers` has a readout",
+        page="readout.md",
+        min_length=1,
     )
     rank: int = setting(2, "rank of LoRA-FA", ge=1, le=1024)
     alpha: float = setting(
@@ -106,6 +116,16 @@ class AdapterSettings(Section):
         blob=True,
         page="basis.md",
     )
+
+    @property
+    def inner_layers(self) -> str:
+        """The adapted layers inside the model, as in `layers`; empty with a readout alone."""
+        return self.layers.removeprefix("readout").removeprefix(",")
+
+    @property
+    def has_readout(self) -> bool:
+        """Return whether there are weights on the last representation."""
+        return self.layers.startswith("readout")
 
 
 class DataSettings(Section):

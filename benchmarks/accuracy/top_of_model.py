@@ -21,15 +21,10 @@ from client.tuning.settings import TuneSettings
 from client.tuning.tuning_setup import TuningSetup
 from shared import layout as layouts
 from shared.directions import DIRECTION_BITS
+from shared.model.frozen_a import frozen_matrices
+from shared.model.layer_selection import features
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import (
-    Adapter,
-    LoRAFALinear,
-    Perturbations,
-    features,
-    frozen_matrices,
-    inject,
-)
+from shared.model.lora_fa import Adapter, LoRAFALinear, Perturbations, inject
 from shared.model.scorers import COSINE_TEMPERATURE, CausalScorer, EncoderScorer, Prompt, Scorer
 from shared.sections import AdapterSettings
 

@@ -10,8 +10,8 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from devices.hardware.model_shape import BUILT_IN
+from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import is_linear
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, quantize_linear
 from shared.tasks.kinds import ClassificationTask

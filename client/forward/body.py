@@ -22,8 +22,9 @@ from client.forward.supervised import (
 )
 from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import ModelError
+from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import LoRAFALinear, is_linear
+from shared.model.lora_fa import LoRAFALinear
 
 _PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from client.forward.supervised import has_hidden_shape, replace_forward
-from shared.model.lora_fa import is_linear
+from shared.model.layer_selection import is_linear
 
 
 class PositionSelector:

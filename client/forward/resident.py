@@ -12,6 +12,7 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, split_by_grouping
 from shared.errors import TaskError
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
+from shared.model.readout import Readout, representations
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 SINGLE_PASS = Schedule()
@@ -41,10 +42,22 @@ class ResidentForward:
         adapter: adapters in the model.
         scorer: scorer of the model's family.
         body: body of the same model.
+        readout: computation of the readout's part of the scores, if there is a readout.
+
+    Attributes:
+        passes: number of rows, examples times perturbations, that went through the model so far;
+            backward passes do not count.
     """
 
-    def __init__(self, adapter: Adapter, scorer: Scorer, body: PerturbedBody) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        scorer: Scorer,
+        body: PerturbedBody,
+        readout: Readout | None = None,
+    ) -> None:
         self._adapter, self._scorer, self._body = adapter, scorer, body
+        self._readout, self.passes = readout, 0
 
     def scores(
         self,
@@ -69,6 +82,9 @@ class ResidentForward:
         clients = perturbations.clients
         if clients > 1 and not have_equal_row_counts(prompts, clients):
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
+        if self._readout is not None:
+            self._readout.load_damping()  # it may take forward passes of its own
+        self.passes += perturbations.count * len(prompts)
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
         batches = [
@@ -176,6 +192,9 @@ class ResidentForward:
         clients, count = labels.shape
         if clients > 1 and not have_equal_row_counts(prompts, clients):
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
+        if self._readout is not None:
+            self._readout.load_damping()
+        self.passes += len(prompts)
         losses = np.zeros(labels.size)
         gradients = np.zeros((clients, center.layout.element_count))
         for chosen in _micro_batches(prompts, clients, micro_batch):
@@ -196,6 +215,10 @@ class ResidentForward:
         """Return scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
         lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         scores = self._scorer.scores(hidden, lengths, prompts)
+        if self._readout is not None:
+            h = representations(self._scorer, hidden, lengths, prompts)
+            features = self._readout.load_damping().apply(h)
+            scores = scores + self._readout.added_scores(perturbations, features)
         if any(tensor.name == LABEL_BIAS for tensor in perturbations.layout.tensors):
             bias = perturbations.tensor(LABEL_BIAS)
             bias = bias.view(perturbations.count, perturbations.clients, 1, -1)

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from client.forward.supervised import replace_forward
-from shared.model.lora_fa import LoRAFALinear, is_linear
+from shared.model.layer_selection import is_linear
+from shared.model.lora_fa import LoRAFALinear
 
 
 def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:

@@ -25,6 +25,7 @@ from client.forward.trunk_cache import Ids, TrunkCache
 from shared.errors import TaskError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
+from shared.model.readout import Readout
 from shared.model.scorers import Prompt, Scorer
 
 BEFORE_BLOCKS = -1
@@ -171,6 +172,7 @@ class StreamedForward(ResidentForward):
         body: body of the same model.
         parameters: parameters that are perturbed in place, if any; each perturbation is then a pass
             of its own.
+        readout: as for `ResidentForward`.
     """
 
     def __init__(
@@ -179,8 +181,9 @@ class StreamedForward(ResidentForward):
         scorer: Scorer,
         body: StreamedBody,
         parameters: BlockwiseParameters | None = None,
+        readout: Readout | None = None,
     ) -> None:
-        super().__init__(adapter, scorer, body)
+        super().__init__(adapter, scorer, body, readout)
         self._staged_body, self._parameters = body, parameters
 
     def scores(
@@ -289,6 +292,7 @@ def make_forward_engine(
     streamed: bool,
     cache: TrunkCache | None = None,
     parameters: BlockwiseParameters | None = None,
+    readout: Readout | None = None,
 ) -> ResidentForward:
     """Make the forward engine of a model.
 
@@ -299,11 +303,12 @@ def make_forward_engine(
         streamed: whether the model's blocks are streamed.
         cache: cache of the trunk's outputs.
         parameters: as for `StreamedForward`.
+        readout: as for `ResidentForward`.
     """
     first = adapter.first_block
     if not streamed:
-        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache))
-    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), parameters)
+        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache), readout)
+    return StreamedForward(adapter, scorer, StreamedBody(base, first, cache), parameters, readout)
 
 
 def run_in_lockstep(

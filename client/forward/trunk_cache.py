@@ -84,7 +84,7 @@ class MemoryCache(TrunkCache):
 
 
 class DiskCache(TrunkCache):
-    """A cache of half-precision files, one per sequence, each with a checksum.
+    """A cache of files, one per sequence, each with a checksum; usually in half precision.
 
     A file's name is a hash of the sequence and of everything else that the output depends on, so
     the files of another model are never read; as the oldest, they are removed first.
@@ -95,15 +95,20 @@ class DiskCache(TrunkCache):
         identity: bytes that identify everything besides the sequence that the outputs depend on,
             such as the model id.
         hidden: number of columns of an output.
+        exact: whether outputs are kept in single precision, and may have another number of rows
+            than the sequence that they belong to.
 
     Raises:
         ConfigError: if the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, limit: int, identity: bytes, hidden: int) -> None:
+    def __init__(
+        self, folder: Path, limit: int, identity: bytes, hidden: int, exact: bool = False
+    ) -> None:
         super().__init__()
         self._folder, self._limit, self._identity = folder, limit, identity
-        self._hidden = hidden
+        self._hidden, self._exact = hidden, exact
+        self._dtype = np.dtype("<f4" if exact else "<f2")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             files = [(file.stat(), file.name) for file in folder.glob("*.trunk")]
@@ -123,23 +128,25 @@ class DiskCache(TrunkCache):
         except OSError:
             return None
         content = data[_CHECKSUM_BYTES:]
+        rows, rest = divmod(len(content), self._dtype.itemsize * self._hidden)
         if (
-            len(content) != 2 * len(ids) * self._hidden
+            rest
+            or not (self._exact or rows == len(ids))
             or zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") != data[:_CHECKSUM_BYTES]
         ):
             return None
         self._record_size(file.name, len(data))
-        numbers = np.frombuffer(content, "<f2").reshape(len(ids), self._hidden)
+        numbers = np.frombuffer(content, self._dtype).reshape(rows, self._hidden)
         return torch.from_numpy(numbers.copy())
 
     def _put(self, ids: Ids, output: Tensor) -> Tensor:
-        rounded = output.to("cpu", torch.float16)
+        rounded = output.to("cpu", torch.float32 if self._exact else torch.float16)
         if not bool(torch.isfinite(rounded).all()):
             raise ModelError(
                 "an output of the layers below the adapters is beyond half precision; "
                 "leave trunk-cache-folder empty to keep them in memory as they are"
             )
-        content = rounded.numpy().astype("<f2").tobytes()
+        content = rounded.numpy().astype(self._dtype).tobytes()
         data = zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") + content
         if len(data) <= self._limit:
             file = self._file(ids)

@@ -15,11 +15,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from client.spaces.space import SequentialSpace, SpaceTensor, empty_adapter
+from client.spaces.space import SequentialSpace, SpaceTensor
 from shared.directions import Distribution
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.replay import Backend
 
 

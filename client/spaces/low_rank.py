@@ -10,12 +10,12 @@ from torch import Tensor
 
 from client.spaces.space import NO_SEEDS, FlatSpace, ScoreFunction, SequentialSpace, SpaceTensor
 from shared.directions import BOTH_SIDES
+from shared.model.frozen_a import frozen_matrices
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import (
     LoRAFALinear,
     Perturbations,
     PerturbedAdapters,
-    frozen_matrices,
     inject,
 )
 from shared.model.replay_torch import draw_directions

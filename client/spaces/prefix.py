@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, empty_adapter
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
 from shared.directions import Distribution, prefix_tokens
 from shared.errors import ModelError
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import PerturbedAdapters
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.replay import Backend
 
 

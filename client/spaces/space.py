@@ -23,8 +23,7 @@ from torch import Tensor
 
 from shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from shared.errors import ModelError
-from shared.layout import Layout
-from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters
+from shared.model.lora_fa import Adapter, PerturbedAdapters
 from shared.model.replay_torch import draw_directions
 from shared.replay import Backend
 
@@ -266,12 +265,3 @@ def check_both_sides(signs: tuple[int, ...]) -> None:
             f"signs = {signs}: a space that perturbs the model itself evaluates both signs; "
             f"use {BOTH_SIDES}"
         )
-
-
-def empty_adapter() -> tuple[Adapter, Perturbations]:
-    """Return an adapter without tensors, and its one state.
-
-    A forward engine of a model without adapters is built with the one and evaluated at the other.
-    """
-    layout = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(layout, 0), Perturbations(layout, torch.zeros(0))

@@ -25,12 +25,12 @@ from client.spaces.space import (
     Space,
     SpaceTensor,
     check_both_sides,
-    empty_adapter,
 )
 from client.streaming.block_store import BlockStore, allocate
 from client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
 from shared.model.loading import BaseModel
+from shared.model.lora_fa import empty_adapter
 from shared.replay import Backend
 
 

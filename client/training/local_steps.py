@@ -118,6 +118,7 @@ def take_local_steps_together(
     participants = []
     for data in clients:
         examples = data.tokenized(Split.TRAIN)
+        runtime.prepare(examples.prompts)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         participants.append(_Participant(examples, plan, state))
     part = _TrainedPart(state, mask)

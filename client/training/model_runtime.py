@@ -18,6 +18,14 @@ from numpy.typing import NDArray
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
+from client.forward.readout import (
+    ReadoutForward,
+    RepresentationScorer,
+    RepresentationStore,
+    make_representation_store,
+    run_base,
+)
+from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import TrunkCache, make_trunk_cache
 from client.streaming.loading import LoadedModel, load_model
@@ -39,7 +47,17 @@ from shared.errors import ConfigError
 from shared.features import check_features, kind_of
 from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
-from shared.model.lora_fa import Perturbations, inject
+from shared.model.damping import (
+    RANDOM_SEED,
+    RANDOM_TEXTS,
+    Damping,
+    damping_recipe,
+    load_damping,
+    random_examples,
+)
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Adapter, Perturbations, empty_adapter, inject
+from shared.model.readout import Readout
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
 from shared.model.weight_map import WeightMap
@@ -93,27 +111,102 @@ class ModelRuntime:
             raise ConfigError(NO_STREAMED_GRADIENTS)
         with torch.no_grad():  # not inference mode: gradients may flow past what a scorer keeps
             self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
-        adapter = inject(base, config.adapter, self._scorer.labels)
+        settings = config.adapter
+        recipe = damping_recipe(settings.damping) if settings.has_readout else None
+        adapter = inject(base, settings, self._scorer.labels, recipe)
         self.layout, self.first_block = adapter.layout, adapter.first_block
         self.weight_map = WeightMap(None, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
-        self._deciding = threading.Lock()
+        self._representations: RepresentationStore | None = None
+        self._deciding = threading.RLock()
         if predecessor is None:
             self.tokenize = ExampleTokenizer(self._scorer)
         else:
             self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
             if _trunk_settings(config) == _trunk_settings(predecessor.config):
                 self._trunk_cache = predecessor._trunk_cache
+                self._representations = predecessor._representations
         self.backend: Backend = (
             predecessor.backend
             if predecessor is not None and predecessor.config is config
             else backend_for(self.torch_device, config.threads)
         )
-        if self._trunk_cache is None:
-            folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
+        folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
+        if settings.inner_layers and self._trunk_cache is None:
             self._trunk_cache = make_trunk_cache(base, self.first_block, config.trunk_cache, folder)
-        streamed = self._stream is not None
-        self.forward = make_forward_engine(base, adapter, self._scorer, streamed, self._trunk_cache)
+        if not settings.inner_layers and self._representations is None:
+            self._representations = make_representation_store(
+                base, self._scorer.labels, config.trunk_cache, folder
+            )
+        self.forward = self._make_forward(base, adapter)
+
+    def _make_forward(self, base: BaseModel, adapter: Adapter) -> ResidentForward | ReadoutForward:
+        streamed, readout = self._stream is not None, None
+        if self.config.adapter.has_readout:
+            readout = Readout(
+                self._scorer.labels, lambda: self._load_damping(base), self.torch_device
+            )
+        if readout is None or self._representations is None:
+            return make_forward_engine(
+                base, adapter, self._scorer, streamed, self._trunk_cache, readout=readout
+            )
+        return ReadoutForward(
+            self._base_engine(base),
+            adapter.layout,
+            self._scorer.labels,
+            readout,
+            self._representations,
+            lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
+        )
+
+    def _base_engine(self, base: BaseModel) -> ResidentForward:
+        """Make a forward engine that gives scores and representations of the base model."""
+        scorer, (adapter, _) = RepresentationScorer(self._scorer), empty_adapter()
+        return make_forward_engine(base, adapter, scorer, self._stream is not None)
+
+    def _load_damping(self, base: BaseModel) -> Damping:
+        """Read the damping of the settings, or measure it once per machine."""
+
+        def prompts() -> list[Prompt]:
+            examples = random_examples(base, self._task, RANDOM_TEXTS, RANDOM_SEED)
+            return [self.tokenize(example) for example in examples]
+
+        def represent(texts: Sequence[Prompt]) -> NDArray[np.float32]:
+            rows = run_base(self._base_engine(base), texts, EVALUATION_MICRO_BATCH)
+            return rows[:, self._scorer.labels :]
+
+        with self._deciding:
+            return load_damping(self.config.adapter.damping, base, prompts, represent)
+
+    @property
+    def passes(self) -> int:
+        """The number of rows, examples times perturbations, that went through the model so far."""
+        return self.forward.passes
+
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Have a readout's examples computed by the division of this whole split.
+
+        The last bits of a readout's scores so depend on the split alone. With adapters inside the
+        model there is nothing to prepare.
+
+        Args:
+            prompts: all prompts of a client's split, in their order.
+        """
+        if isinstance(self.forward, ReadoutForward):
+            self.forward.prepare(prompts)
+
+    def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Return what a readout reads of n prompts: φ(h), float32 [n, features].
+
+        Raises:
+            ConfigError: if the adapter is not a readout alone.
+        """
+        if not isinstance(self.forward, ReadoutForward):
+            raise ConfigError(
+                f"adapter.layers = {self.config.adapter.layers}: features change with the adapters "
+                "inside the model; set it to readout"
+            )
+        return self.forward.features(prompts)
 
     def copy_sharing_weights(self) -> Self:
         """Return a runtime with the same weights for another thread."""
@@ -155,6 +248,9 @@ class ModelRuntime:
         run_id = run_id_of(config, self.layout, self.model_id)
 
         def decide() -> Execution:
+            if isinstance(self.forward, ReadoutForward):
+                size = config.micro_batch or EVALUATION_MICRO_BATCH
+                return Execution(Schedule("both", size), torch.get_num_threads())
             examples = self._examples(config.data.clients)
             training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
             count = min(config.batch, len(training))

@@ -14,11 +14,11 @@ from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
-from client.spaces.space import ScoreFunction, empty_adapter
+from client.spaces.space import ScoreFunction
 from client.streaming.loading import load_model
 from client.tuning.settings import TuneSettings
 from shared.directions import batch_order, round_root
-from shared.model.lora_fa import PerturbedAdapters
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task

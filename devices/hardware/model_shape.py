@@ -172,8 +172,8 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     """
     import torch
 
+    from shared.model.layer_selection import adapted_layers, features, is_linear
     from shared.model.loading import BaseModel, empty_network
-    from shared.model.lora_fa import adapted_layers, features, is_linear
     from shared.sections import AdapterSettings
 
     text = config.get_text_config()

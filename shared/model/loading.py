@@ -77,6 +77,16 @@ class BaseModel:
         return limit
 
     @property
+    def features(self) -> int:
+        """The number of features of the last hidden states.
+
+        OPT may project them to the size of its word embeddings.
+        """
+        config = self.network.config.get_text_config()
+        size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+        return size
+
+    @property
     def body(self) -> nn.Module:
         """The part below the head: the innermost model that holds all blocks.
 

@@ -9,9 +9,8 @@ This dual-forwarding layer has two forms, which differ in the source of the pert
 `shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
 """
 
-import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -23,26 +22,23 @@ from torch import Tensor as TorchTensor
 from torch import nn
 
 from shared.basis import Basis, read_basis
-from shared.directions import BOTH_SIDES, DIRECTION_BITS, Domain, normals, query_seeds
+from shared.directions import BOTH_SIDES, DIRECTION_BITS
 from shared.errors import ConfigError, ModelError
-from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from shared.layout import (
+    ADAPTER_GROUP,
+    LABEL_BIAS_GROUP,
+    READOUT_GROUP,
+    DampingRecipe,
+    Layout,
+    Tensor,
+)
+from shared.model.frozen_a import frozen_matrices
+from shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from shared.model.loading import BaseModel
-from shared.model.quantized import QuantizedLinear
 from shared.sections import AdapterSettings
 
 LABEL_BIAS = "label bias"
-ADVICE = "adapter_projections"
-"""Key of config.json with the names of the linear layers that the model's authors would adapt."""
-_QUERY_AND_VALUE = (
-    ("q_proj", "v_proj"),
-    ("query", "value"),
-    ("q_lin", "v_lin"),
-    ("q", "v"),
-    ("query_key_value",),
-    ("qkv_proj",),
-    ("c_attn",),
-    ("Wqkv",),
-)
+READOUT = "readout"
 
 
 class PerturbedAdapters(Protocol):
@@ -203,7 +199,8 @@ class Adapter:
 
     Attributes:
         layout: names and shapes of the trained tensors.
-        first_block: index of the lowest adapted block; the blocks below it are the trunk.
+        first_block: index of the lowest adapted block; the blocks below it are the trunk. The
+            number of blocks if none is adapted.
         basis: basis of the adapters' tensors; None if there is none.
         perturbations: perturbed adapters of the current pass, if any.
     """
@@ -237,39 +234,62 @@ class Adapter:
         return self._first_input() is x
 
 
-def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
+def inject(
+    base: BaseModel,
+    settings: AdapterSettings,
+    labels: int,
+    damping: DampingRecipe | None = None,
+) -> Adapter:
     """Inject LoRA-FA layers into a base model, in place.
+
+    A readout is part of the layout alone: it changes no layer of the model.
 
     Args:
         base: model whose matching linear layers are wrapped.
         settings: projections and blocks to adapt, rank, alpha, and the seed of A.
-        labels: number of scores of a row, for the optional label bias; 0 if rows differ.
+        labels: number of scores of a row, for the optional label bias and the readout; 0 if rows
+            differ.
+        damping: origin of the readout's damping; None for no damping, and without a readout.
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist; or if
             the basis cannot be read or belongs to another model or adapter.
-        ConfigError: if a label bias is wanted where there are no labels.
+        ConfigError: if a label bias or a readout is wanted where there are no labels.
     """
     if settings.label_bias and labels < 2:
         raise ConfigError(
             "adapter.label-bias: the task's rows do not choose between the same labels; "
             "set it to false, or choose a classification"
         )
+    if settings.has_readout and labels < 2:
+        raise ConfigError(
+            f"adapter.layers = {settings.layers}: the task's rows do not choose between the same "
+            "labels, so every query of a readout would pay for the whole vocabulary; set it to "
+            "top:1, or choose a classification"
+        )
     layers = adapted_layers(base, settings)
     tensors = [
         Tensor(name, features(module)[1], settings.rank, ADAPTER_GROUP)
         for name, module in layers.items()
     ]
+    if settings.has_readout:
+        tensors.append(Tensor(READOUT, labels - 1, base.features, READOUT_GROUP))
     if settings.label_bias:
         tensors.append(Tensor(LABEL_BIAS, labels, 1, LABEL_BIAS_GROUP))
     layout = Layout(
-        tuple(tensors), settings.rank, settings.alpha, settings.seed, settings.distribution
+        tuple(tensors),
+        settings.rank,
+        settings.alpha,
+        settings.seed,
+        settings.distribution,
+        damping=(damping or DampingRecipe()) if settings.has_readout else None,
     )
     basis = read_basis(settings.basis) if settings.basis else None
     if basis is not None:
         _check_origin(basis, base, layout)
         layout = replace(layout, basis=basis.reference)
-    adapter = Adapter(layout, min(_chosen_blocks(settings.layers, len(base.blocks))), basis)
+    chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
+    adapter = Adapter(layout, min(chosen, default=len(base.blocks)), basis)
     sizes = [features(module)[0] for module in layers.values()]
     matrices = frozen_matrices(layout, sizes)
     for a, (name, module) in zip(matrices, layers.items(), strict=True):
@@ -298,98 +318,10 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
         )
 
 
-def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:
-    """Return the frozen A of every adapted layer, float32 [rank, in], in the layout's order."""
-    seeds = query_seeds(layout.a_seed, 0, 1, len(in_features))[0]
-    return [
-        frozen_a(int(seed), layout.rank, size)
-        for seed, size in zip(seeds, in_features, strict=True)
-    ]
+def empty_adapter() -> tuple[Adapter, Perturbations]:
+    """Return an adapter without tensors, and its one state.
 
-
-def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
-    """Return the frozen matrix A of a layer, float32 [rank, in], entries N(0, 1/in)."""
-    numbers = normals(np.array([seed], np.uint64), rank * features, Domain.LORA_A)
-    scale = np.float32(2.0**-DIRECTION_BITS / math.sqrt(features))
-    return (numbers.astype(np.float32) * scale).reshape(rank, features)
-
-
-def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.Module]:
-    """Return the linear layers of the body that the settings choose, by name.
-
-    Raises:
-        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+    A forward engine of a model without adapters is built with the one and evaluated at the other.
     """
-    chosen = _chosen_blocks(settings.layers, len(base.blocks))
-    prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
-    wanted = _advised_projections(base) if settings.projections == "auto" else settings.projections
-    return _select_layers(base.body, prefixes, wanted, str(base.folder))
-
-
-def _chosen_blocks(layers: str, count: int) -> list[int]:
-    if layers == "all":
-        return list(range(count))
-    if layers.startswith("top:"):
-        wanted = int(layers.removeprefix("top:"))
-        chosen = list(range(count - wanted, count))
-    else:
-        chosen = sorted({int(index) for index in layers.split(",")})
-    if chosen[0] < 0 or chosen[-1] >= count:
-        raise ModelError(
-            f"adapter.layers = {layers}: the model has {count} blocks, 0 to {count - 1}"
-        )
-    return chosen
-
-
-def _name_of(body: nn.Module, wanted: nn.Module) -> str:
-    names: dict[int, str] = {id(module): name for name, module in body.named_modules()}
-    return names[id(wanted)]
-
-
-def features(module: nn.Module) -> tuple[int, int]:
-    """Return (in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
-    if isinstance(module, nn.Linear | QuantizedLinear):
-        return module.in_features, module.out_features
-    weight = module.weight
-    assert isinstance(weight, TorchTensor)
-    return weight.shape[0], weight.shape[1]
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer: plain, quantized or GPT-2's transposed one."""
-    return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
-
-
-def _advised_projections(base: BaseModel) -> str:
-    advice = getattr(base.network.config, ADVICE, None)
-    if advice is None:
-        return "auto"
-    if not isinstance(advice, list) or not all(isinstance(name, str) for name in advice):
-        raise ModelError(
-            f"{base.folder / 'config.json'}: {ADVICE} is {advice!r} and must be a list of names; "
-            "correct it, or set adapter.projections"
-        )
-    return ",".join(advice)
-
-
-def _select_layers(
-    body: nn.Module, prefixes: dict[str, int], projections: str, folder: str
-) -> dict[str, nn.Module]:
-    linear = {
-        name: module
-        for prefix in prefixes
-        for name, module in body.named_modules()
-        if name.startswith(prefix + ".") and is_linear(module)
-    }
-    endings = {name.rpartition(".")[2] for name in linear}
-    if projections == "auto":
-        wanted = next((set(names) for names in _QUERY_AND_VALUE if endings >= set(names)), set())
-    else:
-        wanted = {name.strip() for name in projections.split(",")}
-    if not wanted or wanted - endings:
-        missing = ", ".join(sorted(wanted - endings)) or "query and value projections"
-        raise ModelError(
-            f"{folder}: no linear layer called {missing}; "
-            f"set adapter.projections to some of: {', '.join(sorted(endings))}"
-        )
-    return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted}
+    layout = Layout((), 1, 1.0, 0, "gaussian")
+    return Adapter(layout, 0), Perturbations(layout, torch.zeros(0))

@@ -15,8 +15,9 @@ from safetensors.torch import save
 from shared.errors import ModelError
 from shared.files import write_durably
 from shared.layout import ADAPTER_GROUP, Layout
+from shared.model.frozen_a import frozen_matrices
+from shared.model.layer_selection import features
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import features, frozen_matrices
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}

@@ -321,7 +321,7 @@ class EncoderScorer(Scorer):
         prompts = [self.prompt(text) for text in task.prompts()]
         sequences = [prompt.sequences[0] for prompt in prompts]
         lengths = torch.tensor([len(ids) for ids in sequences])
-        self.label_embeddings = self._pooled(body(sequences), lengths)
+        self.label_embeddings = self.pooled(body(sequences), lengths)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize the text alone, with the tokenizer's special tokens."""
@@ -331,11 +331,12 @@ class EncoderScorer(Scorer):
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Compute the cosines of pooled hidden states and label embeddings over the temperature."""
         perturbations = len(hidden) // len(lengths)
-        pooled = self._pooled(hidden, lengths.repeat(perturbations))
+        pooled = self.pooled(hidden, lengths.repeat(perturbations))
         cosines = nn.functional.linear(pooled, self.label_embeddings)
         return cosines.view(perturbations, len(prompts), self.labels) / COSINE_TEMPERATURE
 
-    def _pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+    def pooled(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Return pooled and normalised hidden states, float32 [P·m, hidden]."""
         hidden = hidden.float()
         if self.base.pooling == "cls":
             pooled = hidden[:, 0]

@@ -166,6 +166,8 @@ class Clients:
         assert session is not None, "a client catches up before it evaluates"
         state = composition(self._config, runtime.layout).model(session.state)
         by_client = [self._data_of(number).tokenized(instruction.split) for number in numbers]
+        for examples in by_client:
+            runtime.prepare(examples.prompts)
         prompts = [prompt for examples in by_client for prompt in examples.prompts]
         scores = runtime.scores(state, prompts) if prompts else None
         frames, start = [], 0

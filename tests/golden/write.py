@@ -383,7 +383,7 @@ def replay_case(distribution: Distribution) -> dict[str, Any]:
 
 
 def made_frozen_a() -> list[dict[str, Any]]:
-    from shared.model.lora_fa import frozen_a  # here, since the other files need no torch
+    from shared.model.frozen_a import frozen_a  # here, since the other files need no torch
 
     cases = []
     for seed in SEEDS:

@@ -21,13 +21,13 @@ from client.spaces import space as spaces
 from client.spaces.full import FullSpace
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace, draw_prefix_tokens
-from client.spaces.space import Space, empty_adapter
+from client.spaces.space import Space
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
 from shared.model.loading import BaseModel, load_base_model
-from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters
+from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay_numba import NumbaBackend
 from shared.sections import AdapterSettings

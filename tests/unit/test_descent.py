@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from client.spaces import space as spaces
-from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor, empty_adapter
+from client.spaces.space import FlatSpace, SequentialSpace, SpaceTensor
 from client.tuning.descent import (
     SGD,
     Adam,
@@ -25,7 +25,7 @@ from client.tuning.descent import (
 )
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import TrainingError
-from shared.model.lora_fa import PerturbedAdapters
+from shared.model.lora_fa import PerturbedAdapters, empty_adapter
 from shared.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]

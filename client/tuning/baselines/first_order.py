@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from client.estimators.mezo import learning_rate_at
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
-from client.spaces.space import empty_adapter
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.files import write_durably
-from shared.model.lora_fa import Perturbations, inject
+from shared.model.lora_fa import Perturbations, empty_adapter, inject
 
 CHECKPOINT_FILE, BEST_FILE = "checkpoint.safetensors", "best.safetensors"
 ADAPTER_NAME = "adapter"

@@ -1,0 +1,350 @@
+"""The forward engine for a readout alone: the model runs once per example.
+
+Nothing inside the model is trained, so an example's scores under the base and its representation
+never change. They are computed once and kept; then a query is a small matrix product. A forward
+pass depends in its last bits on the examples that share it. So the examples of a split are always
+divided in the same way, whatever is kept already and whichever of them a step asks for.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client.forward.grouping import Schedule
+from client.forward.resident import SINGLE_PASS, ResidentForward
+from client.forward.trunk_cache import DiskCache, Ids
+from shared.layout import Layout
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
+from shared.model.readout import Readout, representations
+from shared.model.scorers import Prompt, Scorer
+from shared.tasks.kinds import Span
+
+UNIT = 256
+"""The number of examples that are computed, and kept on disk, together."""
+SCORES_BYTES = 64 * 2**20
+"""Most bytes of the scores of a matrix product."""
+
+
+class RepresentationScorer(Scorer):
+    """A scorer whose rows are the scores of another one, followed by the representation.
+
+    Args:
+        scorer: the other scorer.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer, self.labels = scorer, scorer.labels + scorer.base.features
+        self.base, self.max_length = scorer.base, scorer.max_length
+
+    def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
+        """Tokenize an example as the other scorer does."""
+        return self._scorer.prompt(text, answers, cut)
+
+    def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Return the scores and the representation, float32 [P, n, labels + features]."""
+        scores = self._scorer.scores(hidden, lengths, prompts)
+        return torch.cat([scores, representations(self._scorer, hidden, lengths, prompts)], dim=2)
+
+
+@dataclass(eq=False)
+class _Split:
+    """Examples whose forward passes are shared.
+
+    Attributes:
+        prompts: the examples; while they are referred to here, an id means one of them.
+        rows: index of each example by the id of its prompt.
+        numbers: scores of the base and features, float32 [n, labels + features]; None if they are
+            not in memory.
+        computing: lock of whoever computes them.
+    """
+
+    prompts: tuple[Prompt, ...]
+    rows: dict[int, int]
+    numbers: Tensor | None = None
+    computing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class RepresentationStore:
+    """The splits whose representations are in memory, under a byte budget; threads share it.
+
+    The least recently used split is dropped first, and computed again when it is needed.
+
+    Args:
+        limit: most bytes in memory; the latest split stays in any case.
+        disk: cache on disk, if any, of scores and representations as they are.
+    """
+
+    def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
+        self.disk, self._limit, self._lock = disk, limit, threading.Lock()
+        self._splits: dict[tuple[int, ...], _Split] = {}
+        self._split_of: dict[int, _Split] = {}
+        self._kept: OrderedDict[int, _Split] = OrderedDict()
+
+    def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> _Split:
+        """Return the split of exactly these examples.
+
+        Args:
+            prompts: the examples.
+            lasting: whether an example that is in another split too is taken from this one from
+                now on.
+        """
+        ids = tuple(map(id, prompts))
+        with self._lock:
+            if ids not in self._splits:
+                rows = {identity: row for row, identity in enumerate(ids)}
+                self._splits[ids] = _Split(tuple(prompts), rows)
+            split = self._splits[ids]
+            for identity in ids:
+                if lasting or identity not in self._split_of:
+                    self._split_of[identity] = split
+            return split
+
+    def splits_of(self, prompts: Sequence[Prompt]) -> list[_Split] | None:
+        """Return the split that each example is taken from; None if one has no split."""
+        with self._lock:
+            found = [self._split_of.get(id(prompt)) for prompt in prompts]
+        splits = [split for split in found if split is not None]
+        return splits if len(splits) == len(prompts) else None
+
+    def numbers(self, split: _Split, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
+        """Return the numbers of a split, which are computed unless they are in memory."""
+        with split.computing:
+            numbers = split.numbers
+            if numbers is None:
+                numbers = compute(split.prompts)
+            self._keep(split, numbers)
+        return numbers
+
+    def _keep(self, split: _Split, numbers: Tensor) -> None:
+        with self._lock:
+            split.numbers = numbers
+            self._kept[id(split)] = split
+            self._kept.move_to_end(id(split))
+            total = sum(map(_bytes, self._kept.values()))
+            while total > self._limit and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                total -= _bytes(dropped)
+                dropped.numbers = None
+
+
+def _bytes(split: _Split) -> int:
+    return 0 if split.numbers is None else split.numbers.nbytes
+
+
+class ReadoutForward:
+    """A forward engine that scores prompts under perturbations of a readout.
+
+    Args:
+        engine: engine of the model without adapters, whose scorer is a `RepresentationScorer`.
+        layout: layout of the readout.
+        labels: number of labels.
+        readout: computation of the readout's part of the scores.
+        store: store of the representations.
+        micro_batch: function that returns the most examples in a forward pass.
+
+    Attributes:
+        passes: number of examples that went through the model so far.
+    """
+
+    def __init__(
+        self,
+        engine: ResidentForward,
+        layout: Layout,
+        labels: int,
+        readout: Readout,
+        store: RepresentationStore,
+        micro_batch: Callable[[], int],
+    ) -> None:
+        self._engine, self._labels, self.passes = engine, labels, 0
+        self._readout, self._store, self._micro_batch = readout, store, micro_batch
+        self._has_bias = any(tensor.name == LABEL_BIAS for tensor in layout.tensors)
+
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Compute the representations of a split, from which its examples are taken from now on.
+
+        Call it with all examples of a split before asking for some of them.
+        """
+        if prompts:
+            self._numbers_of(self._store.split(prompts))
+
+    def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Return the features φ(h) of n prompts, float32 [n, features]."""
+        return self._gather(prompts)[:, self._labels :].cpu().numpy()
+
+    def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+        """Return the scores of n prompts under the base model, float32 [n, labels]."""
+        return self._gather(prompts)[:, : self._labels].cpu().numpy()
+
+    @torch.inference_mode()
+    def scores(
+        self,
+        perturbations: PerturbedAdapters,
+        prompts: Sequence[Prompt],
+        schedule: Schedule = SINGLE_PASS,
+    ) -> NDArray[np.float32]:
+        """Return the scores of every prompt under every perturbation.
+
+        Prompts that belong to no split yet are taken as one.
+
+        Args:
+            perturbations: P perturbations of each of C clients.
+            prompts: C · n prompts, client by client.
+            schedule: not read; there are no forward passes to divide.
+
+        Returns:
+            float32 [P, C·n, labels].
+        """
+        clients, count = perturbations.clients, perturbations.count
+        shape = clients, len(prompts) // clients
+        numbers = self._gather(prompts).view(*shape, -1)
+        rows = max(1, SCORES_BYTES // (4 * count * clients * self._labels))
+        parts = [
+            self._score(perturbations, numbers[:, start : start + rows])
+            for start in range(0, shape[1], rows)
+        ]
+        whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return whole.reshape(count, len(prompts), self._labels).cpu().numpy()
+
+    def loss_gradients(
+        self,
+        center: Perturbations,
+        prompts: Sequence[Prompt],
+        labels: NDArray[np.int64],
+        micro_batch: int = 0,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean cross-entropy of each client's prompts and its gradient.
+
+        Args:
+            center: unperturbed readouts of C clients.
+            prompts: C · n prompts, client by client.
+            labels: int64 [C, n].
+            micro_batch: not read; there are no forward passes to divide.
+
+        Returns:
+            Losses, float64 [C], and their gradients, float64 [C, d].
+        """
+        clients, count = labels.shape
+        numbers = self._gather(prompts).view(clients, count, -1)
+        with torch.inference_mode(False), torch.enable_grad():
+            weights = center.center.detach().clone().requires_grad_()
+            scores = self._score(replace(center, center=weights), numbers)[0].double()
+            right = torch.from_numpy(labels).to(scores.device)
+            rows = nn.functional.cross_entropy(
+                scores.flatten(0, 1), right.flatten(), reduction="none"
+            )
+            losses = rows.view(clients, count).mean(dim=1)
+            (gradient,) = torch.autograd.grad(losses.sum(), weights)
+        gradients = gradient.cpu().numpy().astype(np.float64).reshape(clients, -1)
+        return losses.detach().cpu().numpy(), gradients
+
+    def _score(self, perturbations: PerturbedAdapters, numbers: Tensor) -> Tensor:
+        """Return the scores of rows [C, n, labels + features], float32 [P, C, n, labels]."""
+        count, clients, rows = perturbations.count, *numbers.shape[:2]
+        features = numbers[..., self._labels :].reshape(clients * rows, -1)
+        added = self._readout.added_scores(perturbations, features)
+        scores = numbers[..., : self._labels] + added.view(count, clients, rows, -1)
+        if self._has_bias:
+            scores = scores + perturbations.tensor(LABEL_BIAS).view(count, clients, 1, -1)
+        return scores
+
+    def _gather(self, prompts: Sequence[Prompt]) -> Tensor:
+        """Return the scores of the base and the features, float32 [n, labels + features]."""
+        splits = self._store.splits_of(prompts)
+        if splits is None:
+            splits = [self._store.split(prompts, lasting=False)] * len(prompts)
+        distinct = list(dict.fromkeys(splits))
+        rows = torch.tensor(
+            [split.rows[id(prompt)] for split, prompt in zip(splits, prompts, strict=True)]
+        )
+        if len(distinct) == 1:
+            return self._numbers_of(distinct[0])[rows]
+        whole = torch.cat([self._numbers_of(split) for split in distinct])
+        starts, start = {}, 0
+        for split in distinct:
+            starts[split], start = start, start + len(split.prompts)
+        return whole[rows + torch.tensor([starts[split] for split in splits])]
+
+    def _numbers_of(self, split: _Split) -> Tensor:
+        return self._store.numbers(split, self._compute)
+
+    @torch.no_grad()  # not inference mode: exact gradients flow past these numbers
+    def _compute(self, prompts: Sequence[Prompt]) -> Tensor:
+        """Compute a split: the units of its examples in the order of their lengths."""
+        order = sorted(range(len(prompts)), key=lambda i: max(map(len, prompts[i].sequences)))
+        damping = self._readout.load_damping()
+        numbers = torch.empty(
+            len(prompts), self._labels + len(damping.mean), device=damping.mean.device
+        )
+        for start in range(0, len(prompts), UNIT):
+            chosen = order[start : start + UNIT]
+            raw = self._raw([prompts[index] for index in chosen]).to(numbers.device)
+            numbers[chosen, : self._labels] = raw[:, : self._labels]
+            numbers[chosen, self._labels :] = damping.apply(raw[:, self._labels :])
+        return numbers
+
+    def _raw(self, prompts: Sequence[Prompt]) -> Tensor:
+        """Return scores and representations of a unit, float32 [n, labels + features]."""
+        size, disk = self._micro_batch(), self._store.disk
+        key = _unit_key(prompts, size)
+        if disk is not None and (kept := disk.get(key)) is not None:
+            return kept
+        self.passes += len(prompts)
+        raw = torch.from_numpy(run_base(self._engine, prompts, size))
+        return raw if disk is None else disk.put(key, raw)
+
+
+def make_representation_store(
+    base: BaseModel, labels: int, limit: int, folder: Path | None = None
+) -> RepresentationStore:
+    """Make a store of representations.
+
+    Args:
+        base: the model.
+        labels: number of labels of the task.
+        limit: most bytes in memory, and again on disk.
+        folder: folder for a cache on disk, if any.
+
+    Raises:
+        ConfigError: if the folder cannot be used.
+    """
+    if folder is None or not limit:
+        return RepresentationStore(limit)
+    variant = f"{base.quantization} {base.network.dtype} readout"
+    identity = base.model_id + variant.encode()
+    return RepresentationStore(
+        limit, DiskCache(folder, limit, identity, labels + base.features, exact=True)
+    )
+
+
+def run_base(
+    engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int
+) -> NDArray[np.float32]:
+    """Return the rows of prompts under the model without adapters, float32 [n, width]."""
+    _, no_adapters = empty_adapter()
+    scores: NDArray[np.float32] = engine.scores(
+        no_adapters, prompts, Schedule("both", micro_batch)
+    )[0]
+    return scores
+
+
+def _unit_key(prompts: Sequence[Prompt], micro_batch: int) -> Ids:
+    """Return the content of prompts, and their division into passes, as one list of numbers."""
+    numbers = [micro_batch]
+    for prompt in prompts:
+        for ids, positions, targets in zip(
+            prompt.sequences,
+            prompt.supervised,
+            prompt.targets or ((),) * len(prompt.sequences),
+            strict=True,
+        ):
+            numbers += [-1, *ids, -2, *positions, -3, *targets]
+        numbers.append(-4)
+    return tuple(numbers)

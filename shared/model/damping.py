@@ -1,0 +1,261 @@
+"""The damping of a readout: φ(h) = C^(−1/4)·(h − μ), scaled so that the mean of |φ|² is 1.
+
+μ and C are the mean and the covariance of the representations of other texts. A few directions
+hold most of the variance of representations, and the loss changes so much faster along them that
+they bound the step size of all others; the root of the root of C evens this out halfway. C is
+shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), since there may be fewer texts
+than features. The symmetric root is unique.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from shared.directions import text_tokens
+from shared.errors import ConfigError, ModelError
+from shared.files import make_folder, write_durably
+from shared.layout import RANDOM_TOKENS, DampingRecipe
+from shared.model.loading import BaseModel
+from shared.model.scorers import Prompt
+from shared.tasks.kinds import ChoiceTask, Task
+from shared.tasks.rows import Example
+
+RANDOM_TEXTS = 256
+"""The number of texts of random tokens."""
+RANDOM_SEED = 0
+VERSION = 1
+"""The version of the way in which random tokens become a damping."""
+SHORTEST, LONGEST = 8, 32
+"""The least and the most tokens of a random text."""
+_FORMAT = "samara damping 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Damping:
+    """An affine map of representations.
+
+    Attributes:
+        mean: μ, float32 [features].
+        root: C^(−1/4) times the scale, float32 [features, features], symmetric.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    def apply(self, representations: Tensor) -> Tensor:
+        """Return the features of representations, float32 [..., features]."""
+        return (representations - self.mean) @ self.root
+
+    def to(self, device: torch.device) -> "Damping":
+        """Return the same map on a torch device."""
+        return Damping(self.mean.to(device), self.root.to(device))
+
+
+def identity_damping(features: int) -> Damping:
+    """Return the damping `none`, which leaves representations as they are."""
+    return Damping(torch.zeros(features), torch.eye(features))
+
+
+def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, float]:
+    """Return the damping of texts, and the effective rank of their representations.
+
+    Args:
+        representations: float32 [n, features].
+
+    Raises:
+        ModelError: if they are not finite, or all equal.
+    """
+    from sklearn.covariance import ledoit_wolf
+
+    numbers = representations.astype(np.float64)
+    centered = numbers - numbers.mean(axis=0)
+    if not (np.all(np.isfinite(numbers)) and np.any(centered)):
+        raise ModelError(
+            f"damping: the representations of {len(numbers)} texts are all equal or not finite; "
+            "check the model's weights, or set adapter.damping to none"
+        )
+    variances = np.linalg.svd(centered, compute_uv=False) ** 2
+    rank = float(variances.sum() ** 2 / np.square(variances).sum())
+    values, vectors = np.linalg.eigh(ledoit_wolf(numbers)[0])
+    root = (vectors * np.maximum(values, 1e-12 * values[-1]) ** -0.25) @ vectors.T
+    scale = np.mean(np.square(centered @ root).sum(axis=1)) ** -0.5
+    return Damping(
+        torch.from_numpy(numbers.mean(axis=0).astype(np.float32)),
+        torch.from_numpy((scale * root).astype(np.float32)),
+    ), rank
+
+
+def damping_recipe(damping: str) -> DampingRecipe:
+    """Return what clients must agree on of a value of ``adapter.damping``.
+
+    Raises:
+        ConfigError: if it names a file that cannot be read.
+    """
+    if damping == "none":
+        return DampingRecipe()
+    if damping == RANDOM_TOKENS:
+        return DampingRecipe("random-tokens", RANDOM_TEXTS, RANDOM_SEED, VERSION)
+    try:
+        content = Path(damping).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"adapter.damping = {damping}: cannot be read: {error.strerror}; give none, "
+            f"{RANDOM_TOKENS}, or a file that samara adapter damping has written"
+        ) from error
+    return DampingRecipe("file", sha256=hashlib.sha256(content).hexdigest())
+
+
+def load_damping(
+    damping: str, base: BaseModel, prompts: Callable[[], list[Prompt]], represent: "Represent"
+) -> Damping:
+    """Return the damping that a value of ``adapter.damping`` means for a model.
+
+    That of random tokens is measured once per machine: all processes use the same file.
+
+    Args:
+        damping: the value.
+        base: model.
+        prompts: function that returns the prompts of random tokens.
+        represent: function that returns the representations of prompts, float32 [n, features].
+
+    Raises:
+        ConfigError: if a file cannot be read or written, or belongs to another model.
+        ModelError: if the representations are not finite.
+    """
+    if damping == "none":
+        return identity_damping(base.features)
+    if damping != RANDOM_TOKENS:
+        return read_damping(Path(damping).expanduser(), base)
+    texts = prompts()
+    file = _cache_folder() / f"{_cache_key(base, texts)}.safetensors"
+    if not file.exists():
+        measured, rank = measure_damping(represent(texts))
+        try:
+            make_folder(file.parent)
+            _write_once(file, encode_damping(measured, base, len(texts), rank))
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: cannot be written: {error.strerror}; make room, or set adapter.damping "
+                "to none"
+            ) from error
+    return read_damping(file, base)
+
+
+Represent = Callable[[Sequence[Prompt]], NDArray[np.float32]]
+
+
+def encode_damping(damping: Damping, base: BaseModel, texts: int, rank: float) -> bytes:
+    """Return a damping as the content of a safetensors file.
+
+    Args:
+        damping: damping of the model.
+        base: model.
+        texts: number of texts that it was measured on.
+        rank: effective rank of their representations.
+    """
+    metadata = {
+        "format": _FORMAT,
+        "model_id": base.model_id.hex(),
+        "texts": str(texts),
+        "effective_rank": f"{rank:.2f}",
+    }
+    return bytes(save({"mean": damping.mean, "root": damping.root}, metadata))
+
+
+def read_damping(file: Path, base: BaseModel) -> Damping:
+    """Read a damping of a model.
+
+    Raises:
+        ConfigError: if the file is damaged or missing, or belongs to another model.
+    """
+    remedy = "write it again with samara adapter damping"
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
+            mean, root = opened.get_tensor("mean"), opened.get_tensor("root")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file}: cannot be read as a damping: {error}; {remedy}") from error
+    if metadata.get("format") != _FORMAT:
+        raise ConfigError(f"{file}: not a damping of this version of Samara; {remedy}")
+    size = base.features
+    if metadata.get("model_id") != base.model_id.hex() or mean.shape != (size,):
+        raise ConfigError(f"{file}: a damping of another model than {base.folder}; {remedy}")
+    numbers = [mean, root]
+    if root.shape != (size, size) or any(
+        t.dtype != torch.float32 or not bool(torch.isfinite(t).all()) for t in numbers
+    ):
+        raise ConfigError(f"{file}: damaged; {remedy}")
+    return Damping(mean, root)
+
+
+def random_examples(base: BaseModel, task: Task, count: int, seed: int) -> list[Example]:
+    """Return examples of a task whose fields are random tokens, and whose labels mean nothing."""
+    special = set(base.tokenizer.all_special_ids)
+    vocabulary = sorted(set(base.tokenizer.get_vocab().values()) - special)
+    fields = len(task.fields)
+    drawn = text_tokens(seed, count * fields, LONGEST + 1, len(vocabulary))
+
+    def texts() -> Iterator[str]:
+        for row in drawn:
+            length = SHORTEST + int(row[0]) % (LONGEST + 1 - SHORTEST)
+            text = base.tokenizer.decode([vocabulary[token] for token in row[1 : 1 + length]])
+            yield " ".join(text.split()) or "."
+
+    written = texts()
+    return [_example(task, index, [next(written) for _ in task.fields]) for index in range(count)]
+
+
+def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
+    fields = dict(zip(task.fields, texts, strict=True))
+    for name, replacements in task.replace.items():
+        values = sorted(replacements.values())
+        fields[name] = values[index % len(values)]
+    answers: tuple[str, ...] = ()
+    text = ""
+    if isinstance(task, ChoiceTask):
+        if task.gap:
+            first = task.fields[0]
+            fields = {name: value.replace(task.gap, " ") for name, value in fields.items()}
+            half = len(fields[first]) // 2
+            fields[first] = f"{fields[first][:half]} {task.gap} {fields[first][half:]}"
+        text, after = task.split_at_candidate(fields)
+        answers = tuple(candidate + after for candidate in task.candidate_texts(fields))
+    else:
+        text = task.render(fields)
+    span = task.cut_span(fields)
+    cut = span and (min(span[0], len(text)), min(span[1], len(text)))
+    return Example(text, 0, "", "", answers, cut)
+
+
+def _cache_folder() -> Path:
+    return Path("~/.cache/samara/damping").expanduser()
+
+
+def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> str:
+    content: list[Any] = [[prompt.sequences, prompt.supervised] for prompt in prompts]
+    variant = [base.model_id.hex(), base.family, base.pooling, base.quantization]
+    key = json.dumps([VERSION, *variant, str(base.network.dtype), content])
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _write_once(file: Path, data: bytes) -> None:
+    """Write a file atomically, unless another process has written it."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    write_durably(temporary, data)
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()

@@ -1,0 +1,116 @@
+"""The linear layers of a model that an adapter's settings choose."""
+
+from torch import Tensor as TorchTensor
+from torch import nn
+
+from shared.errors import ModelError
+from shared.model.loading import BaseModel
+from shared.model.quantized import QuantizedLinear
+from shared.sections import AdapterSettings
+
+ADVICE = "adapter_projections"
+"""Key of config.json with the names of the linear layers that the model's authors would adapt."""
+_QUERY_AND_VALUE = (
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("q_lin", "v_lin"),
+    ("q", "v"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("c_attn",),
+    ("Wqkv",),
+)
+
+
+def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.Module]:
+    """Return the linear layers of the body that the settings choose, by name.
+
+    Raises:
+        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+    """
+    chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
+    if not chosen:
+        return {}
+    prefixes = {_name_of(base.body, base.blocks[index]): index for index in chosen}
+    wanted = _advised_projections(base) if settings.projections == "auto" else settings.projections
+    return _select_layers(base.body, prefixes, wanted, str(base.folder))
+
+
+def chosen_blocks(layers: str, count: int) -> list[int]:
+    """Return the indices of the blocks that a value of ``adapter.layers`` names, ascending.
+
+    Args:
+        layers: the value without the readout; empty for no block.
+        count: number of blocks.
+
+    Raises:
+        ModelError: if a block does not exist.
+    """
+    if not layers:
+        return []
+    if layers == "all":
+        return list(range(count))
+    if layers.startswith("top:"):
+        wanted = int(layers.removeprefix("top:"))
+        chosen = list(range(count - wanted, count))
+    else:
+        chosen = sorted({int(index) for index in layers.split(",")})
+    if chosen[0] < 0 or chosen[-1] >= count:
+        raise ModelError(
+            f"adapter.layers = {layers}: the model has {count} blocks, 0 to {count - 1}"
+        )
+    return chosen
+
+
+def _name_of(body: nn.Module, wanted: nn.Module) -> str:
+    names: dict[int, str] = {id(module): name for name, module in body.named_modules()}
+    return names[id(wanted)]
+
+
+def features(module: nn.Module) -> tuple[int, int]:
+    """Return (in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
+    if isinstance(module, nn.Linear | QuantizedLinear):
+        return module.in_features, module.out_features
+    weight = module.weight
+    assert isinstance(weight, TorchTensor)
+    return weight.shape[0], weight.shape[1]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer: plain, quantized or GPT-2's transposed one."""
+    return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
+
+
+def _advised_projections(base: BaseModel) -> str:
+    advice = getattr(base.network.config, ADVICE, None)
+    if advice is None:
+        return "auto"
+    if not isinstance(advice, list) or not all(isinstance(name, str) for name in advice):
+        raise ModelError(
+            f"{base.folder / 'config.json'}: {ADVICE} is {advice!r} and must be a list of names; "
+            "correct it, or set adapter.projections"
+        )
+    return ",".join(advice)
+
+
+def _select_layers(
+    body: nn.Module, prefixes: dict[str, int], projections: str, folder: str
+) -> dict[str, nn.Module]:
+    linear = {
+        name: module
+        for prefix in prefixes
+        for name, module in body.named_modules()
+        if name.startswith(prefix + ".") and is_linear(module)
+    }
+    endings = {name.rpartition(".")[2] for name in linear}
+    if projections == "auto":
+        wanted = next((set(names) for names in _QUERY_AND_VALUE if endings >= set(names)), set())
+    else:
+        wanted = {name.strip() for name in projections.split(",")}
+    if not wanted or wanted - endings:
+        missing = ", ".join(sorted(wanted - endings)) or "query and value projections"
+        raise ModelError(
+            f"{folder}: no linear layer called {missing}; "
+            f"set adapter.projections to some of: {', '.join(sorted(endings))}"
+        )
+    return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted}

@@ -1,0 +1,99 @@
+"""The readout: trained weights on the last representation of an example.
+
+scores = scores of the base + Hᵀ·(W·φ(h)): h is the representation from which the scorer computes
+its scores, φ its damping (`shared.model.damping`), W [labels − 1, features] the trained readout and
+H [labels − 1, labels] an orthonormal basis of the contrasts between labels (Helmert's). The mean of
+all scores, of which the loss does not depend, so takes no numbers. W = 0 is the base model.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.model.damping import Damping
+from shared.model.lora_fa import READOUT, PerturbedAdapters
+from shared.model.scorers import EncoderScorer, Prompt, Scorer
+
+
+class Readout:
+    """The computation of a readout's part of the scores.
+
+    Args:
+        labels: number of labels.
+        damping: function that returns the damping; called at the first use.
+        device: torch device of the model.
+    """
+
+    def __init__(self, labels: int, damping: Callable[[], Damping], device: torch.device) -> None:
+        self._contrasts = torch.from_numpy(contrasts(labels)).to(device)
+        self._load, self._device = damping, device
+        self._damping: Damping | None = None
+
+    def load_damping(self) -> Damping:
+        """Return the damping, which is loaded or measured at the first call."""
+        if self._damping is None:
+            self._damping = self._load().to(self._device)
+        return self._damping
+
+    def added_scores(self, perturbations: PerturbedAdapters, features: Tensor) -> Tensor:
+        """Return what the readout adds to the scores.
+
+        Args:
+            perturbations: P perturbations of each of C clients.
+            features: φ(h), float32 [C·n, features] if it is the same under all perturbations, or
+                [P, C·n, features].
+
+        Returns:
+            float32 [P, C·n, labels].
+        """
+        count, clients = perturbations.count, perturbations.clients
+        weights = perturbations.tensor(READOUT).view(count, clients, -1, features.shape[-1])
+        rows = features.shape[-2] // clients
+        if features.ndim == 2:
+            flat = weights.permute(1, 3, 0, 2).reshape(clients, features.shape[-1], -1)
+            by_client = torch.bmm(features.view(clients, rows, -1), flat)
+            coordinates = by_client.view(clients, rows, count, -1).permute(2, 0, 1, 3)
+        else:
+            coordinates = features.view(count, clients, rows, -1) @ weights.transpose(2, 3)
+        return (coordinates @ self._contrasts).reshape(count, clients * rows, -1)
+
+
+def representations(
+    scorer: Scorer, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
+) -> Tensor:
+    """Return the representation of each prompt, from which its scores are computed.
+
+    It is the pooled and normalised vector of a sentence encoder. Otherwise it is the last hidden
+    state at the first supervised position of the first sequence: at the mask of a masked LM, at the
+    last position before the answer of a causal LM.
+
+    Args:
+        scorer: scorer of the model's family.
+        hidden: [P·m, S, hidden], as in `Scorer.scores`.
+        lengths: number of tokens of each sequence, int64 [m].
+        prompts: n prompts.
+
+    Returns:
+        float32 [P, n, features].
+    """
+    perturbations = len(hidden) // len(lengths)
+    if isinstance(scorer, EncoderScorer):
+        pooled = scorer.pooled(hidden, lengths.repeat(perturbations))
+        return pooled.view(perturbations, len(prompts), -1)
+    first = list(accumulate((len(prompt.sequences) for prompt in prompts[:-1]), initial=0))
+    positions = [prompt.supervised[0][0] for prompt in prompts]
+    by_perturbation = hidden.view(perturbations, len(lengths), *hidden.shape[1:])
+    return by_perturbation[:, first, positions].float()
+
+
+def contrasts(labels: int) -> NDArray[np.float32]:
+    """Return Helmert's orthonormal contrasts, float32 [labels − 1, labels]; rows sum to 0."""
+    rows = np.tri(labels - 1, labels, dtype=np.float64)
+    index = np.arange(1, labels)
+    rows[index - 1, index] = -index
+    basis: NDArray[np.float64] = rows / np.sqrt(index * (index + 1))[:, None]
+    return basis.astype(np.float32)
