@@ -203,6 +203,7 @@ class RunConfig(Settings):
             "seed-policy": self.seed_policy,
             "late reports": "counted" if self.cohort.late_rounds else "refused",
             "label bias": "trained" if self.adapter.label_bias else "none",
+            "adapter": self.adapter.kind,
             "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
         }

@@ -28,13 +28,15 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "cohorts": ("sampled", "recorded"),
     "late reports": ("refused", "counted"),
     "label bias": ("none", "trained"),
+    "adapter": ("inner", "readout", "both"),
     "gradients": ("differences", "exact"),
     "basis": ("none", "informed"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
 candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
-``basis``: ``informed`` is `adapter.basis`."""
+``basis``: ``informed`` is `adapter.basis`.
+``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,12 @@ EXCLUSIONS = (
         "a phone's program has no label bias; set adapter.label-bias to false",
     ),
     Exclusion(
-        {"method": ("partial",), "basis": ("informed",), "label bias": ("none",)},
+        {
+            "method": ("partial",),
+            "basis": ("informed",),
+            "label bias": ("none",),
+            "adapter": ("inner",),
+        },
         "the coordinates in a basis belong to no tensor, so one part alone would be left; set "
         "adapter.label-bias, or leave adapter.basis empty",
     ),
@@ -104,6 +111,20 @@ EXCLUSIONS = (
         {"basis": ("informed",), "clients": ("phone",)},
         "a phone's program moves the adapter's elements, and no coordinates in a basis; leave "
         "adapter.basis empty",
+    ),
+    Exclusion(
+        {"basis": ("informed",), "adapter": ("readout",)},
+        "a basis is for adapters inside the model; leave adapter.basis empty, or set adapter.layers "
+        "to readout,top:1",
+    ),
+    Exclusion(
+        {"adapter": ("readout", "both"), "clients": ("phone",)},
+        "a phone's program has no readout; set adapter.layers to top:1",
+    ),
+    Exclusion(
+        {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "whole vocabulary; set adapter.layers to top:1",
     ),
     Exclusion(
         {"task": ("listed choice",), "clients": ("phone",)},

@@ -127,6 +127,13 @@ class AdapterSettings(Section):
         """Return whether there are weights on the last representation."""
         return self.layers.startswith("readout")
 
+    @property
+    def kind(self) -> Literal["inner", "readout", "both"]:
+        """The value of the adapter in the feature matrix."""
+        if not self.has_readout:
+            return "inner"
+        return "both" if self.inner_layers else "readout"
+
 
 class DataSettings(Section):
     """The examples, and how they are dealt to clients."""

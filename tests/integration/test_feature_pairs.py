@@ -56,7 +56,12 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "adapter.label-bias": combination["label bias"] == "trained",
             "cohort.late-rounds": 2 if combination["late reports"] == "counted" else 0,
             "gradients": combination["gradients"],
-            "personal.part": "*.1.*",
+            "adapter.layers": {
+                "inner": "top:2",
+                "readout": "readout",
+                "both": "readout,top:2",
+            }[combination["adapter"]],
+            "personal.part": {"readout": "label bias"}.get(combination["adapter"], "*.1.*"),
             "cohort.clustering-rounds": 1,
             "rounds": 1,
             "personal.rounds": 1,

@@ -39,6 +39,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["adapter.label-bias"] = True
     if combination.get("basis") == "informed":
         own["adapter.basis"] = "basis.safetensors"
+    if (adapter := combination.get("adapter", "inner")) != "inner":
+        own["adapter.layers"] = {"readout": "readout", "both": "readout,top:1"}[adapter]
     if combination.get("late reports") == "counted":
         own["cohort.late-rounds"] = 2
     if combination.get("clients") == "emulated":
@@ -139,6 +141,7 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
         ({"method": "partial"}, "method partial with clients phone"),
         ({"method": "local"}, "method local with clients phone"),
         ({"adapter.label-bias": True}, "label bias trained with clients phone"),
+        ({"adapter.layers": "readout"}, "adapter readout with clients phone"),
     ],
 )
 def test_a_gateway_passes_on_no_run_that_phones_cannot_take_part_in(
