@@ -28,6 +28,7 @@ from shared.sections import (
     LedgerSettings,
     ModelSettings,
     PersonalSettings,
+    adapter_kind,
 )
 from shared.settings import Settings, Text, describe, flattened, parse_assignment, setting
 
@@ -203,7 +204,7 @@ class RunConfig(Settings):
             "seed-policy": self.seed_policy,
             "late reports": "counted" if self.cohort.late_rounds else "refused",
             "label bias": "trained" if self.adapter.label_bias else "none",
-            "adapter": self.adapter.kind,
+            "adapter": adapter_kind(self.adapter.layers),
             "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
         }

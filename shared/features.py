@@ -114,8 +114,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"basis": ("informed",), "adapter": ("readout",)},
-        "a basis is for adapters inside the model; leave adapter.basis empty, or set adapter.layers "
-        "to readout,top:1",
+        "a basis is for adapters inside the model; leave adapter.basis empty, or set "
+        "adapter.layers to readout,top:1",
     ),
     Exclusion(
         {"adapter": ("readout", "both"), "clients": ("phone",)},

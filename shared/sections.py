@@ -127,12 +127,12 @@ class AdapterSettings(Section):
         """Return whether there are weights on the last representation."""
         return self.layers.startswith("readout")
 
-    @property
-    def kind(self) -> Literal["inner", "readout", "both"]:
-        """The value of the adapter in the feature matrix."""
-        if not self.has_readout:
-            return "inner"
-        return "both" if self.inner_layers else "readout"
+
+def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
+    """Return what a value of ``adapter.layers`` is in the feature matrix."""
+    if not layers.startswith("readout"):
+        return "inner"
+    return "readout" if layers == "readout" else "both"
 
 
 class DataSettings(Section):

@@ -16,6 +16,7 @@ from devices.phone.gateway import Gateway, SignedAnswer
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import TaskKind
+from shared.sections import adapter_kind
 from shared.wire import (
     BLOB_ACTION,
     CLIENTS,
@@ -85,8 +86,13 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
 def _features(config: Mapping[str, object]) -> dict[str, str]:
     """Return what a run's settings say in the feature matrix that concerns phones."""
     label_bias = "trained" if config.get("adapter.label-bias") else "none"
-    method = str(config.get("method", "finetune"))
-    return {"clients": "phone", "engine": "flower", "method": method, "label bias": label_bias}
+    return {
+        "clients": "phone",
+        "engine": "flower",
+        "method": str(config.get("method", "finetune")),
+        "label bias": label_bias,
+        "adapter": adapter_kind(str(config.get("adapter.layers", ""))),
+    }
 
 
 def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:
