@@ -108,6 +108,7 @@ def serve(
         _run(strategy, grid, config)
         result = _result(config, run_id, layout, roster, strategy.events())
         result["wall_seconds"] = time.monotonic() - started
+        result |= grid.clock.finish_run(result["rounds"])
         write_result(folder, strategy.complete_result(result))
     finally:
         strategy.close()

@@ -196,6 +196,8 @@ class RunResult(_ResultPart):
     final_round: Count
     final_digest: Hex
     fleet: Fleet | None = None
+    passes: dict[Count, Count] = {}
+    """The rows that went through the model for each client's steps; empty if not counted."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
 
@@ -215,6 +217,11 @@ class RunResult(_ResultPart):
             sum(entry.bytes_up for entry in own),
             sum(entry.bytes_down for entry in own),
         )
+
+    @property
+    def mean_passes(self) -> float | None:
+        """The mean over clients of `passes`; None if they were not counted."""
+        return sum(self.passes.values()) / len(self.passes) if self.passes else None
 
     @classmethod
     def read(cls, folder: Path) -> Self:

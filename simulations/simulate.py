@@ -23,6 +23,7 @@ from shared.features import check_features
 from shared.frames.instructions import Split
 from shared.machine import cores
 from simulations.engine import InProcessGrid
+from simulations.pass_clock import PassClock
 
 Engine = Literal["in-process", "flower"]
 
@@ -71,15 +72,16 @@ def simulate(
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
     data = RUNS.run_for(of_client).data
-    for client in range(config.data.clients):
-        data.share_of(client, config.data.clients).tokenized(Split.TRAIN)
+    shares = [data.share_of(client, config.data.clients) for client in range(config.data.clients)]
+    for share in shares:
+        share.tokenized(Split.TRAIN)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 
         return simulate_with_flower(config, of_client)
     with ThreadPoolExecutor(together) as pool:
         grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
-        return serve(config, grid, cohorts)
+        return serve(config, grid, cohorts, PassClock(shares))
 
 
 def _repeated(

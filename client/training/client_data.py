@@ -66,6 +66,7 @@ class ClientData:
         examples: examples of all splits.
         client_count: number of clients that a common data set is divided among; None if the
             examples are the client's own.
+        passes: number of rows that went through the model for the client's steps so far.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ClientData:
         client_count: int | None = None,
     ) -> None:
         self.client, self.examples, self.client_count = client, examples, client_count
+        self.passes = 0
         self._tokenize, self._lock = tokenize, threading.Lock()
         self._tokenized: dict[Split, LabelledPrompts] = {}
 

@@ -53,12 +53,14 @@ class _Participant:
     """A client during the steps of a round.
 
     Attributes:
+        data: all examples of the client.
         examples: training examples.
         plan: batches and directions of its steps, and its results so far.
         state: state after its steps so far, int64 [d].
         error: error that ended its steps.
     """
 
+    data: ClientData
     examples: LabelledPrompts
     plan: LocalStepPlan
     state: NDArray[np.int64]
@@ -118,9 +120,11 @@ def take_local_steps_together(
     participants = []
     for data in clients:
         examples = data.tokenized(Split.TRAIN)
+        before = runtime.passes
         runtime.prepare(examples.prompts)
+        data.passes += runtime.passes - before
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
-        participants.append(_Participant(examples, plan, state))
+        participants.append(_Participant(data, examples, plan, state))
     part = _TrainedPart(state, mask)
     for _ in range(instruction.steps):
         _take_step(runtime, [one for one in participants if one.error is None], part)
@@ -181,7 +185,10 @@ def _losses(
         )
         for group in together:
             members, their_requests = [participants[i] for i in group], [requests[i] for i in group]
+            before = runtime.passes
             results = _losses_in_one_pass(runtime, members, their_requests, part)
+            for one in members:
+                one.data.passes += (runtime.passes - before) // len(members)
             losses |= zip(group, results, strict=True)
     return [losses[index] for index in range(len(requests))]
 

@@ -259,6 +259,15 @@ def test_an_interrupted_run_has_the_same_bits(readout: Settings, tmp_path: Path)
     assert files_of(Path(config.out) / personal) == files_of(whole / personal)
 
 
+def test_a_result_counts_passes(readout: Settings, tmp_path: Path) -> None:
+    result = RunResult.read(simulate(config_of(readout, out=str(tmp_path / "readout"))))
+    assert result.passes == {client: facts.examples for client, facts in result.clients.items()}
+    inside = config_of(readout, adapter__layers="top:1", batch=4, out=str(tmp_path / "inside"))
+    result = RunResult.read(simulate(inside))
+    assert set(result.passes.values()) == {3 * 2 * 2 * 2 * 4}
+    assert result.mean_passes == 96
+
+
 def test_a_cache_on_disk_changes_no_bit(readout: Settings, tmp_path: Path) -> None:
     folders = [simulate(config_of(readout, out=str(tmp_path / "plain")))]
     for name in ("first", "second"):
