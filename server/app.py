@@ -131,7 +131,7 @@ def _run(
             strategy.evaluate(grid, split)
             strategy.return_to_best()
     for split in splits:
-        if config.private_rounds:
+        if config.makes_personal_models:
             strategy.evaluate(grid, split, PERSONAL_ACTION)
 
 

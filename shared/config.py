@@ -32,7 +32,7 @@ from shared.sections import (
 )
 from shared.settings import Settings, Text, describe, flattened, parse_assignment, setting
 
-Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster"]
+Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"]
 """Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
 SeedPolicy = Literal["shared", "independent", "pool"]
 
@@ -54,7 +54,8 @@ class RunConfig(Settings):
     method: Method = setting(
         "finetune",
         "how a client's model is made: `finetune`, `local`, `global`, `ditto`, `mixture`, "
-        "`partial`, `cluster`; all spend `rounds` + `personal.rounds` rounds on a client",
+        "`partial`, `cluster`, `readout`; all spend `rounds` + `personal.rounds` rounds on a "
+        "client",
         page="personal.md",
     )
     seed: int = setting(
@@ -111,7 +112,7 @@ class RunConfig(Settings):
     learning_rate: LearningRate = setting(
         "auto",
         "η, or `auto` to estimate it during the run",
-        read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster"),
+        read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         page="step-size.md",
     )
     clip: float = setting(
@@ -181,7 +182,7 @@ class RunConfig(Settings):
         match self.method:
             case "local":
                 return 0
-            case "global" | "cluster":
+            case "global" | "cluster" | "readout":
                 return self.rounds + self.personal.rounds
         return self.rounds
 
@@ -189,6 +190,11 @@ class RunConfig(Settings):
     def private_rounds(self) -> int:
         """The rounds that a client trains alone: the rest of the budget."""
         return self.rounds + self.personal.rounds - self.federated_rounds
+
+    @property
+    def makes_personal_models(self) -> bool:
+        """Return whether every client has a private part after the last round, and is asked."""
+        return self.private_rounds > 0 or self.method == "readout"
 
     @property
     def newcomers(self) -> range:

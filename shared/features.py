@@ -20,7 +20,7 @@ Combination = Mapping[str, str]
 """A value by dimension; dimensions that are not known yet are missing."""
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
-    "method": ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster"),
+    "method": ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"),
     "engine": ("in-process", "flower", "fleet"),
     "clients": ("simulated", "emulated", "board", "phone"),
     "seed-policy": ("independent", "shared", "pool"),
@@ -84,6 +84,19 @@ EXCLUSIONS = (
         {"method": ("cluster",), "clients": ("emulated",)},
         "emulated devices share one state, which clusters do not; leave fleet.devices out, or "
         "choose another method",
+    ),
+    Exclusion(
+        {"method": ("readout",), "clients": ("emulated",)},
+        "emulated devices train from one state, and here every client adds an intercept of its "
+        "own; leave fleet.devices out, or choose another method",
+    ),
+    Exclusion(
+        {"method": ("readout",), "clients": ("phone",)},
+        "a phone has no solver for the private part; choose another method",
+    ),
+    Exclusion(
+        {"method": ("readout",), "label bias": ("none",)},
+        "it fits a private label bias; set adapter.label-bias to true",
     ),
     Exclusion(
         {"method": ("partial",), "clients": ("phone",)},

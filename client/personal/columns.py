@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from client.personal.label_bias import base_rate, fit_label_bias
 from client.personal.methods import composition
+from client.personal.private_fit import intercept_state, make_recorded_private_fit
 from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, evaluation_column
@@ -25,13 +26,14 @@ def evaluate_personal_model(
     state: NDArray[np.int64],
     split: Split = Split.TEST,
 ) -> tuple[EvaluationColumn, ...]:
-    """Take the private rounds that remain, and evaluate every column on a client's test examples.
+    """Make the private part that is missing, and evaluate every column on a client's test examples.
 
     Base rate always answers the client's most frequent training label, without reading the text.
     Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
     training labels: it separates learning a client's base rate from learning the client. Global is
     the federation's model, and personalized the one that the run's method makes for the client.
     Finetune has local-only beside it: its private rounds from the base model, without a federation.
+    Readout has intercept beside it: the federation's model and a label bias fitted to it.
 
     Args:
         runtime: model runtime.
@@ -42,14 +44,17 @@ def evaluate_personal_model(
         split: split to evaluate on; on others than test only the personal model is evaluated.
 
     Raises:
-        TrainingError: if the loss is not finite in the first private round, or the label bias
-            cannot be fitted.
+        TrainingError: if the loss is not finite in the first private round, or a label bias or
+            private readout cannot be fitted.
         ReplayError: if the first private round leaves the exact range of the state.
         LedgerError: if the personal ledger cannot be read or written.
     """
     parts = composition(config, runtime.layout)
     train, examples = data.tokenized(Split.TRAIN), data.tokenized(split)
-    private = run_recorded_private_rounds(runtime, data, config, run_id, state)
+    make_private = (
+        make_recorded_private_fit if config.method == "readout" else run_recorded_private_rounds
+    )
+    private = make_private(runtime, data, config, run_id, state)
     personal = runtime.scores(parts.model(state, private), examples.prompts)
     if split is not Split.TEST:
         return (evaluation_column(PERSONALIZED, personal, examples.labels),)
@@ -64,5 +69,8 @@ def evaluate_personal_model(
         local = run_private_rounds(runtime, data, config, zero_state(len(state)))
         scores["local-only"] = runtime.scores(local, examples.prompts)
     scores["global"] = runtime.scores(parts.model(state), examples.prompts)
+    if config.method == "readout":
+        model = parts.model(state, intercept_state(runtime, data, state))
+        scores["intercept"] = runtime.scores(model, examples.prompts)
     scores[PERSONALIZED] = personal
     return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())

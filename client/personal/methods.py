@@ -11,6 +11,8 @@ Every method spends the same number of rounds on a client (`RunConfig.federated_
   2020, equation 2; interpolation of weights as Wortsman et al., WiSE-FT, 2022).
 - partial: some tensors are w's, the others p's (Pillutla et al., 2022; Arivazhagan et al., FedPer,
   2019); neither is perturbed or used where the other is.
+- readout: w + p, p fitted by a solver (client/personal/private_fit.py): an intercept per label, and
+  a readout where w is one. While w is trained, every client adds an intercept of its own.
 - local: p alone. global and cluster: w alone, cluster's w being that of the client's group.
 """
 

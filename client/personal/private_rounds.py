@@ -8,6 +8,7 @@ determines how the two states make the model that a person uses.
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -58,15 +59,24 @@ def run_recorded_private_rounds(
 
     Args, returns and raises are those of `run_private_rounds`.
     """
+    with closing(open_personal_ledger(runtime, config, run_id, data.client)) as ledger:
+        return run_private_rounds(runtime, data, config, state, ledger)
+
+
+def open_personal_ledger(
+    runtime: ModelRuntime, config: RunConfig, run_id: bytes, client: int
+) -> Ledger:
+    """Open a client's personal ledger on this machine as its writer, or create it.
+
+    Raises:
+        LedgerError: if it cannot be opened.
+    """
     header = LedgerHeader(PERSONAL_TRACK, run_id, runtime.layout.hash)
-    folder = personal_ledger(config, run_id, data.client)
+    folder = personal_ledger(config, run_id, client)
     ledger = Ledger(folder, header, runtime.layout, config.ledger.snapshot_every)
     if ledger.recovered:
         log.warning("%s", ledger.recovered)
-    try:
-        return run_private_rounds(runtime, data, config, state, ledger)
-    finally:
-        ledger.close()
+    return ledger
 
 
 def run_private_rounds(

@@ -8,6 +8,7 @@ import torch
 
 from client.personal.columns import evaluate_personal_model
 from client.personal.methods import composition
+from client.personal.private_fit import intercept_for_training
 from client.protocol.client_handler import (
     ClientHandler,
     Instruction,
@@ -109,7 +110,8 @@ class ProtocolClient(ClientHandler):
         parts = composition(self._config, self._runtime.layout)
 
         def train(instruction: TrainInstruction, session: Session) -> Report:
-            model = parts.model(session.state)
+            private = intercept_for_training(self._runtime, self._data, self._config, session.state)
+            model = parts.model(session.state, private)
             return take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
 
         return self._report_once(frame, self._session_at, train)

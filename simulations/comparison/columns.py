@@ -13,9 +13,10 @@ Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""
 
 MAJORITY, ZERO_SHOT, LOCAL, GLOBAL = "majority", "zero-shot", "local-only", "global"
-COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", LOCAL, GLOBAL)
-"""Columns without private rounds on top of the global model, in the order of the tables."""
-TRAINED = (LOCAL, GLOBAL)
+INTERCEPT = "intercept"
+COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", LOCAL, GLOBAL, INTERCEPT)
+"""Columns beside the personal model, in the order of the tables."""
+TRAINED = (LOCAL, GLOBAL, INTERCEPT)
 """The common columns that depend on how a run trains."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
 """The common columns that are the same in every run on the same clients."""

@@ -64,7 +64,7 @@ def small(settings: Settings) -> Settings:
     }
 
 
-@pytest.mark.parametrize("method", [*PRIVATE, "global", "cluster"])
+@pytest.mark.parametrize("method", [*PRIVATE, "global", "cluster", "readout"])
 def test_every_method_spends_the_same_number_of_forward_passes(
     method: str, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

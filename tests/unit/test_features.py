@@ -35,7 +35,8 @@ FLEET = '[{"device": "laptop", "share": 1}]'
 def settings_of(combination: Combination) -> dict[str, Any]:
     """Flat settings that have a combination's values, as far as settings decide them."""
     own: dict[str, Any] = {"personal.part": "*" if combination.get("method") == "partial" else "x"}
-    if combination.get("label bias") == "trained":
+    by_default = "trained" if combination.get("method") == "readout" else "none"
+    if combination.get("label bias", by_default) == "trained":
         own["adapter.label-bias"] = True
     if combination.get("basis") == "informed":
         own["adapter.basis"] = "basis.safetensors"
@@ -61,8 +62,11 @@ def pairs() -> Iterator[dict[str, str]]:
 
 
 def usual(combination: Combination) -> dict[str, str]:
-    """The first values of the dimensions that a combination lacks."""
-    return {name: values[0] for name, values in DIMENSIONS.items()} | dict(combination)
+    """The first values of the dimensions that a combination lacks, where its method has them."""
+    first = {name: values[0] for name, values in DIMENSIONS.items()}
+    if combination.get("method") == "readout":
+        first["label bias"] = "trained"
+    return first | dict(combination)
 
 
 @pytest.mark.parametrize("pair", list(pairs()), ids=lambda pair: "-".join(pair.values()))

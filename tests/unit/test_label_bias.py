@@ -72,7 +72,7 @@ def test_scores_that_are_not_finite_are_refused() -> None:
 
 
 def test_an_optimizer_that_does_not_converge_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.personal.label_bias._MAX_ITERATIONS", 1)
+    monkeypatch.setattr("client.personal.softmax_fit._MAX_ITERATIONS", 1)
     scores, labels = examples(6, 60, 0)
     with pytest.raises(TrainingError, match="L-BFGS did not converge in 1 iterations"):
         fit_label_bias(scores, labels)
