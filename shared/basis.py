@@ -8,7 +8,7 @@ model and which adapter it belongs to.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,10 @@ class Basis:
         """Make a basis and the bytes of its file."""
         metadata = {_METADATA_KEY: json.dumps({"format": FORMAT} | asdict(origin))}
         return cls(origin, vectors, scales, save({"vectors": vectors, "scales": scales}, metadata))
+
+    def with_share(self, share: float) -> "Basis":
+        """Return the same basis with the share that was measured."""
+        return Basis.of(replace(self.origin, share=share), self.vectors, self.scales)
 
     @cached_property
     def reference(self) -> BasisReference:

@@ -291,6 +291,31 @@ def export(
 
 
 @adapter.command()
+def basis(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option("--out", help="File for the basis.")],
+    source: Annotated[
+        str, typer.Option("--from", help="random-tokens, or a public file with a text per line.")
+    ] = "random-tokens",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting: key=value. Repeatable.")
+    ] = None,
+) -> None:
+    """Measure an informed basis for a scenario's model, adapter and task, and write it.
+
+    Example: samara adapter basis sst2 --set model.path=MODEL --out sst2.basis
+    """
+    from rich.console import Console
+
+    from shared.config import load_scenario
+    from simulations.basis import write_basis
+
+    config = load_scenario(_scenario_file(scenario), settings or [])
+    for line in write_basis(config, source, out):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@adapter.command()
 def apply(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     text: Annotated[str, typer.Argument(help="A JSON object if the task reads several fields.")],

@@ -228,6 +228,11 @@ class ModelRuntime:
         return self._model.base.folder
 
     @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the base model."""
+        return self._model.base.tokenizer
+
+    @property
     def adapted_block_count(self) -> int:
         """The number of blocks from the lowest adapted one on."""
         return len(self._model.base.blocks) - self.first_block

@@ -1,0 +1,85 @@
+"""The command that measures an informed basis and writes its file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from client.streaming.loading import load_model
+from client.training.informed_basis import (
+    LEAST_SHARE,
+    PROBE_TEXTS,
+    TEXTS,
+    measure_basis,
+    random_texts,
+)
+from client.training.model_runtime import ModelRuntime
+from shared.config import RunConfig
+from shared.errors import DataError, ModelError, SamaraError
+from shared.features import check_features, kind_of
+from shared.files import write_durably
+from shared.machine import cores
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import GenerationTask
+
+RANDOM_TOKENS = "random-tokens"
+
+
+def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
+    """Measure the basis of a run's model, adapter and task, write it, and yield lines for people.
+
+    Args:
+        config: settings of the run; its data are not read.
+        source: `RANDOM_TOKENS`, or a file with a text per line.
+        out: file for the basis.
+
+    Raises:
+        ModelError: if the basis catches too small a share of the gradients; nothing is written.
+        SamaraError: if model, task or texts cannot be used.
+    """
+    torch.set_num_threads(config.threads or cores())
+    task = load_task(config.task)
+    check_features({"task": kind_of(task)}, f"task {task.name!r}")
+    assert not isinstance(task, GenerationTask)
+    exact = config.with_values({"adapter.basis": "", "gradients": "exact"})
+    runtime = ModelRuntime(exact, load_model(exact.model), task, lambda clients: [])
+    count = (TEXTS + PROBE_TEXTS) * len(task.source_fields)
+    if source == RANDOM_TOKENS:
+        texts = random_texts(runtime, count)
+    else:
+        texts = _lines_of(Path(source), count)
+    measured = measure_basis(runtime, task, texts, "file" if source != RANDOM_TOKENS else source)
+    basis, layout = measured.basis, runtime.layout
+    share = basis.origin.share
+    yield (
+        f"{len(basis.scales)} of {layout.adapter_element_count:,} directions catch {share:.1%} of "
+        f"the squared gradients on {PROBE_TEXTS} other texts; effective rank "
+        f"{measured.effective_rank:.1f}"
+    )
+    if share < LEAST_SHARE:
+        raise ModelError(
+            f"the basis catches {share:.1%} of the gradients, and below {LEAST_SHARE:.0%} "
+            "isotropic directions are better; nothing was written: leave adapter.basis empty"
+        )
+    try:
+        write_durably(out, basis.encoded)
+    except OSError as error:
+        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
+    yield f"{out}: {len(basis.encoded):,} bytes, sha256 {basis.reference.sha256}"
+    yield f"use it with --set adapter.basis={out}"
+
+
+def _lines_of(file: Path, count: int) -> list[str]:
+    """Return the first lines of a file that are not empty, at most `count`.
+
+    Raises:
+        DataError: if it cannot be read, or has fewer than a tenth of them.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--from {file}: cannot be read as text: {error}") from error
+    texts = [line.strip() for line in lines if line.strip()][:count]
+    if len(texts) < count // 10:
+        raise DataError(f"--from {file}: has {len(texts)} texts; a basis needs {count // 10:,}")
+    return texts
