@@ -18,6 +18,7 @@ from server.live.keys import KEYS_VARIABLE, ClientKeys
 from server.live.server_log import write_server_log
 from server.live.superlink import LIVE_VARIABLE
 from server.rounds.clustered_strategy import ClusteredStrategy
+from server.rounds.event_log import count_scalars
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
 from server.store import RunStore, write_result
@@ -36,6 +37,7 @@ from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
 from shared.runs import run_folder, run_id_of
+from shared.scalar_ratio import summarize_scalar_ratios
 from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -168,6 +170,7 @@ def _result(
 ) -> dict[str, Any]:
     """Return the result of a run but for its end and its duration."""
     entries = sorted(roster.entries.values(), key=lambda entry: entry.client)
+    rounds = [event for event in events if event["event"] == "round"]
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
@@ -177,7 +180,8 @@ def _result(
         "layout_hash": layout.hash.hex(),
         "elements": layout.size,
         "clients": {str(e.client): {**e.facts, "examples": e.examples} for e in entries},
-        "rounds": [event for event in events if event["event"] == "round"],
+        "scalar_ratios": summarize_scalar_ratios(count_scalars(rounds), layout.size),
+        "rounds": rounds,
         "evaluations": [event for event in events if event["event"] == "evaluation"],
         "refused": Counter(client for event in events for client in event["refused"]),
         "bytes_up": sum(event["bytes_up"] for event in events),

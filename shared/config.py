@@ -213,6 +213,7 @@ class RunConfig(Settings):
             "adapter": adapter_kind(self.adapter.layers),
             "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
+            "scalar limit": "set" if self.data.scalar_limit else "none",
         }
 
     def among(self, clients: int) -> Self:

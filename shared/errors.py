@@ -30,6 +30,7 @@ class RefusalCode(IntEnum):
     PAUSED = 13
     CODE = 14
     MISSING_BLOB = 15
+    SCALARS = 16
 
 
 class SamaraError(Exception):
@@ -162,6 +163,15 @@ class CodeError(DeviceError):
     """The server's app differs from the code that is installed on this machine."""
 
     refusal_code = RefusalCode.CODE
+
+
+class ScalarLimitError(SamaraError):
+    """A report would hold more scalars than the owner of the examples allows (docs/privacy.md).
+
+    Its numbers are the scalars that the instruction asks for and those that may still be sent.
+    """
+
+    refusal_code = RefusalCode.SCALARS
 
 
 class PausedError(SamaraError):

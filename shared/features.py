@@ -31,6 +31,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "adapter": ("inner", "readout", "both"),
     "gradients": ("differences", "exact"),
     "basis": ("none", "informed"),
+    "scalar limit": ("none", "set"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
@@ -168,6 +169,10 @@ EXCLUSIONS = (
         {"late reports": ("counted",), "seed-policy": ("shared", "pool")},
         "a late report needs directions of its own; set cohort.late-rounds to 0, or seed-policy "
         "to independent",
+    ),
+    Exclusion(
+        {"scalar limit": ("set",), "clients": ("emulated",)},
+        "emulated devices count no scalars; set data.scalar-limit to 0, or leave fleet.devices out",
     ),
 )
 

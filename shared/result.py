@@ -17,6 +17,7 @@ _SHOWN_MISTAKES = 5
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 +-]{0,31}$")]
@@ -64,6 +65,7 @@ class ClientRound(_ResultPart):
 
     loss: float
     examples: Count
+    scalars: Count = 0
     bytes_up: Count
     bytes_down: Count
 
@@ -160,6 +162,14 @@ class ClientFacts(_ResultPart):
         return self.model_extra or {}
 
 
+class ScalarRatios(_ResultPart):
+    """The projected gradients that clients sent, divided by the number of trained numbers."""
+
+    mean: Ratio
+    max: Ratio
+    clients: dict[Count, Ratio]
+
+
 class ClientCost(NamedTuple):
     """The cost of a run's training for a client.
 
@@ -198,6 +208,8 @@ class RunResult(_ResultPart):
     fleet: Fleet | None = None
     passes: dict[Count, Count] = {}
     """The rows that went through the model for each client's steps; empty if not counted."""
+    scalar_ratios: ScalarRatios | None = None
+    """The scalar ratios of clients; None in a result that was written before they were counted."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
 

@@ -31,3 +31,8 @@ def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
 def run_folder(config: RunConfig, run_id: bytes) -> Path:
     """Return the folder of a run on this machine: ``out``, or ``runs/<run id>``."""
     return Path(config.out) if config.out else Path("runs") / run_id.hex()
+
+
+def client_folder(config: RunConfig, run_id: bytes, client: int) -> Path:
+    """Return the folder of a client's own files in the folder of a run."""
+    return run_folder(config, run_id) / "clients" / str(client)

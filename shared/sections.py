@@ -158,6 +158,15 @@ class DataSettings(Section):
     seed: int = setting(
         0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
     )
+    scalar_limit: float = setting(
+        0.0,
+        "largest number of projected gradients that a client sends about one set of examples, per "
+        "trained number and over all its runs; an instruction that would exceed it is refused. 0 "
+        "is no limit",
+        identity=False,
+        page="privacy.md",
+        ge=0,
+    )
 
 
 class CohortSettings(Section):

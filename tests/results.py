@@ -109,7 +109,13 @@ def result_of(
             "digest": TAIL,
             "seconds": float(number),
             "clients": {
-                str(client): {"loss": 0.7, "examples": 256, "bytes_up": 160, "bytes_down": 1561}
+                str(client): {
+                    "loss": 0.7,
+                    "examples": 256,
+                    "scalars": 32,
+                    "bytes_up": 160,
+                    "bytes_down": 1561,
+                }
                 for client in range(clients)
             },
         }
@@ -135,6 +141,11 @@ def result_of(
                 },
             }
             for client in range(clients)
+        },
+        "scalar_ratios": {
+            "mean": 20 * 32 / 1536,
+            "max": 20 * 32 / 1536,
+            "clients": {str(client): 20 * 32 / 1536 for client in range(clients)},
         },
         "rounds": rounds,
         "evaluations": evaluations,

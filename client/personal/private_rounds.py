@@ -35,7 +35,7 @@ from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
-from shared.runs import run_folder
+from shared.runs import client_folder
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
 from shared.tasks.objectives import cross_entropy
@@ -45,7 +45,7 @@ log = logging.getLogger("samara.client")
 
 def personal_ledger(config: RunConfig, run_id: bytes, client: int) -> Path:
     """Return the folder of a client's personal ledger on this machine."""
-    return run_folder(config, run_id) / "clients" / str(client) / "personal.ledger"
+    return client_folder(config, run_id, client) / "personal.ledger"
 
 
 def run_recorded_private_rounds(

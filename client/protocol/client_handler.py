@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from client.protocol.scalar_counts import ScalarBudget
 from client.protocol.session import Session
 from shared.errors import SamaraError
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
@@ -95,10 +96,13 @@ class ClientHandler:
     Args:
         client: client index.
         sessions: store of the client's sessions.
+        budget: counts of sent scalars and their limit; None counts nothing.
     """
 
-    def __init__(self, client: int, sessions: SessionStore) -> None:
-        self._client, self._sessions = client, sessions
+    def __init__(
+        self, client: int, sessions: SessionStore, budget: ScalarBudget | None = None
+    ) -> None:
+        self._client, self._sessions, self._budget = client, sessions, budget
 
     def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session."""
@@ -129,7 +133,11 @@ class ClientHandler:
         session = self._sessions.read_session(instruction.run_id)
         if session is None or session.token != token:
             session = start_session(instruction)
+            if self._budget:
+                self._budget.check(instruction, token)
             session = session.with_report(token, train(instruction, session).encode())
+            if self._budget:
+                self._budget.add(instruction, token)
             self._sessions.write_session(instruction.run_id, session)
         return session.report
 

@@ -16,6 +16,7 @@ from client.protocol.client_handler import (
     catch_up_session,
     decode_instruction,
 )
+from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
@@ -40,6 +41,7 @@ class ProtocolClient(ClientHandler):
         config: settings of the run on this client, with the device's own settings.
         server_config: settings of the run on the server, which the run id is made of.
         sessions: store of the client's sessions.
+        counts: counts of sent scalars; None counts nothing.
     """
 
     def __init__(
@@ -49,8 +51,11 @@ class ProtocolClient(ClientHandler):
         config: RunConfig,
         server_config: RunConfig,
         sessions: SessionStore,
+        counts: ScalarCounts | None = None,
     ) -> None:
-        super().__init__(data.client, sessions)
+        limit, size = config.data.scalar_limit, runtime.layout.size
+        budget = ScalarBudget(counts, data.training_hash, size, limit) if counts else None
+        super().__init__(data.client, sessions, budget)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
 

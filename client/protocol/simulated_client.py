@@ -13,11 +13,13 @@ from flwr.app import ConfigRecord, Context
 
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, with_device_settings
 from client.protocol.protocol_client import ProtocolClient
+from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
 from client.training.model_runtime import LoadedRun, load_run
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.machine import cores
+from shared.runs import client_folder, run_id_of
 
 _SESSION = "session"
 
@@ -120,9 +122,12 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
     client_count = int(context.node_config["num-partitions"])
     config = server_config.among(client_count)
     run = runs.run_for(config)
-    return ProtocolClient(
-        run.runtime, run.data.share_of(client, client_count), config, config, sessions
-    )
+    counts = None
+    if config.data.scalar_limit:
+        run_id = run_id_of(config, run.runtime.layout, run.runtime.model_id)
+        counts = ScalarCounts(client_folder(config, run_id, client))
+    data = run.data.share_of(client, client_count)
+    return ProtocolClient(run.runtime, data, config, config, sessions, counts)
 
 
 def client_index_of(context: Context) -> int:

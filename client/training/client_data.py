@@ -19,7 +19,7 @@ from shared.tasks.data import load_examples
 from shared.tasks.embedded import embedded_examples
 from shared.tasks.kinds import Task
 from shared.tasks.partition import partition
-from shared.tasks.rows import Example
+from shared.tasks.rows import Example, hash_examples
 
 ExampleReader = Callable[[int], Sequence[Example]]
 """Gives the examples of a task on this machine, for a number of clients among whom they will be
@@ -80,10 +80,18 @@ class ClientData:
         self.passes = 0
         self._tokenize, self._lock = tokenize, threading.Lock()
         self._tokenized: dict[Split, LabelledPrompts] = {}
+        self._training_hash = ""
 
     def in_split(self, split: Split) -> list[Example]:
         """Return the examples of a split, as text."""
         return [example for example in self.examples if example.split == split.name.lower()]
+
+    def training_hash(self) -> str:
+        """Return a hash of the training examples in hex, whatever their order."""
+        with self._lock:
+            if not self._training_hash:
+                self._training_hash = hash_examples(self.in_split(Split.TRAIN))
+            return self._training_hash
 
     def tokenized(self, split: Split) -> LabelledPrompts:
         """Return the examples of a split, tokenized at the first call."""

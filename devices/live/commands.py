@@ -65,7 +65,7 @@ def up(
     from shared.errors import ConfigError
 
     parse_address(superlink)
-    folder = (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
+    folder = _folder_of(name, home)
     if not insecure and key is None and not dry_run:
         raise ConfigError(
             "--key FILE is missing; create one with `samara server keys create` on the server"
@@ -95,3 +95,36 @@ def up(
         live.dry_run(client_settings)
     else:
         live.up(client_settings)
+
+
+@app.command()
+def status(
+    name: Annotated[str, typer.Option(help="Name of this client.")],
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
+    ] = None,
+) -> None:
+    """Show whether this client is running, and how many scalars about its examples it has sent.
+
+    Example: samara client status --name kitchen-orin
+    """
+    from rich.console import Console
+
+    from devices.live.client_status import read_status
+
+    client_status = read_status(_folder_of(name, home))
+    console = Console()
+    console.print(client_status.activity, markup=False, highlight=False)
+    console.print(client_status.table)
+    console.print(client_status.limit, markup=False, highlight=False)
+
+
+def _folder_of(name: str, home: Path | None) -> Path:
+    """Return the folder of a client's files.
+
+    Raises:
+        ConfigError: if the name is invalid.
+    """
+    from devices.live.settings import check_name
+
+    return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()

@@ -145,6 +145,9 @@ def up(
     home: Annotated[Path, typer.Option(help="Folder of the phone's state.")],
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the gateway.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text.")] = False,
+    scalar_limit: Annotated[
+        float, typer.Option(min=0, help="Most scalars sent, per trained number; 0: no limit.")
+    ] = 0.0,
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
@@ -155,7 +158,7 @@ def up(
     from devices.phone.reference_client.phone_process import up as run
 
     _configure_logging()
-    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure))
+    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure), scalar_limit)
 
 
 @gateway.callback()

@@ -21,6 +21,7 @@ from server.rounds.clusters import (
     clustering_instruction,
 )
 from server.rounds.evaluation import merge_histories
+from server.rounds.event_log import count_scalars
 from server.rounds.health import ClientHealth
 from server.rounds.late_reports import report_token
 from server.rounds.strategy import ScalarStrategy
@@ -35,6 +36,7 @@ from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.replay import digest, zero_state
+from shared.scalar_ratio import summarize_scalar_ratios
 
 log = logging.getLogger("samara.server")
 
@@ -131,13 +133,16 @@ class ClusteredStrategy(Strategy):
         return merge_histories([store.events() for store in self._stores])
 
     def complete_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the run's result with its end, its clusters and the bytes that they took.
+        """Return the run's result with its end, its clusters, and their bytes and scalars.
 
         The final digest is SHA-256 of the clusters' digests.
         """
         digests = b"".join(store.ledger.digest for store in self._stores)
         clusters = sorted(self._assignments.clusters.items())
+        scalars = count_scalars(result["rounds"])
+        scalars.update({client: sent.size for client, sent in self._assignments.scalars.items()})
         return result | {
+            "scalar_ratios": summarize_scalar_ratios(scalars, result["elements"]),
             "final_round": self.round,
             "final_digest": hashlib.sha256(digests).hexdigest(),
             "groups": {str(client): cluster for client, cluster in clusters},

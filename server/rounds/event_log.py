@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ class RoundEvent:
         back_to: round whose state a reverting round leads to.
         bytes_up, bytes_down: bytes of all replies and of all messages.
         ledger_bytes: bytes that the round added to the ledger.
-        clients: by client, loss, examples and bytes of its report.
+        clients: by client, loss, examples, scalars and bytes of its report.
     """
 
     round: int
@@ -151,6 +152,19 @@ def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
     return unused
 
 
+def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
+    """Return by client how many projected gradients its reports in these rounds hold.
+
+    Args:
+        rounds: events of rounds; those of versions that did not count scalars add none.
+    """
+    scalars: Counter[int] = Counter()
+    for event in rounds:
+        for client, fields in event["clients"].items():
+            scalars[int(client)] += fields.get("scalars", 0)
+    return scalars
+
+
 def reasons_by_text(reasons: Mapping[int, str]) -> dict[str, str]:
     """Return reasons by client as JSON has them, in the order of the clients."""
     return {str(client): reason for client, reason in sorted(reasons.items())}
@@ -164,6 +178,7 @@ def client_fields(
         str(client): {
             "loss": report.mean_loss,
             "examples": report.examples,
+            "scalars": report.gradients.size,
             "bytes_up": bytes_up[client],
             "bytes_down": bytes_down.get(client, 0),
         }

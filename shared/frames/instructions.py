@@ -162,6 +162,12 @@ class TrainInstruction:
             raise FrameError("the train instruction holds a number out of its range")
         return instruction
 
+    @property
+    def report_scalars(self) -> int:
+        """The number of projected gradients in a report on this instruction."""
+        scalars = self.steps * self.queries
+        return min(scalars, self.pool_size) if self.seed_policy is SeedPolicy.POOL else scalars
+
     def seeds(self, client: int) -> NDArray[np.uint64]:
         """Return the seeds of a client's queries, uint64 [K, q]."""
         if self.seed_policy is SeedPolicy.POOL:

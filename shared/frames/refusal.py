@@ -25,12 +25,14 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.PAUSED: "it is paused by its owner's limits",
     RefusalCode.CODE: "its installed version of Samara is not the server's",
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
+    RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
     RefusalCode.LAYOUT: "its layout {0:08x} is not the run's {1:08x}",
     RefusalCode.TRAINING: "its local step {0} failed",
     RefusalCode.MISSING_BLOB: "it lacks blob {0:08x} of the run, of which it has {1} bytes",
+    RefusalCode.SCALARS: "its owner's limit leaves {1} scalars, and the instruction asks for {0}",
 }
 
 

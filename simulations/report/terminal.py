@@ -47,6 +47,12 @@ def print_result(folder: Path, result: RunResult) -> None:
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
+    if ratios := result.scalar_ratios:
+        console.print(
+            f"scalars sent per trained number: {ratios.mean:.2g} in the mean of the clients, "
+            f"{ratios.max:.2g} at most",
+            highlight=False,
+        )
     refusing = {client for event in result.evaluations for client in event.refused}
     agree = "all digests agree"
     if refusing:

@@ -68,6 +68,7 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "steps": 1,
             "pool-size": 8,
             "personal.learning-rate": 0.1,
+            "data.scalar-limit": 10.0 if combination["scalar limit"] == "set" else 0.0,
         }
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}

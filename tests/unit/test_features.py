@@ -44,6 +44,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["adapter.layers"] = {"readout": "readout", "both": "readout,top:1"}[adapter]
     if combination.get("late reports") == "counted":
         own["cohort.late-rounds"] = 2
+    if combination.get("scalar limit") == "set":
+        own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":
         own["fleet.devices"] = FLEET
     return own | {key: combination[key] for key in _SETTINGS if key in combination}

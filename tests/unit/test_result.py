@@ -22,6 +22,7 @@ from shared.result import (
     FleetRound,
     Round,
     RunResult,
+    ScalarRatios,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "result.md"
@@ -99,7 +100,16 @@ def test_shares_outside_0_to_1_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        *(RunResult, Round, ClientRound, Evaluation, Column, ClientMetrics, ClientFacts),
+        *(
+            RunResult,
+            ScalarRatios,
+            Round,
+            ClientRound,
+            Evaluation,
+            Column,
+            ClientMetrics,
+            ClientFacts,
+        ),
         *(Fleet, FleetRound, FleetJob, FleetDevice),
     ],
 )

@@ -16,6 +16,7 @@ OTHER: dict[str, Any] = {
     "trunk-cache-folder": "cache",
     "out": "elsewhere",
     "model.path": "moved",
+    "data.scalar-limit": 2.0,
     "model.stream": "disk",
     "model.stream-direct": True,
     "model.stream-folder": "blocks",

@@ -5,6 +5,7 @@ An app tokenizes its own texts; the manifest names the label words. A line is
 follows.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,12 @@ class TokenizedExamples:
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.labels)
+
+    def hash(self) -> str:
+        """Return 32 hexadecimal digits that change with any example, and not with their order."""
+        columns = zip(self.ids, self.positions, self.labels, strict=True)
+        rows = sorted([*ids.tolist(), int(end), int(label)] for ids, end, label in columns)
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
 def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExamples]:

@@ -1,6 +1,7 @@
 """The phone as a client of a run: replies to frames with a program and the phone's examples."""
 
 from client.protocol.client_handler import ClientHandler, Instruction, catch_up_session
+from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
@@ -17,10 +18,21 @@ class Phone(ClientHandler):
         trainer: program and examples.
         client: client index, derived from the phone's key.
         sessions: the phone's sessions, on disk.
+        counts: counts of sent scalars, on disk.
+        scalar_limit: largest scalar ratio that the phone's owner allows; 0 is no limit.
     """
 
-    def __init__(self, trainer: PhoneTrainer, client: int, sessions: SessionFolder) -> None:
-        super().__init__(client, sessions)
+    def __init__(
+        self,
+        trainer: PhoneTrainer,
+        client: int,
+        sessions: SessionFolder,
+        counts: ScalarCounts,
+        scalar_limit: float = 0.0,
+    ) -> None:
+        size = trainer.layout.size
+        budget = ScalarBudget(counts, trainer.training_hash, size, scalar_limit)
+        super().__init__(client, sessions, budget)
         self._trainer = trainer
 
     def hello(self) -> bytes:

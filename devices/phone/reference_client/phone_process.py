@@ -5,6 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
+from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session_store import SessionFolder
 from devices.live.processes import exclusive_lock
 from devices.phone.extra import require_executorch
@@ -25,7 +26,12 @@ _POLL_SECONDS = 0.5
 
 
 def up(
-    program_file: Path, rows_file: Path, key_file: Path, home: Path, endpoint: GatewayEndpoint
+    program_file: Path,
+    rows_file: Path,
+    key_file: Path,
+    home: Path,
+    endpoint: GatewayEndpoint,
+    scalar_limit: float = 0.0,
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
 
@@ -39,11 +45,16 @@ def up(
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
     with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
-        _up(program_file, rows_file, key_file, home, endpoint)
+        _up(program_file, rows_file, key_file, home, endpoint, scalar_limit)
 
 
 def _up(
-    program_file: Path, rows_file: Path, key_file: Path, home: Path, endpoint: GatewayEndpoint
+    program_file: Path,
+    rows_file: Path,
+    key_file: Path,
+    home: Path,
+    endpoint: GatewayEndpoint,
+    scalar_limit: float,
 ) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -52,7 +63,8 @@ def _up(
     program = PhoneProgram(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))
-    phone = Phone(trainer, client_index_of_key(key.public), SessionFolder(home))
+    client = client_index_of_key(key.public)
+    phone = Phone(trainer, client, SessionFolder(home), ScalarCounts(home), scalar_limit)
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -60,6 +60,10 @@ class PhoneTrainer:
             json.dumps(facts, sort_keys=True),
         )
 
+    def training_hash(self) -> str:
+        """Return a hash of the training examples in hex, whatever their order."""
+        return self._examples[Split.TRAIN].hash()
+
     def train(self, instruction: TrainInstruction, state: NDArray[np.int64], client: int) -> Report:
         """Take K local steps from a state and return the report; the state itself is not changed.
 

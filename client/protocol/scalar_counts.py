@@ -1,0 +1,137 @@
+"""A client's counts of the scalars that it has sent, on disk, and the limit that its owner set.
+
+The file outlives sessions and runs: what a client has sent about its examples stays sent. It is
+written before a report leaves, so that a crash can only count a report that was not sent.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ScalarLimitError, TrainerError
+from shared.files import make_folder, write_durably
+from shared.frames.instructions import TrainInstruction
+from shared.scalar_ratio import ScalarCount, remaining_scalars
+
+SCALAR_COUNTS_FILE = "scalars.json"
+
+_Counts = dict[str, dict[str, ScalarCount]]
+
+
+class ScalarCounts:
+    """The counts in a client's file, by set of examples and by layout.
+
+    Args:
+        folder: folder of the client.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / SCALAR_COUNTS_FILE
+
+    def read(self) -> dict[str, dict[str, ScalarCount]]:
+        """Return the counts by hash of the examples and by layout hash, both in hex.
+
+        Raises:
+            TrainerError: if the file cannot be read. It is not replaced by an empty one, which
+                would lift the limit.
+        """
+        try:
+            return _parse_counts(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainerError(
+                f"{self._file}: the counts of sent scalars cannot be read: {error!r}; restore the "
+                "file from a backup, or delete it if the counts may begin again at 0"
+            ) from error
+
+    def write(self, counts: _Counts) -> None:
+        """Replace the counts; they are on the disk when this returns.
+
+        Raises:
+            TrainerError: if the file cannot be written.
+        """
+        content = {
+            examples: {
+                layout: {"size": count.size, "sent": count.sent, "token": count.token.hex()}
+                for layout, count in by_layout.items()
+            }
+            for examples, by_layout in counts.items()
+        }
+        try:
+            make_folder(self._file.parent)
+            write_durably(self._file, json.dumps(content, sort_keys=True, indent=1).encode())
+        except OSError as error:
+            raise TrainerError(f"{self._file}: cannot be written: {error.strerror}") from error
+
+
+def _parse_counts(text: str) -> _Counts:
+    """Read the text of a counts file.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: if it is no such text.
+    """
+    counts: _Counts = {}
+    for examples, by_layout in json.loads(text).items():
+        for layout, entry in by_layout.items():
+            size, sent, token = int(entry["size"]), int(entry["sent"]), entry["token"]
+            if size < 1 or sent < 0:
+                raise ValueError(f"{sent} scalars of {size} trained numbers")
+            counts.setdefault(examples, {})[layout] = ScalarCount(size, sent, bytes.fromhex(token))
+    return counts
+
+
+@dataclass(frozen=True)
+class ScalarBudget:
+    """The counts of a client's present examples under the present layout, and their limit.
+
+    Attributes:
+        counts: the client's file.
+        hash_examples: function that returns the hash of the client's training examples, in hex.
+        size: number of trained numbers of the layout, d.
+        limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
+    """
+
+    counts: ScalarCounts
+    hash_examples: Callable[[], str]
+    size: int
+    limit: float
+
+    def check(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Raise an error if the report on an instruction would exceed the limit.
+
+        Args:
+            instruction: train instruction for the present layout.
+            token: its token, 8 bytes.
+
+        Raises:
+            ScalarLimitError: if it would.
+            TrainerError: if the counts cannot be read.
+        """
+        by_layout = self.counts.read().get(self.hash_examples(), {})
+        count = by_layout.get(instruction.layout_hash.hex())
+        if not self.limit or (count and count.token == token):
+            return
+        left = remaining_scalars(by_layout.values(), self.size, self.limit)
+        if (asked := instruction.report_scalars) > left:
+            sent = sum(each.sent for each in by_layout.values())
+            raise ScalarLimitError(
+                f"{sent} scalars about these examples have been sent for {self.size} trained "
+                f"numbers, and data.scalar-limit = {self.limit:g} leaves {left}; round "
+                f"{instruction.round} asks for {asked} more. Raise the limit if more may be sent "
+                "(docs/privacy.md)",
+                (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
+            )
+
+    def add(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Count the report on an instruction, once; the count is on the disk when this returns.
+
+        Raises:
+            TrainerError: if the counts cannot be read or written.
+        """
+        counts, layout = self.counts.read(), instruction.layout_hash.hex()
+        by_layout = counts.setdefault(self.hash_examples(), {})
+        count = by_layout.get(layout, ScalarCount(self.size))
+        by_layout[layout] = count.after_report(token, instruction.report_scalars)
+        self.counts.write(counts)

@@ -1,0 +1,68 @@
+"""The status of a client of this machine: its trainer, and the scalars that it has sent."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.table import Table
+
+from client.protocol.remote_trainer import RemoteTrainer
+from client.protocol.scalar_counts import ScalarCounts
+from devices.live.settings import ClientSettings
+from shared.errors import TrainerError
+
+_PATIENCE_SECONDS = 2.0
+
+
+class ClientStatus(NamedTuple):
+    """The status of a client, for people.
+
+    Attributes:
+        activity: whether it runs, as a sentence.
+        table: the sent scalars by set of examples and layout.
+        limit: the limit of the scalar ratio, as a sentence.
+    """
+
+    activity: str
+    table: Table
+    limit: str
+
+
+def read_status(folder: Path) -> ClientStatus:
+    """Read the status of a client, which need not be running.
+
+    Args:
+        folder: folder of the client.
+
+    Raises:
+        SamaraError: if the folder is no client's, or its counts cannot be read.
+    """
+    settings = ClientSettings.read(folder)
+    limit = settings.config.data.scalar_limit
+    table = Table("examples", "layout", title="Scalars sent, over all runs")
+    for column in ("trained numbers", "scalars", "scalar ratio"):
+        table.add_column(column, justify="right")
+    for examples, by_layout in ScalarCounts(folder).read().items():
+        for layout, count in by_layout.items():
+            figures = f"{count.size:,}", f"{count.sent:,}", f"{count.ratio:.3g}"
+            table.add_row(examples[:12], layout[:12], *figures)
+        if len(by_layout) > 1:
+            sent = sum(count.sent for count in by_layout.values())
+            ratio = sum(count.ratio for count in by_layout.values())
+            table.add_row(examples[:12], "all", "", f"{sent:,}", f"{ratio:.3g}")
+    return ClientStatus(
+        f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}",
+        table,
+        f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
+    )
+
+
+def _describe_trainer(settings: ClientSettings) -> str:
+    if not settings.socket.exists():
+        return "not running"
+    try:
+        with RemoteTrainer(str(settings.socket), {}, _PATIENCE_SECONDS) as trainer:
+            status = trainer.status()
+    except TrainerError:
+        return "its trainer does not answer"
+    paused = f", paused: {status.paused}" if status.paused else ""
+    return f"running, {status.answered} messages answered{paused}"

@@ -1,0 +1,75 @@
+"""The scalar ratio: projected gradients that a client has sent about its examples, divided by d.
+
+As many scalars as there are trained numbers determine the mean gradient of unchanging examples, and
+gradients say something about examples (docs/privacy.md). Pure functions.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import floor
+from typing import Any, Self
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ScalarCount:
+    """The projected gradients that a client has sent about one set of examples with one layout.
+
+    Attributes:
+        size: number of trained numbers of the layout, d.
+        sent: number of projected gradients in the client's reports, over all its runs.
+        token: token of the last instruction whose report is counted; empty before the first.
+    """
+
+    size: int
+    sent: int = 0
+    token: bytes = b""
+
+    @property
+    def ratio(self) -> float:
+        """The scalar ratio of this layout alone."""
+        return self.sent / self.size
+
+    def after_report(self, token: bytes, scalars: int) -> Self:
+        """Return the count after a report; the report on one instruction is counted once.
+
+        Args:
+            token: token of the instruction.
+            scalars: number of projected gradients in the report.
+        """
+        if token == self.token:
+            return self
+        return replace(self, sent=self.sent + scalars, token=token)
+
+
+def remaining_scalars(counts: Iterable[ScalarCount], size: int, limit: float) -> int:
+    """Return how many more projected gradients a limit of the scalar ratio allows.
+
+    The ratios of all layouts are added: a server chooses the layout, and with another one it would
+    otherwise begin again with the same examples.
+
+    Args:
+        counts: counts of one set of examples, one per layout.
+        size: number of trained numbers of the layout that is asked about, d.
+        limit: largest sum of the ratios.
+    """
+    spent = sum((Fraction(count.sent, count.size) for count in counts), Fraction(0))
+    return max(0, floor((Fraction(limit) - spent) * size))
+
+
+def summarize_scalar_ratios(scalars: Mapping[int, int], size: int) -> dict[str, Any]:
+    """Return the scalar ratio of each client of a run, their mean and the largest, for JSON.
+
+    Args:
+        scalars: by client, the number of projected gradients in its reports.
+        size: number of trained numbers, d.
+    """
+    ratios = {str(client): count / size for client, count in sorted(scalars.items())}
+    values = list(ratios.values())
+    return {
+        "mean": float(np.mean(values)) if values else 0.0,
+        "max": max(values, default=0.0),
+        "clients": ratios,
+    }
