@@ -10,7 +10,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from shared.errors import ModelError, ReplayError
+from shared.blob_store import BlobStore
+from shared.blobs import resolve_blob
+from shared.errors import ConfigError, ModelError, ReplayError
 from shared.layout import MAX_BASIS_SIZE, BasisReference
 from shared.replay import STATE_BITS
 
@@ -186,16 +187,19 @@ def read_basis(setting: str) -> Basis:
     """Read the basis that `adapter.basis` names.
 
     Args:
-        setting: path of a file.
+        setting: path of a file, or ``sha256:HEX`` of a blob in this machine's store.
 
     Raises:
+        MissingBlobError: if the store lacks the blob.
         ModelError: if it cannot be read, or is no basis.
     """
-    path = Path(setting)
     try:
+        path = resolve_blob(setting, BlobStore(), "adapter.basis")
         if path.stat().st_size > MAX_BYTES:
             raise ModelError(f"larger than {MAX_BYTES:,} bytes")
         return Basis.decode(path.read_bytes())
+    except ConfigError as error:
+        raise ModelError(f"{error}; write one with samara adapter basis") from error
     except OSError as error:
         raise ModelError(
             f"adapter.basis: {path}: cannot be read: {error.strerror}; write one with "

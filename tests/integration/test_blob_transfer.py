@@ -3,15 +3,23 @@
 import hashlib
 import json
 import logging
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bases import basis_for
+from federations import config_of
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from helpers import instruction_with, layout_of
 
+from client.app import TRAINER
+from client.app import app as client_app
 from client.protocol.blob_receiver import receive_part
+from client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTrainer
+from client.protocol.trainer_service import serve_trainer
+from server.app import serve
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter
 from server.rounds.validator import ReplyValidator
@@ -21,9 +29,10 @@ from server.transport.blob_sender import MAX_REPETITION, BlobSender
 from server.transport.deadline_grid import DeadlineGrid
 from server.transport.messages import BLOB_MESSAGE, make_message
 from server.transport.roster import Roster
-from shared.blob_store import BlobStore, to_reference
+from shared.blob_store import BlobStore, blob_hash, to_reference
+from shared.blobs import publish_blobs
 from shared.config import RunConfig
-from shared.errors import MissingBlobError, RefusalCode
+from shared.errors import ConfigError, FrameError, MissingBlobError, RefusalCode
 from shared.flower_compat import ErrorCode
 from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.hello import Hello
@@ -31,9 +40,11 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
+from shared.result import read_result
 from shared.settings import Settings, setting
 from shared.wire import RECORD
 from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from simulations.simulate import simulate
 
 CONTENT = bytes(range(250)) * 4
 BLOB = hashlib.sha256(CONTENT).digest()
@@ -327,3 +338,79 @@ def test_a_client_that_refuses_an_instruction_for_want_of_a_blob_gets_it_and_com
     assert len(roster.entries) == 1
     assert len(clients.parts) == len(CONTENT) // PART
     store.close()
+
+
+def test_a_trainer_is_loaded_without_the_basis_of_a_run_and_used_once_it_has_it(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_sender, "PART_BYTES", 1000)
+    basis = basis_for(settings, tmp_path)
+    published = publish_blobs(config_of(settings, adapter__basis=basis), BlobStore())
+    assert published.adapter.basis == to_reference(blob_hash(Path(basis)))
+    expected = serve(published, InProcessGrid(client_app, 3, published.flat()))
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    theirs |= {"out": str(tmp_path / "live"), "cohort.available": 1, "evaluate.every": 0}
+    config = RunConfig.of(published.flat() | theirs, "test")
+    with tempfile.TemporaryDirectory() as short:
+        home, socket = Path(short) / "h", Path(short) / "s"
+        resident = ResidentTrainer.load(config_of(settings), 7, home)
+        grid = InProcessGrid(client_app, 1, config.flat())
+        for context in grid._contexts.values():
+            context.node_config[TRAINER] = str(socket)
+        with serve_trainer(lambda: resident, socket):
+            folder = serve(config, grid)
+        stored = BlobStore(home / BLOBS_FOLDER).find(blob_hash(Path(basis)))
+        assert stored
+        assert stored.read_bytes() == Path(basis).read_bytes()
+        assert resident.model_loads == 1
+        again = ResidentTrainer.load(config_of(settings), 7, home)
+        hello = Hello.decode(again.client_for(json.dumps(config.flat())).hello())
+    layouts = [json.loads((run / "layout.json").read_text()) for run in (expected, folder)]
+    assert layouts[0] == layouts[1] == json.loads(hello.layout)
+    assert hello.round == 3
+
+
+def test_settings_of_a_server_that_name_a_path_are_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    resident = ResidentTrainer.load(config_of(settings), 7, tmp_path)
+    config = config_of(settings, adapter__basis="/etc/passwd")
+    for function in (resident.client_for, lambda s: resident.receive_blob(b"", s)):
+        with pytest.raises(ConfigError, match=r"adapter\.basis: '/etc/passwd' names a file on"):
+            function(json.dumps(config.flat()))
+
+
+def test_a_client_stores_no_blob_but_those_of_its_run(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    resident = ResidentTrainer.load(config_of(settings), 7, tmp_path)
+    part = BlobPart(BLOB, len(CONTENT), 0, CONTENT[:100]).encode()
+    with pytest.raises(FrameError, match="none that the run's settings name"):
+        resident.receive_blob(part, json.dumps(config_of(settings).flat()))
+    named = config_of(settings, adapter__basis=to_reference(BLOB))
+    receipt = BlobReceipt.decode(resident.receive_blob(part, json.dumps(named.flat())))
+    assert receipt == BlobReceipt(token_of(part), 7, BLOB, 100)
+    with pytest.raises(FrameError):
+        resident.receive_blob(part[:-1], json.dumps(named.flat()))
+
+
+def test_a_client_that_lacks_nothing_refuses_parts(settings: dict[str, Any]) -> None:
+    config = config_of(settings)
+    grid = InProcessGrid(client_app, 1, config.flat())
+    part = BlobPart(BLOB, len(CONTENT), 0, CONTENT[:100]).encode()
+    message = make_message(FIRST_CLIENT_NODE, BLOB_MESSAGE, "blob", part, CatchUp(), 60.0)
+    [reply] = grid.send_and_receive([message])
+    frame = bytes(reply.content.config_records[RECORD]["frame"])  # type: ignore[arg-type]
+    assert Refusal.decode(frame).code == RefusalCode.FRAME
+
+
+def test_simulated_clients_use_the_store_of_their_machine(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    basis = basis_for(settings, tmp_path)
+    folder = simulate(config_of(settings, adapter__basis=basis, rounds=1))
+    config = read_result(folder)["config"]
+    assert config["adapter.basis"] == to_reference(blob_hash(Path(basis)))
+    Path(basis).unlink()
+    again = simulate(RunConfig.of(config | {"out": str(tmp_path / "again")}, "test"))
+    assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]

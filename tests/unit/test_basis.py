@@ -160,7 +160,7 @@ def test_a_file_that_is_no_basis_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nowhere: cannot be read: No such file"):
+    with pytest.raises(ModelError, match="nowhere: there is no such file; write one"):
         read_basis(str(tmp_path / "nowhere"))
 
 
