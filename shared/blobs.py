@@ -32,7 +32,7 @@ def resolve_blob(value: str, store: BlobStore, key: str) -> Path:
     except BlobError as error:
         raise ConfigError(f"{key}: {error}") from error
     if blob is None:
-        path = Path(value)
+        path = Path(value).expanduser()
         if not path.is_file():
             raise ConfigError(f"{key}: {value}: there is no such file")
         return path

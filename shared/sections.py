@@ -96,6 +96,8 @@ class AdapterSettings(Section):
         "scales of the features that a readout reads, by the covariance of the representations of "
         "other texts: `none`, `random-tokens` for texts of random tokens, or a file that "
         "`samara adapter damping` has written. Read if `adapter.layers` has a readout",
+        blob=True,
+        words=("none", RANDOM_TOKENS),
         page="readout.md",
         min_length=1,
     )

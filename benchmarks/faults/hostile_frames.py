@@ -26,6 +26,7 @@ from server.app import serve
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.flower_compat import ErrorCode
+from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation
 from shared.frames.hello import Hello
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
@@ -40,6 +41,7 @@ CLIENTS = 50
 DECODERS: tuple[Callable[[bytes], object], ...] = (
     *(Report.decode, Evaluation.decode, Hello.decode, Refusal.decode),
     *(TrainInstruction.decode, EvaluateInstruction.decode, RoundDelta.decode),
+    *(BlobPart.decode, BlobReceipt.decode),
 )
 
 
@@ -71,7 +73,7 @@ def noise(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
 
 
 def sealed_noise(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    kind = int(rng.integers(1, 12))
+    kind = int(rng.integers(1, 14))
     return resealed(b"SM\x01" + bytes([kind]) + bytes(4) + rng.bytes(int(rng.integers(300))))
 
 
@@ -167,6 +169,8 @@ def attack_decoders(frames: int, seed: int) -> Counter[str]:
         Report(rng.bytes(8), 3, 10, 0.5, gradients).encode(),
         Report(rng.bytes(8), 3, 10, 0.5, gradients[0], 1).encode(),
         Refusal(rng.bytes(8), 3, 2, 8, (2, 1)).encode(),
+        BlobPart(rng.bytes(32), 1000, 200, rng.bytes(100)).encode(),
+        BlobReceipt(rng.bytes(8), 3, rng.bytes(32), 300).encode(),
         Hello(1, EXAMPLES, 0, bytes(32), LAYOUT.to_json(), "{}").encode(),
     ]
     outcomes: Counter[str] = Counter()

@@ -22,6 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shared.blob_store import BlobStore, blob_hash
+from shared.blobs import resolve_blob
 from shared.directions import text_tokens
 from shared.errors import ConfigError, ModelError
 from shared.files import make_folder, write_durably
@@ -100,20 +102,19 @@ def damping_recipe(damping: str) -> DampingRecipe:
     """Return what clients must agree on of a value of ``adapter.damping``.
 
     Raises:
-        ConfigError: if it names a file that cannot be read.
+        ConfigError: if it names a file that does not exist.
+        MissingBlobError: if it names a blob that is not in this machine's store.
     """
     if damping == "none":
         return DampingRecipe()
     if damping == RANDOM_TOKENS:
         return DampingRecipe("random-tokens", RANDOM_TEXTS, RANDOM_SEED, VERSION)
-    try:
-        content = Path(damping).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"adapter.damping = {damping}: cannot be read: {error.strerror}; give none, "
-            f"{RANDOM_TOKENS}, or a file that samara adapter damping has written"
-        ) from error
-    return DampingRecipe("file", sha256=hashlib.sha256(content).hexdigest())
+    return DampingRecipe("file", sha256=blob_hash(_file_of(damping)).hex())
+
+
+def _file_of(damping: str) -> Path:
+    """Return the file that a value of ``adapter.damping`` names by its path or its hash."""
+    return resolve_blob(damping, BlobStore(), "adapter.damping")
 
 
 def load_damping(
@@ -136,7 +137,7 @@ def load_damping(
     if damping == "none":
         return identity_damping(base.features)
     if damping != RANDOM_TOKENS:
-        return read_damping(Path(damping).expanduser(), base)
+        return read_damping(_file_of(damping), base)
     texts = prompts()
     file = _cache_folder() / f"{_cache_key(base, texts)}.safetensors"
     if not file.exists():
