@@ -16,7 +16,7 @@ from shared.basis import read_basis
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
-from shared.layout import ADAPTER_GROUP, Layout
+from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.verification import verify_ledger
@@ -25,6 +25,7 @@ from shared.model.peft import write_peft_adapter
 from shared.model.weight_map import WeightMap
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
+from simulations.readout_file import write_readout
 
 State = NDArray[np.int64]
 
@@ -174,7 +175,9 @@ class FinishedRun:
 
 
 def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
-    """Write the global model of a run, or a client's personal one, as a PEFT LoRA adapter.
+    """Write the global model of a run, or a client's personal one.
+
+    Adapters inside the model become a PEFT LoRA adapter; a readout becomes a file of its own.
 
     Args:
         run: folder of a finished run.
@@ -182,7 +185,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
         out: folder that the adapter is written to.
 
     Returns:
-        Names of the tensors that PEFT has no form for and that are left out.
+        Names of the tensors that no file has a form for and that are left out.
 
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
@@ -192,14 +195,19 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     base = load_structure(model.path, model.family)
     opened.check_model(base)
     numbers = opened.weight_map.weights(opened.model(client))
+    exported = {ADAPTER_GROUP}
     try:
-        write_peft_adapter(base, model.path, layout, numbers, out)
+        if layout.group(ADAPTER_GROUP):
+            write_peft_adapter(base, model.path, layout, numbers, out)
+        if layout.group(READOUT_GROUP):
+            write_readout(opened.config, layout, numbers, out)
+            exported |= {READOUT_GROUP, LABEL_BIAS_GROUP}
     except OSError as error:
         raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
     return {
         tensor.name: numbers[layout.tensor_slice(tensor.name)[0]].tolist()
         for tensor in layout.tensors
-        if tensor.group != ADAPTER_GROUP
+        if tensor.group not in exported
     }
 
 

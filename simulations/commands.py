@@ -354,6 +354,36 @@ def apply(
 
 
 @adapter.command()
+def damping(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option("--out", help="File to be written, for adapter.damping.")],
+    texts: Annotated[
+        Path | None,
+        typer.Option("--from", help="One text per line, or JSON lines; default random tokens."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Most texts; 0 is all, or 256 random ones.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
+    ] = None,
+) -> None:
+    """Measure the scales of a readout's features on texts, and write them to a file.
+
+    Example: samara adapter damping sst2 --set model.path=MODEL --set data.path=DATA --out d.bin
+    """
+    from rich.console import Console
+
+    from shared.config import load_scenario
+    from simulations.readout_file import write_damping
+
+    config = load_scenario(_scenario_file(scenario), settings or [])
+    rank = write_damping(config, texts, count, out)
+    Console().print(
+        f"effective rank {rank:.1f}; written: {out}", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+@adapter.command()
 def diff(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     one: Annotated[int, typer.Argument(help="A client.")],

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from client.forward.body import PerturbedBody
+from client.forward.readout import (
+    ReadoutForward,
+    RepresentationStore,
+    make_base_engine,
+    make_readout,
+)
 from client.forward.resident import ResidentForward
+from client.training.client_data import ExampleTokenizer
 from shared.errors import DataError, ModelError
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
@@ -58,7 +65,13 @@ def quick_look(
         adapter = inject(base, config.adapter, scorer.labels)
     if adapter.layout.hash != layout.hash:
         raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
-    forward = ResidentForward(adapter, scorer, body)
+    readout = None
+    if config.adapter.has_readout:
+        readout = make_readout(base, task, scorer, config.adapter.damping, ExampleTokenizer(scorer))
+    forward: ResidentForward | ReadoutForward = ResidentForward(adapter, scorer, body, readout)
+    if readout is not None and not config.adapter.inner_layers:
+        engine, store = make_base_engine(base, scorer, streamed=False), RepresentationStore(0)
+        forward = ReadoutForward(engine, layout, scorer.labels, readout, store, lambda: 1)
     prompts = [scorer.prompt(example.text, example.answers, example.cut)]
     weights = {"base": np.zeros(layout.element_count, np.float32)} | {
         name: opened.weight_map.weights(state) for name, state in states.items()

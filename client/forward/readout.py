@@ -19,16 +19,21 @@ from torch import Tensor, nn
 
 from client.forward.grouping import Schedule
 from client.forward.resident import SINGLE_PASS, ResidentForward
+from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import DiskCache, Ids
 from shared.layout import Layout
+from shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LABEL_BIAS, Perturbations, PerturbedAdapters, empty_adapter
 from shared.model.readout import Readout, representations
 from shared.model.scorers import Prompt, Scorer
-from shared.tasks.kinds import Span
+from shared.tasks.kinds import Span, Task
+from shared.tasks.rows import Example
 
 UNIT = 256
 """The number of examples that are computed, and kept on disk, together."""
+DAMPING_MICRO_BATCH = 16
+"""The number of random texts in a forward pass; fixed, since all settings share their damping."""
 SCORES_BYTES = 64 * 2**20
 """Most bytes of the scores of a matrix product."""
 
@@ -183,6 +188,10 @@ class ReadoutForward:
         """Return the scores of n prompts under the base model, float32 [n, labels]."""
         return self._gather(prompts)[:, : self._labels].cpu().numpy()
 
+    def run_pass(self, prompts: Sequence[Prompt]) -> None:
+        """Run the model once over prompts, to measure it; what it gives is discarded."""
+        run_base(self._engine, prompts, 0)
+
     @torch.inference_mode()
     def scores(
         self,
@@ -324,6 +333,12 @@ def make_representation_store(
     )
 
 
+def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> ResidentForward:
+    """Make an engine that gives scores and representations of a model without its adapters."""
+    adapter, _ = empty_adapter()
+    return make_forward_engine(base, adapter, RepresentationScorer(scorer), streamed)
+
+
 def run_base(
     engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int
 ) -> NDArray[np.float32]:
@@ -333,6 +348,37 @@ def run_base(
         no_adapters, prompts, Schedule("both", micro_batch)
     )[0]
     return scores
+
+
+def make_readout(
+    base: BaseModel,
+    task: Task,
+    scorer: Scorer,
+    damping: str,
+    tokenize: Callable[[Example], Prompt],
+    streamed: bool = False,
+) -> Readout:
+    """Make the readout of a model and a task; its damping is read or measured at the first use.
+
+    Args:
+        base: the model.
+        task: task that random tokens are put into.
+        scorer: scorer of the model's family.
+        damping: value of ``adapter.damping``.
+        tokenize: function that turns an example into a prompt.
+        streamed: whether the model's blocks are streamed.
+    """
+
+    def prompts() -> list[Prompt]:
+        examples = random_examples(base, task, RANDOM_TEXTS, RANDOM_SEED)
+        return [tokenize(example) for example in examples]
+
+    def represent(texts: Sequence[Prompt]) -> NDArray[np.float32]:
+        engine = make_base_engine(base, scorer, streamed)
+        return run_base(engine, texts, DAMPING_MICRO_BATCH)[:, scorer.labels :]
+
+    device = base.network.device
+    return Readout(scorer.labels, lambda: load_damping(damping, base, prompts, represent), device)
 
 
 def _unit_key(prompts: Sequence[Prompt], micro_batch: int) -> Ids:

@@ -26,6 +26,7 @@ from client.forward.grouping import (
     perturbations_per_pass,
 )
 from client.forward.peak_memory import measure_peak_memory
+from client.forward.readout import ReadoutForward
 from client.forward.resident import ResidentForward
 from shared.config import RunConfig
 from shared.directions import directions
@@ -182,14 +183,50 @@ def choose_schedule(config: RunConfig, benchmark: StepBenchmark) -> Schedule:
         if size
     ]
     if not candidates:
-        raise ConfigError(
-            f"memory-budget = {budget:,}: a pass of one example needs {min(peaks):,} bytes beside "
-            "the weights; raise it, lower model.max-length, or set grouping = auto"
-        )
+        raise _budget_error(config, min(peaks))
     if len(candidates) == 1:
         return candidates[0]
     benchmark.seconds(candidates[0])
     return choose_fastest(candidates, benchmark.seconds)[0]
+
+
+def choose_first_pass(
+    config: RunConfig, forward: ReadoutForward, longest: Sequence[Prompt], usual: int
+) -> Schedule:
+    """Return the schedule of the one pass that a readout needs of each example.
+
+    There are no perturbations to group and nothing is timed; the micro-batch is cut to the memory
+    budget.
+
+    Args:
+        config: settings of the run.
+        forward: forward engine.
+        longest: examples that take the most memory.
+        usual: micro-batch where the settings leave it open.
+
+    Raises:
+        ConfigError: if a forward pass of one example exceeds the memory budget.
+    """
+    size, peaks = config.micro_batch or usual, list[int]()
+
+    def peak(micro_batch: int) -> int:
+        with measure_peak_memory(torch.device(config.model.torch_device)) as measured:
+            forward.run_pass(longest[:micro_batch])
+        peaks.append(measured.bytes)
+        return measured.bytes
+
+    if config.memory_budget:
+        size = find_largest_micro_batch(peak, config.memory_budget, size)
+    if not size:
+        raise _budget_error(config, min(peaks))
+    return Schedule("both", size)
+
+
+def _budget_error(config: RunConfig, needed: int) -> ConfigError:
+    return ConfigError(
+        f"memory-budget = {config.memory_budget:,}: a pass of one example needs {needed:,} bytes "
+        "beside the weights; raise it, lower model.max-length, or set grouping = auto"
+    )
 
 
 def evaluation_batch_size(schedule: Schedule, config: RunConfig, limit: int) -> int:

@@ -20,10 +20,10 @@ from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.readout import (
     ReadoutForward,
-    RepresentationScorer,
     RepresentationStore,
+    make_base_engine,
+    make_readout,
     make_representation_store,
-    run_base,
 )
 from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
@@ -38,6 +38,7 @@ from client.training.client_data import (
 from client.training.execution import (
     Execution,
     StepBenchmark,
+    choose_first_pass,
     choose_schedule,
     evaluation_batch_size,
     read_or_decide_execution,
@@ -47,17 +48,8 @@ from shared.errors import ConfigError
 from shared.features import check_features, kind_of
 from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
-from shared.model.damping import (
-    RANDOM_SEED,
-    RANDOM_TEXTS,
-    Damping,
-    damping_recipe,
-    load_damping,
-    random_examples,
-)
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, Perturbations, empty_adapter, inject
-from shared.model.readout import Readout
+from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.replay_torch import backend_for
 from shared.model.scorers import Prompt, scorer_for
 from shared.model.weight_map import WeightMap
@@ -112,13 +104,12 @@ class ModelRuntime:
         with torch.no_grad():  # not inference mode: gradients may flow past what a scorer keeps
             self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
         settings = config.adapter
-        recipe = damping_recipe(settings.damping) if settings.has_readout else None
-        adapter = inject(base, settings, self._scorer.labels, recipe)
+        adapter = inject(base, settings, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
         self.weight_map = WeightMap(None, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
-        self._deciding = threading.RLock()
+        self._deciding = threading.Lock()
         if predecessor is None:
             self.tokenize = ExampleTokenizer(self._scorer)
         else:
@@ -141,42 +132,22 @@ class ModelRuntime:
         self.forward = self._make_forward(base, adapter)
 
     def _make_forward(self, base: BaseModel, adapter: Adapter) -> ResidentForward | ReadoutForward:
-        streamed, readout = self._stream is not None, None
+        streamed, scorer, readout = self._stream is not None, self._scorer, None
         if self.config.adapter.has_readout:
-            readout = Readout(
-                self._scorer.labels, lambda: self._load_damping(base), self.torch_device
-            )
+            damping = self.config.adapter.damping
+            readout = make_readout(base, self._task, scorer, damping, self.tokenize, streamed)
         if readout is None or self._representations is None:
             return make_forward_engine(
-                base, adapter, self._scorer, streamed, self._trunk_cache, readout=readout
+                base, adapter, scorer, streamed, self._trunk_cache, readout=readout
             )
         return ReadoutForward(
-            self._base_engine(base),
+            make_base_engine(base, scorer, streamed),
             adapter.layout,
-            self._scorer.labels,
+            scorer.labels,
             readout,
             self._representations,
             lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
         )
-
-    def _base_engine(self, base: BaseModel) -> ResidentForward:
-        """Make a forward engine that gives scores and representations of the base model."""
-        scorer, (adapter, _) = RepresentationScorer(self._scorer), empty_adapter()
-        return make_forward_engine(base, adapter, scorer, self._stream is not None)
-
-    def _load_damping(self, base: BaseModel) -> Damping:
-        """Read the damping of the settings, or measure it once per machine."""
-
-        def prompts() -> list[Prompt]:
-            examples = random_examples(base, self._task, RANDOM_TEXTS, RANDOM_SEED)
-            return [self.tokenize(example) for example in examples]
-
-        def represent(texts: Sequence[Prompt]) -> NDArray[np.float32]:
-            rows = run_base(self._base_engine(base), texts, EVALUATION_MICRO_BATCH)
-            return rows[:, self._scorer.labels :]
-
-        with self._deciding:
-            return load_damping(self.config.adapter.damping, base, prompts, represent)
 
     @property
     def passes(self) -> int:
@@ -253,11 +224,13 @@ class ModelRuntime:
         run_id = run_id_of(config, self.layout, self.model_id)
 
         def decide() -> Execution:
-            if isinstance(self.forward, ReadoutForward):
-                size = config.micro_batch or EVALUATION_MICRO_BATCH
-                return Execution(Schedule("both", size), torch.get_num_threads())
             examples = self._examples(config.data.clients)
             training = sorted((e for e in examples if e.split == "train"), key=_letter_count)
+            if isinstance(self.forward, ReadoutForward):
+                usual = EVALUATION_MICRO_BATCH
+                top = [self.tokenize(e) for e in training[-(config.micro_batch or usual) :]]
+                first_pass = choose_first_pass(config, self.forward, top, usual)
+                return Execution(first_pass, torch.get_num_threads())
             count = min(config.batch, len(training))
             spread = np.linspace(0, len(training) - 1, count).astype(int)
             typical = [self.tokenize(training[index]) for index in spread]

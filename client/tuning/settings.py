@@ -204,6 +204,10 @@ class TuneSettings(Settings):
             mistakes.append(
                 "model.stream: the backward pass of fo-adam needs all blocks at once; set it to off"
             )
+        if self.adapter.has_readout:
+            mistakes.append(
+                "adapter.layers: tune has no readout; set it to top:1, or use method linear-probe"
+            )
         if self.stream_compression != "none" and (
             self.space != "full" or self.model.stream not in ("host", "disk")
         ):

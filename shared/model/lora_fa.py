@@ -28,10 +28,10 @@ from shared.layout import (
     ADAPTER_GROUP,
     LABEL_BIAS_GROUP,
     READOUT_GROUP,
-    DampingRecipe,
     Layout,
     Tensor,
 )
+from shared.model.damping import damping_recipe
 from shared.model.frozen_a import frozen_matrices
 from shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from shared.model.loading import BaseModel
@@ -234,12 +234,7 @@ class Adapter:
         return self._first_input() is x
 
 
-def inject(
-    base: BaseModel,
-    settings: AdapterSettings,
-    labels: int,
-    damping: DampingRecipe | None = None,
-) -> Adapter:
+def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     """Inject LoRA-FA layers into a base model, in place.
 
     A readout is part of the layout alone: it changes no layer of the model.
@@ -249,12 +244,12 @@ def inject(
         settings: projections and blocks to adapt, rank, alpha, and the seed of A.
         labels: number of scores of a row, for the optional label bias and the readout; 0 if rows
             differ.
-        damping: origin of the readout's damping; None for no damping, and without a readout.
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist; or if
             the basis cannot be read or belongs to another model or adapter.
-        ConfigError: if a label bias or a readout is wanted where there are no labels.
+        ConfigError: if a label bias or a readout is wanted where there are no labels, or the
+            readout's damping is a file that cannot be read.
     """
     if settings.label_bias and labels < 2:
         raise ConfigError(
@@ -282,7 +277,7 @@ def inject(
         settings.alpha,
         settings.seed,
         settings.distribution,
-        damping=(damping or DampingRecipe()) if settings.has_readout else None,
+        damping=damping_recipe(settings.damping) if settings.has_readout else None,
     )
     basis = read_basis(settings.basis) if settings.basis else None
     if basis is not None:

@@ -62,6 +62,24 @@ class Readout:
         return (coordinates @ self._contrasts).reshape(count, clients * rows, -1)
 
 
+def merge_readout(
+    weights: NDArray[np.float32], damping: Damping
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the matrix M and the vector b by which a readout adds M·h + b to the scores.
+
+    Args:
+        weights: W, float32 [labels − 1, features].
+        damping: damping of the readout.
+
+    Returns:
+        M, float32 [labels, features], and b, float32 [labels].
+    """
+    basis = contrasts(len(weights) + 1).astype(np.float64)
+    matrix = basis.T @ weights.astype(np.float64) @ damping.root.numpy().astype(np.float64)
+    bias = -matrix @ damping.mean.numpy().astype(np.float64)
+    return matrix.astype(np.float32), bias.astype(np.float32)
+
+
 def representations(
     scorer: Scorer, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
 ) -> Tensor:

@@ -43,9 +43,12 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     return cwd / ended.stdout.strip().splitlines()[-1]
 
 
-def test_flowers_engine_writes_the_same_ledger(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", ["top:2", pytest.param("readout", marks=pytest.mark.exhaustive)])
+def test_flowers_engine_writes_the_same_ledger(
+    layers: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
-    settings |= {"personal.rounds": 1}
+    settings |= {"personal.rounds": 1, "adapter.layers": layers}
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": str(tmp_path / "flower")}
     theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")

@@ -1,5 +1,6 @@
 """Readout adapters: the model runs once per example, and a query is a small product."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,16 +13,19 @@ import torch
 from federations import Settings, config_of, grid_of, ledger_of
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
+from safetensors.torch import load_file
+from scipy.special import softmax
 from test_resume import serve_until_killed
 
-from client.forward.readout import ReadoutForward
+from client.forward.grouping import Schedule
+from client.forward.readout import ReadoutForward, run_base
 from client.forward.resident import ResidentForward
 from client.training.local_steps import take_local_steps, take_local_steps_together
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, LoadedRun, ModelRuntime, load_run
 from server.app import serve
 from shared.config import RunConfig
 from shared.directions import directions
-from shared.errors import ConfigError, ModelError
+from shared.errors import ConfigError, DataError, ModelError
 from shared.features import check_features
 from shared.frames.instructions import Split, TrainInstruction
 from shared.layout import READOUT_GROUP, DampingRecipe, Layout
@@ -31,6 +35,9 @@ from shared.model.lora_fa import Perturbations
 from shared.model.readout import contrasts
 from shared.replay import digest, zero_state
 from shared.result import RunResult
+from simulations.adapter import FinishedRun, export
+from simulations.quick_look import quick_look
+from simulations.readout_file import READOUT_FILE, write_damping
 from simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
@@ -363,3 +370,73 @@ def test_there_is_none_where_rows_have_their_own_labels(settings: Settings, tmp_
         check_features({"adapter": "readout", "task": "generation"})
     with pytest.raises(ConfigError, match="cannot be read"):
         loaded(settings | {"adapter.layers": "readout", "adapter.damping": str(tmp_path / "x")})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_readout_gives_the_same_scores(
+    family: str, readout: Settings, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    settings = readout | {
+        "model.path": str(model_folder(family)),
+        "adapter.label-bias": True,
+        "rounds": 2,
+    }
+    config = config_of(settings)
+    folder = simulate(config)
+    assert export(folder, None, tmp_path / "out") == {}
+    exported = load_file(tmp_path / "out" / READOUT_FILE)
+    runtime, source = load_run(config)
+    prompts = source.share_of(0, 3).tokenized(Split.TEST).prompts
+    state = FinishedRun.at(folder).model()
+    forward = runtime.forward
+    assert isinstance(forward, ReadoutForward)
+    rows = run_base(forward._engine, prompts, 16)
+    expected = rows[:, :2] + rows[:, 2:] @ exported["weight"].numpy().T + exported["bias"].numpy()
+    found = runtime.scores(state, prompts)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(found - rows[:, :2]).max() > 1e-3
+    text = source.share_of(0, 3).in_split(Split.TEST)[0].text
+    _, models = quick_look(folder, text)
+    np.testing.assert_allclose(models["global"], softmax(found[0].astype(np.float64)), atol=1e-4)
+
+
+def test_a_damping_can_be_measured_on_texts(
+    readout: Settings, tmp_path: Path, data_file: Path
+) -> None:
+    config = config_of(readout)
+    for texts in (None, data_file):
+        file = tmp_path / "damping" / "d.safetensors"
+        rank = write_damping(config, texts, 40, file)
+        assert 1 <= rank <= 32
+        runtime, source = loaded(readout, adapter__damping=str(file))
+        recipe = runtime.layout.damping
+        assert recipe is not None
+        assert recipe.to_json() == {
+            "source": "file",
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+        assert np.isfinite(
+            runtime.features(source.share_of(0, 3).tokenized(Split.TRAIN).prompts)
+        ).all()
+    with pytest.raises(DataError, match="cannot be read as text"):
+        write_damping(config, tmp_path / "nothing", 0, file)
+
+
+def test_a_damping_of_another_model_is_refused(
+    readout: Settings, tmp_path: Path, model_folder: ModelFolder
+) -> None:
+    file = tmp_path / "d.safetensors"
+    write_damping(config_of(readout), None, 8, file)
+    other = readout | {"model.path": str(model_folder("masked")), "adapter.damping": str(file)}
+    runtime, source = loaded(other)
+    with pytest.raises(ConfigError, match="a damping of another model"):
+        runtime.features(source.share_of(0, 3).tokenized(Split.TRAIN).prompts)
+
+
+def test_a_memory_budget_cuts_the_first_pass(readout: Settings) -> None:
+    plain = loaded(readout, micro_batch=16, grouping="auto").runtime
+    assert plain.schedule == Schedule("both", 16)
+    small = loaded(readout, micro_batch=16, memory_budget=200_000).runtime
+    assert 1 <= small.schedule.micro_batch < 16
+    with pytest.raises(ConfigError, match="a pass of one example needs"):
+        _ = loaded(readout, memory_budget=10, rounds=5).runtime.schedule
