@@ -1,6 +1,8 @@
 """Gradient recovery and candidate identification from the scalars of one client.
 
-    python -m benchmarks.privacy.scalars --data DATA --model MODEL --features FILE
+    samara adapter basis sst2 --set model.path=MODEL --set adapter.layers=top:1 \\
+        --set adapter.rank=2 --out BASIS
+    python -m benchmarks.privacy.scalars --data DATA --model MODEL --features FILE --basis BASIS
 
 DATA is a folder of SST-2, MODEL a sentence encoder. FILE keeps the gradients of all texts, which
 take minutes the first time. Every client of a federation has ``--examples`` texts and takes its
@@ -34,13 +36,18 @@ from benchmarks.privacy.attacks import (
     top_precision,
 )
 from client.estimators.prge import LossRequest, run_estimator
+from client.training.client_data import ClientData
 from client.training.local_step_plan import LocalStepPlan
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import load_run
+from shared.basis import SCALE_BITS, read_basis
+from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, batch_order, directions, round_root
-from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, TrainInstruction
+from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, Split, TrainInstruction
 from shared.frames.report import Report
+from shared.model.readout import contrasts
+from shared.replay import zero_state
 from shared.sections import AdapterSettings, ModelSettings
-from shared.tasks.catalog import load_task
-from shared.tasks.data import load_examples
 
 FULL = 65_535
 """A batch that holds all examples of every client here."""
@@ -75,67 +82,61 @@ class Condition:
 
 CONDITIONS = (
     Condition("inner, batches of 32", "inner", 32, 4, 8, 0.2),
-    Condition("readout, all examples", "readout", FULL, 1, 32, 0.1),
-    Condition("readout, batches of 32", "readout", 32, 1, 32, 0.1),
-    Condition("readout, batches of 8", "readout", 8, 1, 32, 0.1),
+    Condition("readout, all examples", "readout", FULL, 1, 32, 5.0),
+    Condition("readout, batches of 32", "readout", 32, 1, 32, 5.0),
+    Condition("readout, batches of 8", "readout", 8, 1, 32, 5.0),
     Condition("basis, batches of 32", "basis", 32, 4, 8, 0.4),
     Condition("basis, all examples", "basis", FULL, 4, 8, 0.4),
-    Condition("readout, all examples, clipped at 1 rms", "readout", FULL, 1, 32, 0.1, clip=1.0),
-    Condition("readout, all examples, 8 bits", "readout", FULL, 1, 32, 0.1, bits=8),
-    Condition("readout, all examples, 4 bits", "readout", FULL, 1, 32, 0.1, bits=4),
-    Condition("readout, all examples, signs", "readout", FULL, 1, 32, 0.1, bits=1),
+    Condition("readout, all examples, clipped at 1 rms", "readout", FULL, 1, 32, 5.0, clip=1.0),
+    Condition("readout, all examples, 8 bits", "readout", FULL, 1, 32, 5.0, bits=8),
+    Condition("readout, all examples, 4 bits", "readout", FULL, 1, 32, 5.0, bits=4),
+    Condition("readout, all examples, signs", "readout", FULL, 1, 32, 5.0, bits=1),
 )
 
 
 def read_texts(data: str, model: str, file: Path) -> dict[str, NDArray[np.float64]]:
-    """Return embeddings, score gradients, margins and labels of texts, computed once.
+    """Return readout features, score gradients, margins and labels of texts, computed once.
 
     The first `TRAIN_TEXTS` are for clients and candidates; the test texts after them are public.
     """
     if not file.exists():
-        frozen = Frozen(
-            "sst2",
-            ModelSettings.model_validate({"path": model}),
-            AdapterSettings(rank=2, alpha=4.0),
-        )
-        examples = load_examples(data, load_task("sst2"), 0, TRAIN_TEXTS)
-        texts = [e for split in ("train", "test") for e in examples if e.split == split]
-        gradients = np.stack([frozen.gradient(e.text) for e in texts])
+        settings = {"data.path": data, "data.limit": TRAIN_TEXTS, "model.path": model}
+        settings |= {"task": "sst2", "adapter.layers": "readout", "threads": 1}
+        run = load_run(RunConfig.of(settings, "benchmark"))
+        examples = run.data.undivided(0)
+        parts = [examples.tokenized(split) for split in (Split.TRAIN, Split.TEST)]
+        texts = [*examples.in_split(Split.TRAIN), *examples.in_split(Split.TEST)]
+        adapter = AdapterSettings(rank=2, alpha=4.0)
+        frozen = Frozen("sst2", ModelSettings.model_validate({"path": model}), adapter)
+        gradients = np.stack([frozen.gradient(example.text) for example in texts])
         np.savez(
             file,
-            embeddings=np.stack([frozen.embedding(e.text) for e in texts]),
+            features=np.concatenate([run.runtime.features(part.prompts) for part in parts]),
             gradients=gradients[:, :-1],
             margins=gradients[:, -1],
-            labels=np.array([e.label for e in texts]),
+            labels=np.concatenate([part.labels for part in parts]),
         )
     return dict(np.load(file))
 
 
-def texts_of(part: str, read: dict[str, NDArray[np.float64]]) -> Texts:
+def texts_of(part: str, read: dict[str, NDArray[np.float64]], basis: Path | None) -> Texts:
     """Return the texts as examples of a model that is linear in the trained numbers.
 
-    A readout is a matrix [2, hidden] on embeddings damped by the public texts' covariance^(−1/4),
-    of mean square 100. A basis has the 128 leading eigenvectors of the public texts' Fisher matrix,
-    scaled by λ^(−1/4) and to the trace without it.
+    Args:
+        part: see `Condition`.
+        read: result of `read_texts`.
+        basis: file of `samara adapter basis`.
     """
     labels = read["labels"].astype(np.int64)
     inner = Texts(read["gradients"], read["margins"], labels)
-    if part == "inner":
-        return inner
     if part == "readout":
-        public = read["embeddings"][TRAIN_TEXTS:]
-        values, vectors = np.linalg.eigh(np.cov(public.T))
-        damping = vectors * np.maximum(values, 1e-6 * values[-1]) ** -0.25
-        damped = (read["embeddings"] - public.mean(0)) @ damping
-        damped *= 10 / np.sqrt(np.mean(np.sum(damped**2, 1)))
-        return replace(inner, gradients=np.hstack([-damped, damped]) / np.sqrt(2))
-    public_gradients, margins = inner.gradients[TRAIN_TEXTS:], inner.margins[TRAIN_TEXTS:]
-    chance = 1 / (1 + np.exp(-margins))
-    fisher = (public_gradients.T * (chance * (1 - chance))) @ public_gradients / len(margins)
-    values, vectors = np.linalg.eigh(fisher)
-    basis = inner.gradients @ (vectors[:, -128:] * values[-128:] ** -0.25)
-    basis *= np.sqrt(np.sum(inner.gradients**2) / np.sum(basis**2))
-    return replace(inner, gradients=basis)
+        ((one, other),) = contrasts(2).astype(np.float64)
+        return replace(inner, gradients=(other - one) * read["features"].astype(np.float64))
+    if part == "basis":
+        informed = read_basis(str(basis))
+        vectors = informed.vectors * (informed.scales[:, None] * 2.0**-SCALE_BITS)
+        return replace(inner, gradients=inner.gradients @ vectors.T)
+    return inner
 
 
 def quantized(gradients: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
@@ -234,6 +235,46 @@ def slopes(texts: Texts, numbers: Floats) -> Floats:
     return np.asarray((chance - texts.labels)[:, None] * texts.gradients)
 
 
+def compare_with_passes(texts: Texts, data: str, model: str) -> float:
+    """Return the correlation of real projected gradients of the inner adapters with linear ones.
+
+    64 directions at the base, on a batch of 32 texts.
+    """
+    settings = {"data.path": data, "data.limit": TRAIN_TEXTS, "model.path": model, "task": "sst2"}
+    settings |= {"adapter.rank": 2, "adapter.alpha": 4.0, "threads": 1}
+    run = load_run(RunConfig.of(settings, "benchmark"))
+    examples, layout = run.data.undivided(0).in_split(Split.TRAIN)[:32], run.runtime.layout
+    data_of_client = ClientData(0, examples, run.runtime.tokenize)
+    instruction = replace(
+        instruction_for(CONDITIONS[0], 0, 1, 0.0), steps=1, queries=64, layout_hash=layout.hash
+    )
+    report = take_local_steps(run.runtime, data_of_client, instruction, zero_state(layout.size))
+    words = directions(instruction.seeds(0)[0], layout.size, "gaussian")
+    linear = words * 2.0**-DIRECTION_BITS @ texts.some(np.arange(32)).slope(np.zeros(layout.size))
+    return float(np.corrcoef(report.gradients[0], linear)[0, 1])
+
+
+def instruction_for(condition: Condition, seed: int, number: int, clip: float) -> TrainInstruction:
+    """Return the instruction of a round of a federation with this seed."""
+    return TrainInstruction(
+        run_id=bytes(8),
+        round=number,
+        track=GLOBAL_TRACK,
+        steps=condition.steps,
+        queries=condition.queries,
+        batch=condition.batch,
+        seed_policy=SeedPolicy.INDEPENDENT,
+        root=round_root(seed, number, GLOBAL_TRACK),
+        epsilon=0.01,
+        learning_rate=condition.learning_rate,
+        clip=clip,
+        deadline=0.0,
+        layout_hash=bytes(32),
+        start_digest=bytes(32),
+        differences="forward",
+    )
+
+
 def choose_candidates(
     labels: NDArray[np.int64], members: NDArray[np.int64], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -273,23 +314,7 @@ def measure(
     for ratio in ratios:
         rounds = max(1, round(ratio * d / per_round))
         for number in range(done + 1, rounds + 1):
-            instruction = TrainInstruction(
-                run_id=bytes(8),
-                round=number,
-                track=GLOBAL_TRACK,
-                steps=condition.steps,
-                queries=condition.queries,
-                batch=condition.batch,
-                seed_policy=SeedPolicy.INDEPENDENT,
-                root=round_root(seed, number, GLOBAL_TRACK),
-                epsilon=0.01,
-                learning_rate=condition.learning_rate,
-                clip=clip,
-                deadline=0.0,
-                layout_hash=bytes(32),
-                start_digest=bytes(32),
-                differences="forward",
-            )
+            instruction = instruction_for(condition, seed, number, clip)
             ends = [
                 take_steps(
                     texts.some(clients[client]),
@@ -338,17 +363,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--features", type=Path, required=True)
+    parser.add_argument("--basis", type=Path, help="of samara adapter basis, for these conditions")
     parser.add_argument("--examples", default="10,50,500")
     parser.add_argument("--ratios", default="0.015625,0.0625,0.25,1,4")
     parser.add_argument("--only", default="", help="part of a condition's name")
+    parser.add_argument("--passes", action="store_true", help="compare with real passes alone")
     parser.add_argument("--seeds", type=int, default=4)
     given = parser.parse_args(arguments)
     read = read_texts(given.data, given.model, given.features)
+    if given.passes:
+        correlation = compare_with_passes(texts_of("inner", read, None), given.data, given.model)
+        print(f"correlation of projected gradients, real and linear: {correlation:.4f}")
+        return
     ratios = [float(ratio) for ratio in given.ratios.split(",")]
     for condition in CONDITIONS:
         if given.only not in condition.name:
             continue
-        texts = texts_of(condition.part, read)
+        if condition.part == "basis" and given.basis is None:
+            continue
+        texts = texts_of(condition.part, read, given.basis)
         for examples in map(int, given.examples.split(",")):
             runs = [
                 list(measure(condition, texts, examples, ratios, s)) for s in range(given.seeds)
