@@ -14,7 +14,8 @@ def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
     Settings count by value and not by location. The model is known by its id, so that its folder
     may move; threads, caches, the memory budget and block streaming say how a machine executes a
     run, and what of it rounds differently is recorded at the run's first step and kept
-    (`client.training.execution`). ``data.path`` and ``task`` stay in the identity although they
+    (`client.training.execution`). The content of a blob, such as a basis, is in the layout's hash.
+    ``data.path`` and ``task`` stay in the identity although they
     are locations: nothing else in it knows their content, and without them a run would go on
     with other examples unnoticed. Which settings count is declared with each of them
     (``identity``).

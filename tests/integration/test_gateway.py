@@ -2,29 +2,40 @@ import asyncio
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from helpers import layout_of
 from typer.testing import CliRunner
 
+from client.protocol.blob_receiver import receive_part
 from devices.live.keys import create_key
 from devices.phone import gateway as gateway_module
+from devices.phone import relay
 from devices.phone.commands import gateway as gateway_app
 from devices.phone.gateway import MAX_ANSWER_BYTES, Gateway, start_gateway
 from devices.phone.gateway_process import AdmittedKeys
 from devices.phone.reference_client.attachment import answer_tasks, attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+from server.transport.blob_sender import BlobSender
+from server.transport.phone_grid import PhoneGrid
+from server.transport.roster import Roster
+from shared.blob_store import BlobStore, blob_hash
 from shared.certificates import TlsFiles, make_certificates
 from shared.client_index import client_index_of_key
-from shared.errors import DeviceError
+from shared.config import RunConfig
+from shared.errors import DeviceError, RefusalCode
+from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import PhoneKey, answer_bytes, is_signed_by, proof_bytes
+from simulations.engine import InProcessGrid
 
 SECONDS = 20.0
 NOT_A_PROOF = FromPhone(result=TaskResult(number=1))
@@ -52,8 +63,8 @@ class Served:
     """A gateway on a loop of its own."""
 
     def __init__(self, admitted: Callable[[bytes], bool], tls: TlsFiles | None = None) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self.gateway = Gateway(admitted)
         proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
@@ -63,14 +74,14 @@ class Served:
         )
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
     def ask(self, *arguments: Any, **named: Any) -> Any:
         return self.run(self.gateway.ask(*arguments, **named))
 
     def start_asking(self, *arguments: Any, **named: Any) -> Any:
         work = self.gateway.ask(*arguments, **named)
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def until(self, condition: Callable[[Gateway], bool]) -> None:
         async def wait() -> None:
@@ -81,9 +92,9 @@ class Served:
 
     def close(self) -> None:
         self.run(self._server.stop(None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -129,6 +140,47 @@ def test_answers_are_signed_by_each_phone(served: Served, keys: list[PhoneKey]) 
             assert not is_signed_by(answer.public_key, answer.signature, data + b"!")
         only = served.ask(TaskKind.HELLO, b"", SECONDS, clients=devices[:1])
         assert sorted(only) == devices[:1]
+
+
+class Fetching(Echo):
+    """A phone that joins once it has a blob."""
+
+    def __init__(self, device: int, blob: bytes, store: BlobStore) -> None:
+        super().__init__(device)
+        self.blob, self.store = blob, store
+
+    def hello(self) -> bytes:
+        if self.store.find(self.blob):
+            layout = layout_of(20).to_json()
+            return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
+        numbers = int.from_bytes(self.blob[:4]), self.store.received_bytes(self.blob)
+        return Refusal(bytes(8), self.device, 0, RefusalCode.MISSING_BLOB, numbers).encode()
+
+    def receive_blob(self, part: bytes) -> bytes:
+        return receive_part(part, [self.blob], self.device, self.store)
+
+
+def test_attached_phones_get_a_blob_through_the_gateway_and_join(
+    served: Served, keys: list[PhoneKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.transport.blob_sender.PART_BYTES", 1000)
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    (tmp_path / "basis").write_bytes(bytes(range(250)) * 20)
+    blob = blob_hash(tmp_path / "basis")
+    first, second = (
+        Fetching(client_index_of_key(key.public), blob, BlobStore(tmp_path / str(number)))
+        for number, key in enumerate(keys[:2])
+    )
+    second.store.add(tmp_path / "basis")
+    app = relay.gateway_app(served.gateway, served.loop)
+    grid = PhoneGrid(InProcessGrid(app, 1, RunConfig().flat()))
+    roster = Roster(blobs=BlobSender({blob: tmp_path / "basis"}))
+    with attached_phones(served, keys[0], first), attached_phones(served, keys[1], second):
+        end = time.monotonic() + SECONDS
+        while len(roster.entries) < 2 and time.monotonic() < end:
+            roster.request_hellos(grid, SECONDS)
+    assert {e.client for e in roster.entries.values()} == {first.device, second.device}
+    assert first.store.find(blob)
 
 
 def test_a_silent_phone_does_not_delay_the_next_request(

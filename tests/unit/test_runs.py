@@ -21,6 +21,9 @@ OTHER: dict[str, Any] = {
     "model.stream-direct": True,
     "model.stream-folder": "blocks",
     "ledger.snapshot-every": 7,
+    # The layout's hash has the content of these files.
+    "adapter.basis": "a.basis",
+    "adapter.damping": "a.damping",
 }
 
 

@@ -112,4 +112,6 @@ def _frame(task: Task, phone: Phone) -> bytes:
         return phone.hello()
     if task.kind == TaskKind.TRAIN:
         return phone.train(task.instruction, catch_up)
+    if task.kind == TaskKind.BLOB:
+        return phone.receive_blob(task.instruction)
     return phone.evaluate(task.instruction, catch_up)

@@ -5,6 +5,7 @@ from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.report import Report
@@ -49,6 +50,10 @@ class Phone(ClientHandler):
     def evaluate(self, instruction: bytes, catch_up: CatchUp) -> bytes:
         """Catch up, and evaluate the global model on the instruction's split."""
         return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, catch_up))
+
+    def receive_blob(self, part: bytes) -> bytes:
+        """Refuse a part of a file: all that the adapter needs is in the phone's program."""
+        return self.refuse(part, FrameError("a blob part was sent to a phone that lacks no blob"))
 
     def _train(self, frame: bytes, catch_up: CatchUp) -> bytes:
         def start_session(instruction: TrainInstruction) -> Session:
