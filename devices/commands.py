@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
 
+_FIRST_PASS_EXAMPLES = 8
+"""The examples of a forward pass before the first step with a readout, as `micro-batch`."""
 app = typer.Typer(help="Device profiles, and estimates of what a step costs.", no_args_is_help=True)
 
 
@@ -115,6 +117,9 @@ def estimate(
         Stream,
         typer.Option(help="disk: read the blocks in every step; auto: only if they do not fit."),
     ] = Stream.OFF,
+    readout: Annotated[
+        int, typer.Option(min=0, help="Labels of a readout on --batch kept examples; 0: adapters.")
+    ] = 0,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -125,7 +130,7 @@ def estimate(
     from dataclasses import replace
     from json import dumps
 
-    from devices.hardware.estimate import estimate_step
+    from devices.hardware.estimate import estimate_readout, estimate_step
     from devices.hardware.model_shape import model_shape
     from devices.hardware.profile import load_device
     from devices.hardware.roofline import Workload
@@ -151,9 +156,16 @@ def estimate(
         supervised=supervised,
         stream="disk" if stream is Stream.DISK else "off",
     )
-    result = estimate_step(shape, profile, work)
+
+    def predict(work: Workload) -> "StepEstimate":
+        if readout:
+            in_pass = replace(work, batch=min(batch, _FIRST_PASS_EXAMPLES))
+            return estimate_readout(shape, profile, in_pass, readout, batch)
+        return estimate_step(shape, profile, work)
+
+    result = predict(work)
     if stream is Stream.AUTO and not result.fits:
-        result = estimate_step(shape, profile, replace(work, stream="disk"))
+        result = predict(replace(work, stream="disk"))
     if json:
         typer.echo(dumps(result.as_json()))
     else:
@@ -182,6 +194,8 @@ def _print(result: "StepEstimate") -> None:
     )
     console = Console()
     console.print(table)
+    if result.first_pass is not None:
+        console.print(f"before the first step: {result.first_pass.total:.1f} s, once")
     if result.energy_joules is not None:
         console.print(f"energy: at most {result.energy_joules:.1f} J")
     usable = result.usable_bytes / 2**20

@@ -4,12 +4,26 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from devices.hardware.memory_footprint import MemoryFootprint, memory_footprint
+from devices.hardware.memory_footprint import (
+    DIRECTION_BYTES,
+    STATE_BYTES,
+    MemoryFootprint,
+    memory_footprint,
+)
 from devices.hardware.model_shape import ModelShape
 from devices.hardware.profile import DeviceProfile
-from devices.hardware.roofline import StepTime, Workload, step_time
+from devices.hardware.roofline import (
+    StepTime,
+    Workload,
+    base_pass_time,
+    readout_step_time,
+    step_time,
+)
 from shared.errors import ConfigError
 
+UNIT = 256
+"""Examples that are computed together before a readout's steps, as in `client.forward.readout`."""
+_NUMBER_BYTES = 4
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 
@@ -27,6 +41,8 @@ class StepEstimate:
         usable_bytes: bytes that the device leaves to the process.
         energy_joules: upper bound of the energy; None if the power draw is unknown.
         remedies: options each of which makes the step fit, least intrusive first; empty if it fits.
+        first_pass: seconds by part of running the model once over the examples of a step, before
+            the first step with a readout alone; None with adapters inside the model.
     """
 
     device: str
@@ -38,6 +54,7 @@ class StepEstimate:
     usable_bytes: int
     energy_joules: float | None
     remedies: tuple[str, ...]
+    first_pass: StepTime | None = None
 
     @property
     def fits(self) -> bool:
@@ -46,6 +63,7 @@ class StepEstimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as one JSON object, with an object for each kind of parts."""
+        first = self.first_pass
         return {
             "device": self.device,
             "power_mode": self.mode,
@@ -59,7 +77,7 @@ class StepEstimate:
             "energy_joules": self.energy_joules,
             "fits": self.fits,
             "would_fit": list(self.remedies),
-        }
+        } | ({} if first is None else {"first_pass_seconds": first.total})
 
 
 def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepEstimate:
@@ -86,6 +104,47 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
         usable_bytes=device.usable_bytes,
         energy_joules=None if device.watts is None else time.total * device.watts,
         remedies=() if fits else _find_remedies(shape, device, work),
+    )
+
+
+def estimate_readout(
+    shape: ModelShape, device: DeviceProfile, work: Workload, labels: int, examples: int
+) -> StepEstimate:
+    """Predict time, memory and energy of a step of a readout, and of the pass before the first.
+
+    Args:
+        shape: shape of the model.
+        device: device profile.
+        work: settings of the step; its batch are the examples that share a forward pass.
+        labels: number of labels.
+        examples: examples of the step, whose representations are kept.
+
+    Raises:
+        ConfigError: as in `estimate_step`.
+    """
+    alone = replace(work, queries=1, grouping="sequential", differences="forward", top=1, rank=1)
+    passing = estimate_step(shape, device, alone)
+    time = readout_step_time(shape, device, work, labels - 1, examples)
+    elements = (labels - 1) * shape.hidden
+    memory = replace(
+        passing.memory,
+        adapters=elements * STATE_BYTES + examples * (labels + shape.hidden) * _NUMBER_BYTES,
+        directions=work.queries * elements * DIRECTION_BYTES,
+    )
+    # A streamed model is read once for all examples of a unit.
+    units = -(-examples // UNIT) if work.stream == "disk" else 0
+    in_memory = base_pass_time(shape, device, replace(work, stream="off"))
+    first = in_memory * -(-examples // work.batch)
+    if units:
+        once = base_pass_time(shape, device, replace(work, batch=min(UNIT, examples)))
+        first += StepTime(storage=once.storage * units)
+    return replace(
+        passing,
+        work=work,
+        time=time,
+        memory=memory,
+        energy_joules=None if device.watts is None else time.total * device.watts,
+        first_pass=first,
     )
 
 

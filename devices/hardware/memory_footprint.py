@@ -12,9 +12,9 @@ from devices.hardware.roofline import (
     stored_bytes,
 )
 
-_STATE_BYTES = 8 + 4
+STATE_BYTES = 8 + 4
 """Bytes of an adapter element: int64 state and float32 value."""
-_DIRECTION_BYTES = 2
+DIRECTION_BYTES = 2
 _BUFFERS = 2
 """Streamed blocks in memory: the one being computed, and the next."""
 _LOGITS_ALIVE = 2
@@ -81,8 +81,8 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
         runtime=device.memory.runtime_bytes,
         blocks=round(held * stored_bytes(work.quantization)),
         others=shape.other_weights * width,
-        adapters=elements * _STATE_BYTES + frozen * width,
-        directions=work.queries * elements * _DIRECTION_BYTES,
+        adapters=elements * STATE_BYTES + frozen * width,
+        directions=work.queries * elements * DIRECTION_BYTES,
         dequantized=largest * width if work.quantization in ("int8", "nf4") else 0,
         activations=alive * width,
         logits=tile * shape.vocabulary * 4 * _LOGITS_ALIVE,

@@ -221,6 +221,46 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
     )
 
 
+def base_pass_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepTime:
+    """Predict the time of running the model once over a batch, without adapters.
+
+    Streamed blocks are read once.
+
+    Raises:
+        ConfigError: if blocks are streamed and the profile has no storage bandwidth.
+    """
+    machine, time, last = _AchievedRates.of(device, work), StepTime(), len(shape.blocks) - 1
+    for index, block in enumerate(shape.blocks):
+        read = work.positions(shape) if index == last else work.sequence
+        time += machine.block(block, work.batch, work.sequence, read, False)
+        time += StepTime(attention=machine.attention(shape.attention, work.batch, work.sequence))
+    if work.stream == "disk":
+        reading = shape.block_weights * stored_bytes(work.quantization) / device.read_bandwidth
+        time += StepTime(storage=max(0.0, reading - time.total))
+    if shape.vocabulary:
+        time += machine.head(shape, work.batch * work.positions(shape), work.tiled)
+    return time + StepTime(launches=device.timing.pass_seconds)
+
+
+def readout_step_time(
+    shape: ModelShape, device: DeviceProfile, work: Workload, rows: int, examples: int
+) -> StepTime:
+    """Predict the time of a step on representations that are kept: a single product.
+
+    Args:
+        shape: shape of the model.
+        device: device profile.
+        work: settings of the step.
+        rows: number of rows of the readout, labels − 1.
+        examples: examples of the step.
+    """
+    losses = sum(rows_of_pass * passes for rows_of_pass, passes in work.passes) // work.batch
+    machine = _AchievedRates.of(device, work)
+    return machine.product(shape.hidden, rows * losses, examples) + StepTime(
+        launches=device.timing.pass_seconds, adapters=device.timing.adapter_seconds
+    )
+
+
 class _AchievedRates(NamedTuple):
     """The rates that a device reaches for one quantization."""
 

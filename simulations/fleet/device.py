@@ -7,9 +7,9 @@ from math import inf
 
 import numpy as np
 
-from client.training.client_data import ClientDataSource
+from client.training.client_data import ClientData, ClientDataSource
 from client.training.model_runtime import ModelRuntime
-from devices.hardware.estimate import StepEstimate, estimate_step
+from devices.hardware.estimate import StepEstimate, estimate_readout, estimate_step
 from devices.hardware.link import is_available, next_available_time, next_time_within, time_windows
 from devices.hardware.model_shape import ModelShape, model_shape
 from devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
@@ -40,6 +40,8 @@ class Device:
         measuring: time and memory of such a step that also measures curvature.
         passes: number of micro-batches in a step.
         charge: Wh in the battery when the run begins.
+        first_pass_seconds: duration of running the model once over its examples, which a readout
+            alone needs before the first step; 0 with adapters inside the model.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Device:
     measuring: StepEstimate
     passes: int
     charge: float
+    first_pass_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
@@ -140,13 +143,20 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
         raise ConfigError("\n".join(mistakes))
     shape = model_shape(config.fleet.timed_as or str(runtime.model_folder))
     own_shape = not config.fleet.timed_as
+    clients = config.data.clients
+    shares = [data.share_of(client, clients) for client in range(clients)]
+    kept = _kept_examples(config, shares)
     devices: list[Device] = []
     for group, (profile, link), count in zip(
-        groups, kinds, counts_of(config.data.clients, groups), strict=True
+        groups, kinds, counts_of(clients, groups), strict=True
     ):
         work, passes = _workload(config, runtime, data, shape, group, own_shape)
-        cost = estimate_step(shape, profile, work)
-        measuring = estimate_step(shape, profile, replace(work, curvature=True))
+        cost, measuring = (
+            _estimate(shape, profile, replace(work, curvature=curvature), kept, runtime)
+            for curvature in (False, True)
+        )
+        first_pass = cost.first_pass.total if cost.first_pass is not None else 0.0
+        seconds_per_example = first_pass / max(1, kept)
         for number in range(len(devices), len(devices) + count):
             random = np.random.default_rng([config.seed, 0, number])
             shift = float(random.uniform(-SHIFT_HOURS, SHIFT_HOURS))
@@ -162,9 +172,31 @@ def fleet_of(config: RunConfig, runtime: ModelRuntime, data: ClientDataSource) -
                     measuring,
                     passes,
                     group.battery * float(random.uniform(group.reserve, 1.0)),
+                    seconds_per_example * len(shares[number].in_split(Split.TRAIN)),
                 )
             )
     return devices
+
+
+def _kept_examples(config: RunConfig, shares: Sequence[ClientData]) -> int:
+    """Return how many examples of a typical client a readout's step has.
+
+    Returns:
+        0 with adapters inside the model.
+    """
+    if config.adapter.inner_layers:
+        return 0
+    sampled = [len(share.in_split(Split.TRAIN)) for share in shares[:_SAMPLED_CLIENTS]]
+    return max(1, min(config.batch, round(sum(sampled) / len(sampled))))
+
+
+def _estimate(
+    shape: ModelShape, profile: DeviceProfile, work: Workload, kept: int, runtime: ModelRuntime
+) -> StepEstimate:
+    """Return the cost of a micro-batch, or of a readout's whole step on kept examples."""
+    if kept:
+        return estimate_readout(shape, profile, work, runtime.label_count, kept)
+    return estimate_step(shape, profile, work)
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
@@ -218,4 +250,6 @@ def _workload(
         rank=config.adapter.rank,
         supervised=round(sum(places) / len(places)),
     )
-    return replace(work, sequence=max(work.sequence, work.supervised)), -(-config.batch // examples)
+    # A readout's step is a single product on all its examples.
+    passes = -(-config.batch // examples) if config.adapter.inner_layers else 1
+    return replace(work, sequence=max(work.sequence, work.supervised)), passes

@@ -56,6 +56,7 @@ def job(
     charge: float,
     seed: list[int],
     measuring: int = 0,
+    first: bool = False,
 ) -> Job:
     """Simulate receiving an instruction, taking its steps and sending the report.
 
@@ -68,6 +69,7 @@ def job(
         charge: Wh in its battery.
         seed: seed of jitter, packet loss, dropout and slowness.
         measuring: number of steps that measure curvature.
+        first: whether the device has not run the model over its examples yet, for a readout.
     """
     random, group = np.random.default_rng(seed), device.group
     drops, moment, slow = random.random() < group.dropout, random.random(), random.random()
@@ -77,6 +79,7 @@ def job(
     if received is None:
         return Job(device.number, "out of reach", at, at, charge=charge)
     seconds, peak = device.work(steps, measuring)
+    seconds += device.first_pass_seconds * first
     seconds *= group.slowdown if is_slow else 1.0
     outcome: Outcome = "reported"
     if peak > device.profile.usable_bytes:

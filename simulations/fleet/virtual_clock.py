@@ -51,6 +51,7 @@ class VirtualClock:
         self._jobs: list[Job] = []
         self._due: list[float] = []
         self._owed = [0] * len(devices)
+        self._prepared: set[int] = set()
         for event in rounds:
             part = event["fleet"]
             self._now = self._begun = max(part["ended"], part["begun"] + every)
@@ -58,6 +59,8 @@ class VirtualClock:
                 self._batteries[int(number)] = _Battery(
                     entry["charge"], entry["ended"], entry["ended"]
                 )
+                if entry["outcome"] in ("reported", "late"):
+                    self._prepared.add(int(number))
 
     def now(self) -> float:
         """Return the time in virtual seconds."""
@@ -101,7 +104,10 @@ class VirtualClock:
         charge = device.charge_after(battery.charge, battery.since, self._now)
         down += self._owed[number]
         seed = [self._seed, round_number, number]
-        done = job(device, self._now, down, up, steps, charge, seed, measuring)
+        first = number not in self._prepared
+        done = job(device, self._now, down, up, steps, charge, seed, measuring, first)
+        if done.outcome == "reported":
+            self._prepared.add(number)
         if done.outcome == "reported":
             self._due.append(done.ended)
         self._owed[number] = 0

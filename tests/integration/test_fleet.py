@@ -280,3 +280,29 @@ def test_a_shipped_fleet_runs(name: str, changes: dict[str, Any], tmp_path: Path
     assert sum(told.reports for told in result.rounds) > 0
     kinds = {(d.device, d.quantization) for d in result.fleet.devices.values()}
     assert len(kinds) == len({(g.device, g.quantization) for g in shipped.fleet.devices})
+
+
+def test_a_readout_pays_for_the_model_in_the_first_round_alone(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    device = [{"device": "laptop", "share": 1, "link": "wifi", "available": [[0, 24]]}]
+    config = config_of(
+        settings,
+        adapter__layers="readout",
+        batch=1000,
+        fleet__devices=device,
+        fleet__timed_as="tinyllama-1.1b",
+        fleet__rows=10**9,
+        out=str(tmp_path / "run"),
+    )
+    rounds = RunResult.read(simulate(config)).rounds
+    seconds = [
+        [job.compute for job in entry.fleet.devices.values()] for entry in rounds if entry.fleet
+    ]
+    assert len(seconds) == 3
+    assert min(seconds[0]) > 20 * max(seconds[1]) > 0
+    plain = simulate(
+        config_of(settings, adapter__layers="readout", batch=1000, out=str(tmp_path / "plain"))
+    )
+    assert [r.reports for r in RunResult.read(plain).rounds] == [r.reports for r in rounds]

@@ -15,12 +15,20 @@ from typer.testing import CliRunner
 import samara
 from client.estimators import prge
 from client.estimators.prge import LossRequest, run_estimator
+from client.forward import readout
 from client.forward.grouping import GROUPINGS, perturbations_per_pass, split_by_grouping
-from devices.hardware.estimate import estimate_step
+from devices.hardware import estimate
+from devices.hardware.estimate import estimate_readout, estimate_step
 from devices.hardware.memory_footprint import memory_footprint
 from devices.hardware.model_shape import BUILT_IN, Linear, model_shape
 from devices.hardware.profile import load_device
-from devices.hardware.roofline import LOGIT_TILE_BYTES, Grouping, Workload, step_time
+from devices.hardware.roofline import (
+    LOGIT_TILE_BYTES,
+    Grouping,
+    Workload,
+    base_pass_time,
+    step_time,
+)
 from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
@@ -170,6 +178,26 @@ def test_blocks_below_the_adapters_run_once_per_example() -> None:
     assert few * 11 == all_
 
 
+def test_a_readout_pays_for_the_model_once() -> None:
+    work = Workload(batch=8, queries=32, quantization="fp16", supervised=1)
+    inside = estimate_step(TINY, ORIN, work)
+    kept = estimate_readout(TINY, ORIN, work, labels=2, examples=800)
+    assert kept.first_pass is not None
+    assert kept.time.total < inside.time.total / 100
+    assert inside.time.total < kept.first_pass.total
+    assert kept.first_pass.total == pytest.approx(100 * base_pass_time(TINY, ORIN, work).total)
+    assert kept.memory.total < inside.memory.total
+    assert kept.as_json()["first_pass_seconds"] == kept.first_pass.total
+    assert "first_pass_seconds" not in inside.as_json()
+    more = estimate_readout(TINY, ORIN, replace(work, queries=64), labels=2, examples=800)
+    assert more.first_pass == kept.first_pass
+    assert more.time.total >= kept.time.total
+    streamed = estimate_readout(TINY, ORIN, replace(work, stream="disk"), 2, 800)
+    assert streamed.first_pass is not None
+    assert streamed.first_pass.total >= kept.first_pass.total
+    assert streamed.time == kept.time
+
+
 def test_memory_by_part() -> None:
     memory = memory_footprint(TINY, ORIN, Workload(quantization="nf4"))
     assert memory.blocks == pytest.approx(968_884_224 * 4.5 / 8)
@@ -199,6 +227,10 @@ def test_what_does_not_fit_says_what_would() -> None:
 def test_a_sequence_beyond_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="2048 tokens"):
         estimate_step(TINY, ORIN, Workload(sequence=4096))
+
+
+def test_units_are_those_of_the_client() -> None:
+    assert estimate.UNIT == readout.UNIT
 
 
 def test_the_command_prints_one_object() -> None:
