@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bases import basis_for
 from helpers import files_of
 
 from shared.config import RunConfig
@@ -43,12 +44,19 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     return cwd / ended.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("layers", ["top:2", pytest.param("readout", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "adapter",
+    ["top:2", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("readout", "basis"))],
+)
 def test_flowers_engine_writes_the_same_ledger(
-    layers: str, settings: dict[str, Any], tmp_path: Path
+    adapter: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
-    settings |= {"personal.rounds": 1, "adapter.layers": layers}
+    settings |= {"personal.rounds": 1}
+    if adapter == "basis":
+        settings |= {"adapter.basis": basis_for(settings, tmp_path)}
+    else:
+        settings |= {"adapter.layers": adapter}
     ours = simulate(RunConfig.of(settings, "test"))
     elsewhere = settings | {"out": str(tmp_path / "flower")}
     theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")

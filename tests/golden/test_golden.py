@@ -18,6 +18,7 @@ from write import (
 )
 
 from client.protocol.session import Session
+from shared.basis import read_basis
 from shared.directions import directions
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
@@ -108,3 +109,14 @@ def test_a_client_catches_up_by_the_files_in_the_folder() -> None:
     ):
         session = Session.begin(header, layout).catch_up(catch_up, header, layout, *goal)
         assert to_float32(session.state).tolist() == said["weights"]
+
+
+def test_the_basis_in_the_file_lifts_its_coordinates() -> None:
+    case = golden("basis.json")
+    layout = Layout.from_json(case["layout"])
+    basis = read_basis(str(FOLDER / "basis.safetensors"))
+    assert layout.hash.hex() == case["layout_hash"]
+    assert layout.basis == basis.reference
+    assert layout.size == len(case["theta"]) + 3
+    lifted = basis.lift(np.array([int(number) for number in case["theta"]], np.int64))
+    assert [str(number) for number in lifted.tolist()] == case["elements"]

@@ -39,6 +39,7 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
+from shared.basis import Basis, BasisOrigin
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.personal_file import FitFile
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
@@ -397,6 +398,27 @@ def as_json(made: Any) -> bytes:
     return (json.dumps(plain(made), indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def golden_basis() -> Basis:
+    """A basis of LAYOUT's adapter with every number from -127 to 127."""
+    elements = LAYOUT.adapter_element_count
+    vectors = (np.arange(13 * elements).reshape(13, elements) * 37 % 255 - 127).astype(np.int8)
+    origin = BasisOrigin("5a" * 32, LAYOUT.adapter_hash.hex(), "sst2", "random-tokens", 2000, 0.96)
+    return Basis.of(origin, vectors, np.array([1, 300, 4096, 77] * 3 + [2**14], np.int32))
+
+
+def made_basis() -> dict[str, Any]:
+    """Coordinates with bits that are rounded off, ties among them, and their elements."""
+    basis = golden_basis()
+    layout = replace(LAYOUT, basis=basis.reference)
+    theta = (np.arange(13, dtype=np.int64) - 6) * (2**44 + 2**21)
+    return {
+        "layout": layout.to_json(),
+        "layout_hash": layout.hash,
+        "theta": [str(number) for number in theta.tolist()],
+        "elements": [str(number) for number in basis.lift(theta).tolist()],
+    }
+
+
 FILES: dict[str, Callable[[], bytes]] = {
     "directions.json": lambda: as_json(made_directions()),
     "seeds.json": lambda: as_json(made_seeds()),
@@ -407,6 +429,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "private.samara": lambda: made_private_fit()["private.samara"],
     "replay.json": lambda: as_json([replay_case(distribution) for distribution in ELEMENTS]),
     "frozen_a.json": lambda: as_json(made_frozen_a()),
+    "basis.safetensors": lambda: golden_basis().encoded,
+    "basis.json": lambda: as_json(made_basis()),
 }
 """The content of every golden file."""
 
