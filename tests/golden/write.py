@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shared.basis import Basis, BasisOrigin
 from shared.directions import (
     Distribution,
     batch_order,
@@ -39,7 +40,6 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
-from shared.basis import Basis, BasisOrigin
 from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
 from shared.ledger.personal_file import FitFile
 from shared.ledger.records import LedgerHeader, Record, encode_segment_header
