@@ -8,6 +8,7 @@ import devices.commands
 import devices.live.commands
 import devices.phone.commands
 import server.commands
+import simulations.adapter_commands
 import simulations.commands
 from shared.errors import SamaraError
 
@@ -21,7 +22,7 @@ app.command()(simulations.commands.demo)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)
-app.add_typer(simulations.commands.adapter, name="adapter")
+app.add_typer(simulations.adapter_commands.app, name="adapter")
 app.add_typer(server.commands.app, name="server")
 app.add_typer(devices.live.commands.app, name="client")
 app.add_typer(devices.phone.commands.gateway, name="gateway")

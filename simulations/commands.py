@@ -11,15 +11,6 @@ import typer
 if TYPE_CHECKING:
     from shared.config import RunConfig
 
-adapter = typer.Typer(help="Look at models of runs, carry them away.", no_args_is_help=True)
-
-
-class Form(StrEnum):
-    """Form of an exported model."""
-
-    PEFT = "peft"
-    LEDGER = "ledger"
-
 
 class Engine(StrEnum):
     """Engine that delivers the messages."""
@@ -80,10 +71,10 @@ def simulate(
     from shared.config import load_scenario
 
     if sweep is not None:
-        _sweep(load_scenario(_scenario_file(scenario), settings or []), sweep, out)
+        _sweep(load_scenario(scenario_file(scenario), settings or []), sweep, out)
         return
     assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
-    config = load_scenario(_scenario_file(scenario), assignments)
+    config = load_scenario(scenario_file(scenario), assignments)
     _run(config, engine, cohorts_from, clients or [])
 
 
@@ -256,161 +247,8 @@ def tune(
     print_tuning(folder, read_result(folder))
 
 
-@adapter.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder, or file of the ledger form.")],
-    client: Annotated[
-        int | None, typer.Option("--client", help="Add this client's private rounds.")
-    ] = None,
-    form: Annotated[
-        Form, typer.Option(help="peft, or the private rounds alone as a small ledger file.")
-    ] = Form.PEFT,
-) -> None:
-    """Export a model of a run: a LoRA adapter for PEFT, or a client's private rounds.
-
-    Example: samara adapter export runs/first --client 3 --out adapters/third
-    """
-    from rich.console import Console
-
-    from shared.errors import ConfigError
-    from simulations.adapter import export as write
-    from simulations.adapter import export_ledger
-
-    console = Console()
-    if form is Form.LEDGER:
-        if client is None:
-            raise ConfigError("--form ledger holds a client's private rounds: give --client")
-        size = export_ledger(run, client, out)
-        console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
-        return
-    left_out = write(run, client, out)
-    for name, numbers in left_out.items():
-        console.print(f"Left out, PEFT has no place for it: {name} {numbers}", markup=False)
-    console.print(f"The adapter is in {out}", markup=False, soft_wrap=True)
-
-
-@adapter.command()
-def basis(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
-    out: Annotated[Path, typer.Option("--out", help="File for the basis.")],
-    source: Annotated[
-        str, typer.Option("--from", help="random-tokens, or a public file with a text per line.")
-    ] = "random-tokens",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting: key=value. Repeatable.")
-    ] = None,
-) -> None:
-    """Measure an informed basis for a scenario's model, adapter and task, and write it.
-
-    Example: samara adapter basis sst2 --set model.path=MODEL --out sst2.basis
-    """
-    from rich.console import Console
-
-    from shared.config import load_scenario
-    from simulations.basis import write_basis
-
-    config = load_scenario(_scenario_file(scenario), settings or [])
-    for line in write_basis(config, source, out):
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@adapter.command()
-def apply(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    text: Annotated[str, typer.Argument(help="A JSON object if the task reads several fields.")],
-    client: Annotated[
-        int | None, typer.Option("--client", help="Add this client's private rounds.")
-    ] = None,
-    personal: Annotated[
-        Path | None, typer.Option("--personal", help="Add those of an exported ledger file.")
-    ] = None,
-) -> None:
-    """Show the answers of the base, global and personal model to a text.
-
-    Example: samara adapter apply runs/first "what a day" --client 3
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from shared.errors import ConfigError
-    from simulations.quick_look import quick_look
-
-    if client is not None and personal is not None:
-        raise ConfigError("--client and --personal: give one of them")
-    labels, models = quick_look(run, text, client, personal)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("")
-    for name in models:
-        table.add_column(name, justify="right")
-    for index, label in enumerate(labels):
-        cells = [
-            Text(f"{own[index]:.1%}", style="bold" if own.argmax() == index else "")
-            for own in models.values()
-        ]
-        table.add_row(Text(label), *cells)
-    Console().print(table)
-
-
-@adapter.command()
-def damping(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
-    out: Annotated[Path, typer.Option("--out", help="File to be written, for adapter.damping.")],
-    texts: Annotated[
-        Path | None,
-        typer.Option("--from", help="One text per line, or JSON lines; default random tokens."),
-    ] = None,
-    count: Annotated[int, typer.Option(help="Most texts; 0 is all, or 256 random ones.")] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
-    ] = None,
-) -> None:
-    """Measure the scales of a readout's features on texts, and write them to a file.
-
-    Example: samara adapter damping sst2 --set model.path=MODEL --set data.path=DATA --out d.bin
-    """
-    from rich.console import Console
-
-    from shared.config import load_scenario
-    from simulations.readout_file import write_damping
-
-    config = load_scenario(_scenario_file(scenario), settings or [])
-    rank = write_damping(config, texts, count, out)
-    Console().print(
-        f"effective rank {rank:.1f}; written: {out}", markup=False, highlight=False, soft_wrap=True
-    )
-
-
-@adapter.command()
-def diff(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    one: Annotated[int, typer.Argument(help="A client.")],
-    other: Annotated[int, typer.Argument(help="Another.")],
-) -> None:
-    """Show the differences between the private rounds of two clients.
-
-    Example: samara adapter diff runs/first 3 5
-    """
-    from math import isnan
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from simulations.adapter import diff as differences
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("tensor")
-    for heading in (f"norm of {one}", f"norm of {other}", "distance", "cosine"):
-        table.add_column(heading, justify="right")
-    for row in differences(run, one, other):
-        cosine = "" if isnan(row.cosine) else f"{row.cosine:+.3f}"
-        table.add_row(row.name, f"{row.one:.4f}", f"{row.other:.4f}", f"{row.distance:.4f}", cosine)
-    Console().print(table)
-
-
-def _scenario_file(scenario: Path) -> Path:
+def scenario_file(scenario: Path) -> Path:
+    """Return the path of a scenario, which may be the name of a shipped one."""
     from importlib import resources
 
     shipped: Any = resources.files("simulations") / "scenarios" / f"{scenario}.toml"
