@@ -61,7 +61,7 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
                 progress.update(task, advance=1, total=whole)
             elif message_type == _PERSONAL and partition not in done:
                 done.add(partition)
-                text = f"private rounds: {len(done)} of {clients} clients"
+                text = f"personal models: {len(done)} of {clients} clients"
                 progress.update(task, advance=private, total=whole, description=text)
                 if not console.is_terminal and not brief:
                     console.print(text)

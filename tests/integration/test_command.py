@@ -55,7 +55,7 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
     assert "ceilings: " in printed
     assert "bytes up" in printed
     assert "all digests agree" in printed
-    assert "private rounds: 2 of 2 clients\n" in printed
+    assert "personal models: 2 of 2 clients\n" in printed
     result = read_result(tmp_path / "demo")
     assert (result["config"]["seed"], result["config"]["data.seed"]) == (3, 3)
 
