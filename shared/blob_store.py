@@ -86,12 +86,13 @@ class BlobStore:
         path = self._path(blob)
         if not path.is_file():
             return None
-        if blob_hash(path) != blob:
-            path.unlink(missing_ok=True)
-            return None
+        is_sound = blob_hash(path) == blob
         with suppress(OSError):  # a store of another user is only read
-            os.utime(path)
-        return path
+            if is_sound:
+                os.utime(path)
+            else:
+                path.unlink()
+        return path if is_sound else None
 
     def add(self, source: Path) -> bytes:
         """Copy a file into the store, and return its hash; the blob is then on the disk.

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 CLIENT = "kitchen"
 SETTINGS: dict[str, Any] = {
     "adapter.layers": "all",
-    "adapter.rank": 64,
+    "adapter.rank": 16,
     "rounds": 1000,
     "steps": 1,
     "queries": 2,
@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "learning-rate": 0.01,
     "personal.rounds": 0,
     "evaluate.every": 0,
+    "evaluate.test": False,
     "cohort.available": 1,
     "cohort.timeout": 120.0,
 }
@@ -34,7 +35,7 @@ def test_a_client_fetches_a_basis_once_and_goes_on_after_kills(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("b")  # short: sockets lie in it
-    file = Path(basis_for({**SETTINGS, "out": ""}, tmp_path, 144))
+    file = Path(basis_for({**SETTINGS, "out": ""}, tmp_path, 352))
     size, blob = file.stat().st_size, blob_hash(file)
     assert size > 3 * PART_BYTES
     settings = SETTINGS | {"adapter.basis": str(file)}
