@@ -18,6 +18,9 @@ S = TypeVar("S", bound=Settings)
 def resolve_blob(value: str, store: BlobStore, key: str) -> Path:
     """Return the file that a setting's value names.
 
+    A folder means the file of the setting's name in it: ``RUN`` of `adapter.start` is
+    ``RUN/start.safetensors``.
+
     Args:
         value: a path, or ``sha256:HEX``.
         store: store in which hashes are looked up.
@@ -33,8 +36,10 @@ def resolve_blob(value: str, store: BlobStore, key: str) -> Path:
         raise ConfigError(f"{key}: {error}") from error
     if blob is None:
         path = Path(value).expanduser()
+        if path.is_dir():
+            path /= f"{key.rpartition('.')[2]}.safetensors"
         if not path.is_file():
-            raise ConfigError(f"{key}: {value}: there is no such file")
+            raise ConfigError(f"{key}: {path}: there is no such file")
         return path
     if stored := store.find(blob):
         return stored

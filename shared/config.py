@@ -214,6 +214,7 @@ class RunConfig(Settings):
             "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
             "scalar limit": "set" if self.data.scalar_limit else "none",
+            "start": "given" if self.adapter.start else "none",
         }
 
     def among(self, clients: int) -> Self:

@@ -32,6 +32,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "gradients": ("differences", "exact"),
     "basis": ("none", "informed"),
     "scalar limit": ("none", "set"),
+    "start": ("none", "given"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
@@ -143,6 +144,10 @@ EXCLUSIONS = (
     Exclusion(
         {"task": ("listed choice",), "clients": ("phone",)},
         "a phone's program asks for a label word; choose a classification",
+    ),
+    Exclusion(
+        {"start": ("given",), "clients": ("phone",)},
+        "a phone's program begins with the base model; leave adapter.start empty",
     ),
     Exclusion(
         {"gradients": ("exact",), "clients": ("phone",)},

@@ -22,6 +22,7 @@ MAX_ELEMENTS = 2**30
 """The most trained numbers of a layout; a larger one from the network is refused."""
 MAX_BASIS_SIZE = 1024
 """The most vectors of a basis."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 BASIS_PART = "basis"
 """Name of the part of a state that holds the coordinates in a basis."""
 
@@ -116,6 +117,7 @@ class Layout:
         distribution: distribution of the directions.
         basis: basis of the tensors of the group `ADAPTER_GROUP`; None if there is none.
         damping: origin of the readout's damping; None without a readout.
+        start: SHA-256 (hex) of the file of the adapter's start (`shared.start`); empty without one.
     """
 
     tensors: tuple[Tensor, ...]
@@ -125,6 +127,7 @@ class Layout:
     distribution: Distribution
     basis: BasisReference | None = None
     damping: DampingRecipe | None = None
+    start: str = ""
 
     @cached_property
     def size(self) -> int:
@@ -162,9 +165,15 @@ class Layout:
         Two layouts with the same one can use the same basis.
         """
         tensors = tuple(tensor for tensor in self.tensors if tensor.group == ADAPTER_GROUP)
-        return replace(
-            self, tensors=tensors, distribution="gaussian", basis=None, damping=None
-        ).hash
+        return replace(self, tensors=tensors, damping=None).weights_hash
+
+    @cached_property
+    def weights_hash(self) -> bytes:
+        """The SHA-256 of what decides the meaning of the tensors' elements, 32 bytes.
+
+        Adapters with the same one can exchange their weights.
+        """
+        return replace(self, distribution="gaussian", basis=None, start="").hash
 
     def tensor_slice(self, name: str) -> tuple[slice, int]:
         """Return the slice of the flat elements that holds a tensor, and its number of rows."""
@@ -201,6 +210,8 @@ class Layout:
             content["basis"] = {"sha256": self.basis.sha256, "size": self.basis.size}
         if self.damping is not None:
             content["damping"] = self.damping.to_json()
+        if self.start:
+            content["start"] = self.start
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
     @cached_property
@@ -245,6 +256,7 @@ class Layout:
                 distribution=content["distribution"],
                 basis=_read_reference(content.get("basis")),
                 damping=DampingRecipe(**content["damping"]) if "damping" in content else None,
+                start=str(content.get("start", "")),
             )
             faithful = json.loads(layout.to_json()) == content
         except (
@@ -274,6 +286,8 @@ class Layout:
         ):
             raise SamaraError("the layout holds a number out of its range or a name twice")
         layout._check_basis()
+        if layout.start and not _SHA256.fullmatch(layout.start):
+            raise SamaraError("the layout names a start that is no SHA-256")
         return layout
 
     def _check_basis(self) -> None:
@@ -285,7 +299,7 @@ class Layout:
         if (
             groups[:adapters] != [ADAPTER_GROUP] * adapters
             or not 1 <= self.basis.size <= min(MAX_BASIS_SIZE, self.adapter_element_count)
-            or not re.fullmatch("[0-9a-f]{64}", self.basis.sha256)
+            or not _SHA256.fullmatch(self.basis.sha256)
         ):
             raise SamaraError("the layout names a basis that its tensors cannot have")
 

@@ -118,6 +118,13 @@ class AdapterSettings(Section):
         blob=True,
         page="basis.md",
     )
+    start: Text = setting(
+        "",
+        "weights that the adapter begins with: an `--out` folder of `samara tune` on the same "
+        "model and adapter, or its `start.safetensors`. Empty begins with the base model",
+        blob=True,
+        page="tune.md#the-start-of-a-federation",
+    )
 
     @property
     def inner_layers(self) -> str:

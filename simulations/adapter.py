@@ -26,6 +26,7 @@ from shared.model.weight_map import WeightMap
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
 from simulations.readout_file import write_readout
+from shared.start import read_start
 
 State = NDArray[np.int64]
 
@@ -60,14 +61,19 @@ class FinishedRun:
     @cached_property
     def weight_map(self) -> WeightMap:
         """The map from a state of the run to the weights of its adapter."""
-        name = self.config.adapter.basis
-        basis = read_basis(name) if name else None
-        if self.layout.basis != (basis.reference if basis else None):
-            raise ModelError(
-                f"adapter.basis: {name} is not the basis that {self.folder} was trained with; "
-                "restore the file"
-            )
-        return WeightMap(None, basis)
+        settings = self.config.adapter
+        basis = read_basis(settings.basis) if settings.basis else None
+        start = read_start(settings.start) if settings.start else None
+        for key, value, of_run, of_file in (
+            ("basis", settings.basis, self.layout.basis, basis.reference if basis else None),
+            ("start", settings.start, self.layout.start, start.sha256 if start else ""),
+        ):
+            if of_run != of_file:
+                raise ModelError(
+                    f"adapter.{key}: {value} is not the {key} that {self.folder} was trained "
+                    "with; restore the file"
+                )
+        return WeightMap(start, basis)
 
     def check_model(self, base: BaseModel) -> None:
         """Check that a base model is the one of the run.

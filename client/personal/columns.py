@@ -32,7 +32,8 @@ def evaluate_personal_model(
     Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
     training labels: it separates learning a client's base rate from learning the client. Global is
     the federation's model, and personalized the one that the run's method makes for the client.
-    Finetune has local-only beside it: its private rounds from the base model, without a federation.
+    Finetune has local-only beside it: its private rounds without a federation, from the base model
+    or the run's start.
     Readout has intercept beside it: the federation's model and a label bias fitted to it.
 
     Args:

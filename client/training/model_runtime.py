@@ -106,7 +106,7 @@ class ModelRuntime:
         settings = config.adapter
         adapter = inject(base, settings, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
-        self.weight_map = WeightMap(None, adapter.basis, self.torch_device)
+        self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
         self._trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
         self._deciding = threading.Lock()

@@ -3,6 +3,7 @@
 OUT/tune.json      identity of the run: all settings, model, task, data
 OUT/metrics.jsonl  every evaluation, written as soon as it is made
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
+OUT/start.safetensors: the best state, for `adapter.start` of a federation
 OUT/result.json    the summary, written at the end
 
 A run that was killed continues from the files in its folder, to the same result.
@@ -32,10 +33,11 @@ from client.tuning.tuning_curves import Curves, open_curves
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared import DISTRIBUTION
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelError
 from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
 from shared.machine import cores, peak_memory_bytes
+from shared.start import START_FILE
 
 log = logging.getLogger("samara.tune")
 
@@ -168,6 +170,7 @@ def _train(
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
         digest = method.digest()
+        _write_start(method, folder / START_FILE)
     to_json = evaluations.to_json
     return {
         "zero_shot": {split: to_json(result) for split, result in before.items()},
@@ -177,6 +180,17 @@ def _train(
         "test": to_json(after),
         "digest": digest,
     }
+
+
+def _write_start(method: TrainingMethod, file: Path) -> None:
+    """Write the best state as a start, where a federation's adapter could have it."""
+    try:
+        start = method.make_start()
+    except ModelError as error:
+        log.warning("%s is not written: %s", file, error)
+        return
+    if start is not None:
+        write_durably(file, start.encode())
 
 
 def _take_steps(

@@ -191,6 +191,11 @@ class TuneSettings(Settings):
                 f"objective: only zeroth-order methods can train a metric, {method} cannot; "
                 "choose prge or mezo, or another objective"
             )
+        mistakes += [
+            f"adapter.{key}: samara tune trains the adapter's own numbers from zero; leave it out"
+            for key in ("basis", "start")
+            if getattr(self.adapter, key)
+        ]
         if method == "fo-adam" and self.space == "full" and self.model.dtype != "float32":
             mistakes.append(
                 "model.dtype: fo-adam in the space full trains the weights as they are, for which "

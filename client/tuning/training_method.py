@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit
+from shared.start import Start
 
 
 class TrainingMethod(Protocol):
@@ -37,6 +38,13 @@ class TrainingMethod(Protocol):
 
     def digest(self) -> str:
         """Return a hash of the trained numbers, in hexadecimal."""
+
+    def make_start(self) -> Start | None:
+        """Return the current weights as the start of a federation; None in a space of other ones.
+
+        Raises:
+            ModelError: if a weight is too large for a start.
+        """
 
     def close(self) -> None:
         """Close the files, so that another process can continue."""

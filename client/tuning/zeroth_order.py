@@ -25,6 +25,7 @@ from client.tuning.trajectory import TrajectoryWriter, make_header, read_traject
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.replay_torch import backend_for
+from shared.start import Start
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
 from shared.tasks.kinds import GenerationTask
@@ -167,6 +168,14 @@ class ZerothOrder:
     def digest(self) -> str:
         """Return the hash of names, shapes and θ, in hexadecimal."""
         return self._space.digest().hex()
+
+    def make_start(self) -> Start | None:
+        """Return θ as the start of a federation; None in other spaces than its adapter's."""
+        space = self._space
+        if not isinstance(space, LoRAFASpace):
+            return None
+        weights = space.values(0, space.size).cpu().numpy()
+        return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id)
 
     def close(self) -> None:
         """Close the trajectory and delete the trained blocks, which it can rebuild."""

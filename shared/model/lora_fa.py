@@ -36,6 +36,7 @@ from shared.model.frozen_a import frozen_matrices
 from shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from shared.model.loading import BaseModel
 from shared.sections import AdapterSettings
+from shared.start import Start, read_start
 
 LABEL_BIAS = "label bias"
 READOUT = "readout"
@@ -202,11 +203,19 @@ class Adapter:
         first_block: index of the lowest adapted block; the blocks below it are the trunk. The
             number of blocks if none is adapted.
         basis: basis of the adapters' tensors; None if there is none.
+        start: weights that the adapter begins with; None begins with the base model.
         perturbations: perturbed adapters of the current pass, if any.
     """
 
-    def __init__(self, layout: Layout, first_block: int, basis: Basis | None = None) -> None:
-        self.layout, self.first_block, self.basis = layout, first_block, basis
+    def __init__(
+        self,
+        layout: Layout,
+        first_block: int,
+        basis: Basis | None = None,
+        start: Start | None = None,
+    ) -> None:
+        self.layout, self.first_block = layout, first_block
+        self.basis, self.start = basis, start
         self.scale = layout.alpha / layout.rank
         self.perturbations: PerturbedAdapters | None = None
         self._first_input: weakref.ref[TorchTensor] | None = None
@@ -247,7 +256,7 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
 
     Raises:
         ModelError: naming the candidates if nothing matches, or a block that does not exist; or if
-            the basis cannot be read or belongs to another model or adapter.
+            the basis or the start cannot be read or belongs to another model or adapter.
         ConfigError: if a label bias or a readout is wanted where there are no labels, or the
             readout's damping is a file that cannot be read.
     """
@@ -283,8 +292,12 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     if basis is not None:
         _check_origin(basis, base, layout)
         layout = replace(layout, basis=basis.reference)
+    start = read_start(settings.start) if settings.start else None
+    if start is not None:
+        start.check_origin(layout, base.model_id)
+        layout = replace(layout, start=start.sha256)
     chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
-    adapter = Adapter(layout, min(chosen, default=len(base.blocks)), basis)
+    adapter = Adapter(layout, min(chosen, default=len(base.blocks)), basis, start)
     sizes = [features(module)[0] for module in layers.values()]
     matrices = frozen_matrices(layout, sizes)
     for a, (name, module) in zip(matrices, layers.items(), strict=True):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from shared.basis import Basis
 from shared.errors import ReplayError
 from shared.replay import to_float32
+from shared.start import Start
 
 STATE_LIMIT = 2**62
 """The absolute value that every number of a state stays below, in its units; a start too."""
@@ -24,13 +25,12 @@ class WeightMap:
     (`Layout.element_count`); without a basis these are the same.
 
     Attributes:
-        start: int64 [elements] in units of a state, added to every state as integers; None adds
-            nothing.
+        start: weights that are added to every state as integers; None adds nothing.
         basis: basis that the first coordinates belong to; None if there is none.
         torch_device: torch device on which directions are lifted; None is the CPU.
     """
 
-    start: NDArray[np.int64] | None = None
+    start: Start | None = None
     basis: Basis | None = None
     torch_device: torch.device | None = None
 
@@ -45,7 +45,7 @@ class WeightMap:
             return to_float32(elements)
         if np.any(np.abs(elements) >= STATE_LIMIT):
             raise ReplayError("the state is too large to add the start to; lower learning-rate")
-        return to_float32(self.start + elements)
+        return to_float32(self.start.values + elements)
 
     def directions(self, z: NDArray[np.int16]) -> torch.Tensor:
         """Return directions of a state as directions of the weights, on the torch device.

@@ -13,11 +13,13 @@ Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""
 
 MAJORITY, ZERO_SHOT, LOCAL, GLOBAL = "majority", "zero-shot", "local-only", "global"
-INTERCEPT = "intercept"
-COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", LOCAL, GLOBAL, INTERCEPT)
+START, INTERCEPT = "start", "intercept"
+"""The columns of the weights that a run begins with, where these are not the base model, and of the
+global model with a client's own label bias."""
+COMMON = (MAJORITY, "base rate", ZERO_SHOT, "label bias", START, LOCAL, GLOBAL, INTERCEPT)
 """Columns beside the personal model, in the order of the tables."""
-TRAINED = (LOCAL, GLOBAL, INTERCEPT)
-"""The common columns that depend on how a run trains."""
+TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
+"""The common columns that depend on how a run trains, or on what it begins with."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
 """The common columns that are the same in every run on the same clients."""
 
@@ -27,7 +29,7 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
 
     The first column is the majority: the most frequent label in the validation examples of all
     clients, given as the answer to every question. The personal comparison follows where the run
-    has one, otherwise zero-shot and global.
+    has one, otherwise global and what it began with: zero-shot, or the start.
 
     Raises:
         SamaraError: if no client evaluated on test examples, or a column is missing.
@@ -43,15 +45,16 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
             labels = np.sum(evaluation.columns[GLOBAL].confusion, axis=1)
             columns[MAJORITY] = _constant(tests[0][GLOBAL].clients, int(labels.argmax()))
             break
-    last = tests[-1]
-    if len(last) == 1:
-        by_name = {ZERO_SHOT: tests[0][GLOBAL].clients, GLOBAL: last[GLOBAL].clients}
-    else:
-        by_name = {name: column.clients for name, column in last.items()}
-        by_name.setdefault(ZERO_SHOT, tests[0][GLOBAL].clients)
+    by_name = {name: column.clients for name, column in tests[-1].items()}
+    by_name.setdefault(first_column(result), tests[0][GLOBAL].clients)
     order = [name for name in COMMON if name in by_name]
     order += [name for name in by_name if name not in COMMON]
     return columns | {name: by_name[name] for name in order}
+
+
+def first_column(result: RunResult) -> str:
+    """Return the name of the global model before the first round: zero-shot, or the start."""
+    return START if result.config.get("adapter.start") else ZERO_SHOT
 
 
 def _constant(figures: Figures, label: int) -> Figures:

@@ -16,6 +16,7 @@ from shared.settings import describe
 from simulations.comparison.columns import (
     COMMON,
     GLOBAL,
+    START,
     TRAINED,
     UNTRAINED,
     ZERO_SHOT,
@@ -217,7 +218,8 @@ class ComparisonSet:
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
-        against = GLOBAL if first.personal else ZERO_SHOT
+        before = START if START in first.conditions else ZERO_SHOT
+        against = GLOBAL if first.personal else before
         return first.conditions[names[-1]], first.conditions[against]
 
 

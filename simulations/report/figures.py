@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from simulations.comparison.columns import GLOBAL, ZERO_SHOT
+from simulations.comparison.columns import GLOBAL, START, ZERO_SHOT
 from simulations.comparison.comparison import Comparison, TestedDifference, format_percent, points
 from simulations.comparison.statistics import Numbers
 from simulations.comparison.variants import Variant
@@ -40,7 +40,8 @@ def figures_of(comparison: Comparison) -> list[Figure]:
 
 
 def _slopes(comparison: Comparison, variant: Variant) -> Figure:
-    stops = [ZERO_SHOT, GLOBAL, *variant.personal]
+    stops = [name for name in (ZERO_SHOT, START, GLOBAL) if name in variant.conditions]
+    stops += variant.personal
     values = np.array([variant.conditions[name].accuracy for name in stops]) * 100
     everywhere = np.concatenate(
         [

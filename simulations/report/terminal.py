@@ -12,7 +12,7 @@ from rich.text import Text
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.sections import EMBEDDED_DATA
 from shared.tasks.embedded import embedded_ceilings
-from simulations.comparison.columns import GLOBAL, Figures, client_columns
+from simulations.comparison.columns import GLOBAL, Figures, client_columns, first_column
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
@@ -22,7 +22,7 @@ _CLIENTS_SHOWN = 60
 def print_result(folder: Path, result: RunResult) -> None:
     """Print a run's result: whole splits, every client, the cost, and the file of the result."""
     console = Console()
-    console.print(splits_table(result.evaluations))
+    console.print(splits_table(result.evaluations, first_column(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
         console.print(clients_table(client_columns(result)))
     clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
@@ -127,8 +127,13 @@ def fleet_table(fleet: Fleet) -> Table:
     return table
 
 
-def splits_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Return a table of the global model before and after, on all clients' examples together."""
+def splits_table(evaluations: Sequence[Evaluation], first: str) -> Table:
+    """Return a table of the global model before and after, on all clients' examples together.
+
+    Args:
+        evaluations: evaluations of a run.
+        first: name of the global model before the first round.
+    """
     table = Table(title="Global model, all clients' examples together")
     table.add_column("state")
     for column in ("split", "examples", "loss", "accuracy", "macro-F1"):
@@ -138,7 +143,7 @@ def splits_table(evaluations: Sequence[Evaluation]) -> Table:
         if event.round in (0, last) and list(event.columns) == [GLOBAL]:
             whole = event.columns[GLOBAL]
             table.add_row(
-                "zero-shot" if event.round == 0 else f"round {last}",
+                first if event.round == 0 else f"round {last}",
                 event.split,
                 str(whole.examples),
                 f"{whole.loss:.4f}",

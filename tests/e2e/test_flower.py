@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bases import basis_for
 from helpers import files_of
+from starts import start_for
 
 from shared.config import RunConfig
 from simulations.simulate import simulate
@@ -46,15 +47,24 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
 
 @pytest.mark.parametrize(
     "adapter",
-    ["top:2", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("readout", "basis"))],
+    [
+        "top:2",
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in ("readout", "basis", "start")
+        ),
+    ],
 )
 def test_flowers_engine_writes_the_same_ledger(
     adapter: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
+    """A start is tested with exact derivatives."""
     pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
     settings |= {"personal.rounds": 1}
     if adapter == "basis":
         settings |= {"adapter.basis": basis_for(settings, tmp_path)}
+    elif adapter == "start":
+        settings |= {"gradients": "exact", "adapter.start": start_for(settings, tmp_path)}
     else:
         settings |= {"adapter.layers": adapter}
     ours = simulate(RunConfig.of(settings, "test"))

@@ -57,6 +57,7 @@ from shared.replay import (
 )
 from shared.replay_numpy import NumpyBackend
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from shared.start import Start
 
 FOLDER = Path(__file__).parent
 SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
@@ -394,6 +395,11 @@ def made_frozen_a() -> list[dict[str, Any]]:
     return cases
 
 
+def made_start() -> bytes:
+    values = (np.arange(LAYOUT.size) - LAYOUT.size // 2) * 2**46 + 1
+    return Start(bytes(range(32)), LAYOUT.weights_hash, values).encode()
+
+
 def as_json(made: Any) -> bytes:
     return (json.dumps(plain(made), indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -431,6 +437,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frozen_a.json": lambda: as_json(made_frozen_a()),
     "basis.safetensors": lambda: golden_basis().encoded,
     "basis.json": lambda: as_json(made_basis()),
+    "start.safetensors": made_start,
 }
 """The content of every golden file."""
 

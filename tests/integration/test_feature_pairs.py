@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bases import basis_for
 from federations import Settings, config_of
+from starts import start_for
 
 from shared.features import DIMENSIONS, Combination, supported_combinations
 from shared.result import RunResult
@@ -23,11 +24,13 @@ def covering() -> list[Combination]:
     """Few combinations of this process that have all the pairs that any of them has."""
     possible = [c for c in supported_combinations() if c["clients"] in ("simulated", "emulated")]
     possible = [c for c in possible if c["engine"] != "flower"]
-    missing = {pair for combination in possible for pair in pairs_of(combination)}
+    pairs = list(map(pairs_of, possible))
+    missing = set[tuple[tuple[str, str], tuple[str, str]]]().union(*pairs)
     chosen = list[Combination]()
     while missing:
-        chosen.append(max(possible, key=lambda c: len(missing & pairs_of(c))))
-        missing -= pairs_of(chosen[-1])
+        best = max(range(len(possible)), key=lambda index: len(missing & pairs[index]))
+        chosen.append(possible[best])
+        missing -= pairs[best]
     return chosen
 
 
@@ -72,6 +75,10 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
         }
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
+        if combination["start"] == "given":
+            own["adapter.start"] = start_for(
+                settings | {"adapter.label-bias": combination["label bias"] == "trained"}, tmp_path
+            )
         if combination["task"] == "listed choice":
             own |= {"task": "copa", "data.path": str(listed_choices(tmp_path))}
         if combination["clients"] == "emulated":

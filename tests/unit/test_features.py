@@ -40,6 +40,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["adapter.label-bias"] = True
     if combination.get("basis") == "informed":
         own["adapter.basis"] = "basis.safetensors"
+    if combination.get("start") == "given":
+        own["adapter.start"] = "start.safetensors"
     if (adapter := combination.get("adapter", "inner")) != "inner":
         own["adapter.layers"] = {"readout": "readout", "both": "readout,top:1"}[adapter]
     if combination.get("late reports") == "counted":

@@ -6,6 +6,11 @@ import pytest
 from shared.errors import ReplayError
 from shared.model.weight_map import WeightMap
 from shared.replay import to_float32
+from shared.start import Start
+
+
+def start_of(values: list[int]) -> Start:
+    return Start(bytes(32), bytes(32), np.array(values, np.int64))
 
 
 def test_without_a_start_the_weights_are_the_state() -> None:
@@ -14,10 +19,10 @@ def test_without_a_start_the_weights_are_the_state() -> None:
 
 
 def test_a_start_is_added_before_the_one_rounding() -> None:
-    start, state = np.array([2**51 + 1], np.int64), np.array([-(2**51)], np.int64)
+    start, state = start_of([2**51 + 1]), np.array([-(2**51)], np.int64)
     assert WeightMap(start).weights(state) == np.float32(2.0**-51)  # floats would give 0
 
 
 def test_a_sum_that_would_wrap_is_refused() -> None:
     with pytest.raises(ReplayError, match="too large to add the start"):
-        WeightMap(np.zeros(1, np.int64)).weights(np.array([2**62], np.int64))
+        WeightMap(start_of([0])).weights(np.array([2**62], np.int64))

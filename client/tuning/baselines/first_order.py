@@ -22,6 +22,7 @@ from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.files import write_durably
 from shared.model.lora_fa import Perturbations, empty_adapter, inject
+from shared.start import Start
 
 CHECKPOINT_FILE, BEST_FILE = "checkpoint.safetensors", "best.safetensors"
 ADAPTER_NAME = "adapter"
@@ -141,6 +142,13 @@ class FirstOrder:
             whole.update(f"{name} {tuple(tensor.shape)}".encode())
             whole.update(tensor.cpu().numpy().astype("<f4").tobytes())
         return whole.hexdigest()
+
+    def make_start(self) -> Start | None:
+        """Return the current weights as the start of a federation; None in the space full."""
+        if ADAPTER_NAME not in self._trained:
+            return None
+        weights = self._trained[ADAPTER_NAME].detach().cpu().numpy()
+        return Start.from_weights(weights, self._adapters.layout, self._setup.base.model_id)
 
     def close(self) -> None:
         """Do nothing, since no file is open."""

@@ -1,0 +1,19 @@
+"""Starts of federations for tests, with random weights."""
+
+from pathlib import Path
+
+import numpy as np
+from federations import Settings, config_of
+
+from client.training.model_runtime import load_run
+from shared.start import START_FILE, Start
+
+
+def start_for(settings: Settings, folder: Path) -> str:
+    """Write a random start that belongs to the model and the adapter of some settings."""
+    runtime = load_run(config_of(settings)).runtime
+    count = runtime.layout.element_count
+    weights = np.random.default_rng(3).normal(0, 0.1, count).astype(np.float32)
+    start = Start.from_weights(weights, runtime.layout, runtime.model_id)
+    (folder / START_FILE).write_bytes(start.encode())
+    return str(folder / START_FILE)

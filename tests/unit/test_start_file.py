@@ -1,0 +1,58 @@
+"""The file of a start: exact numbers, bounded and checked."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import ModelError, SamaraError
+from shared.layout import ADAPTER_GROUP, Layout, Tensor
+from shared.model.weight_map import WeightMap
+from shared.replay import zero_state
+from shared.start import START_LIMIT, Start
+
+LAYOUT = Layout((Tensor("first", 3, 1, ADAPTER_GROUP),), 1, 4.0, 7, "gaussian")
+MODEL = bytes(range(32))
+
+
+def start_of(values: list[int]) -> Start:
+    return Start(MODEL, LAYOUT.weights_hash, np.array(values, np.int64))
+
+
+@given(st.lists(st.floats(-1000, 1000, width=32), min_size=3, max_size=3))
+def test_weights_survive_but_for_the_last_unit(weights: list[float]) -> None:
+    exact = np.array(weights, np.float32)
+    start = Start.decode(Start.from_weights(exact, LAYOUT, MODEL).encode())
+    start.check_origin(LAYOUT, MODEL)
+    found = WeightMap(start).weights(zero_state(3))
+    large = np.abs(exact) >= 2.0**-28
+    np.testing.assert_array_equal(found[large], exact[large])
+    np.testing.assert_allclose(found, exact, rtol=0, atol=2.0**-52)
+
+
+@pytest.mark.parametrize("weight", [np.inf, np.nan, 1024.0, -1024.0])
+def test_a_weight_out_of_range_is_refused(weight: float) -> None:
+    with pytest.raises(ModelError, match="not finite, or not below 1,024"):
+        Start.from_weights(np.array([0, weight, 0], np.float32), LAYOUT, MODEL)
+
+
+@pytest.mark.parametrize("value", [START_LIMIT, -START_LIMIT])
+def test_a_file_with_a_number_out_of_range_is_refused(value: int) -> None:
+    with pytest.raises(ModelError, match="a number out of its range"):
+        Start.decode(start_of([0, value, 0]).encode())
+
+
+@given(st.data())
+def test_damaged_files_raise_errors_of_ours_or_are_other_starts(data: st.DataObject) -> None:
+    content = bytearray(start_of([1, -2, 3]).encode())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        start = Start.decode(bytes(content))
+    except SamaraError:
+        return
+    assert start.sha256 != start_of([1, -2, 3]).sha256 or start.encode() != bytes(content)
+
+
+def test_a_start_of_another_size_is_refused() -> None:
+    with pytest.raises(ModelError, match="it has 2 numbers and the adapter has 3"):
+        start_of([1, 2]).check_origin(LAYOUT, MODEL)
