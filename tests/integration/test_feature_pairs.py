@@ -24,13 +24,14 @@ def covering() -> list[Combination]:
     """Few combinations of this process that have all the pairs that any of them has."""
     possible = [c for c in supported_combinations() if c["clients"] in ("simulated", "emulated")]
     possible = [c for c in possible if c["engine"] != "flower"]
-    pairs = list(map(pairs_of, possible))
-    missing = set[tuple[tuple[str, str], tuple[str, str]]]().union(*pairs)
+    bits = {pair: 1 << bit for bit, pair in enumerate({p for c in possible for p in pairs_of(c)})}
+    masks = [sum(bits[pair] for pair in pairs_of(combination)) for combination in possible]
+    missing = sum(bits.values())
     chosen = list[Combination]()
     while missing:
-        best = max(range(len(possible)), key=lambda index: len(missing & pairs[index]))
+        best = max(range(len(possible)), key=lambda index: (missing & masks[index]).bit_count())
         chosen.append(possible[best])
-        missing -= pairs[best]
+        missing &= ~masks[best]
     return chosen
 
 
