@@ -5,10 +5,9 @@ pairwise; what is excluded is refused as soon as both sides are known: when the 
 read, when a simulation, server or gateway begins, or when the task is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 from shared.errors import ConfigError
@@ -216,12 +215,11 @@ def kind_of(task: "Task") -> str:
 @cache
 def supported_combinations() -> tuple[Combination, ...]:
     """Return all combinations that exist, each with a value in every dimension."""
-    everything = (dict(zip(DIMENSIONS, values, strict=True)) for values in _products())
-    return tuple(combination for combination in everything if not refusals(combination))
-
-
-def _products() -> Iterator[tuple[str, ...]]:
-    return product(*DIMENSIONS.values())
+    partial: list[dict[str, str]] = [{}]
+    for name, values in DIMENSIONS.items():  # what is refused already is not extended
+        longer = [combination | {name: value} for combination in partial for value in values]
+        partial = [combination for combination in longer if not refusals(combination)]
+    return tuple(partial)
 
 
 def is_supported(combination: Combination) -> bool:

@@ -25,8 +25,8 @@ from shared.model.peft import write_peft_adapter
 from shared.model.weight_map import WeightMap
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
-from simulations.readout_file import write_readout
 from shared.start import read_start
+from simulations.readout_file import write_readout
 
 State = NDArray[np.int64]
 

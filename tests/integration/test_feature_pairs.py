@@ -76,12 +76,10 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
         }
         if combination["basis"] == "informed":
             own |= {"adapter.basis": basis_for(settings, tmp_path), "personal.part": "basis"}
-        if combination["start"] == "given":
-            own["adapter.start"] = start_for(
-                settings | {"adapter.label-bias": combination["label bias"] == "trained"}, tmp_path
-            )
         if combination["task"] == "listed choice":
             own |= {"task": "copa", "data.path": str(listed_choices(tmp_path))}
+        if combination["start"] == "given":
+            own["adapter.start"] = start_for(settings | own, tmp_path)
         if combination["clients"] == "emulated":
             own["fleet.devices"] = '[{"device": "laptop", "share": 1}]'
         recorded = None
