@@ -39,9 +39,11 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
     """
     torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
-    check_features({"task": kind_of(task)}, f"task {task.name!r}")
+    adapter = {"basis": "informed", "adapter": config.features["adapter"]}
+    check_features({"task": kind_of(task)} | adapter, f"task {task.name!r}")
     assert not isinstance(task, GenerationTask)
-    exact = config.with_values({"adapter.basis": "", "gradients": "exact"})
+    inner = {"adapter.layers": config.adapter.inner_layers, "adapter.label-bias": False}
+    exact = config.with_values(inner | {"adapter.basis": "", "gradients": "exact"})
     runtime = ModelRuntime(exact, load_model(exact.model), task, lambda clients: [])
     count = (TEXTS + PROBE_TEXTS) * len(task.source_fields)
     if source == RANDOM_TOKENS:

@@ -213,6 +213,10 @@ class TuneSettings(Settings):
             mistakes.append(
                 "adapter.layers: tune has no readout; set it to top:1, or use method linear-probe"
             )
+        if self.adapter.basis:
+            mistakes.append(
+                "adapter.basis: tune trains every element of an adapter; leave it empty"
+            )
         if self.stream_compression != "none" and (
             self.space != "full" or self.model.stream not in ("host", "disk")
         ):

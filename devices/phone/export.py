@@ -75,6 +75,7 @@ def prepare_model(
     task = load_task(task_name)
     label_bias = "trained" if adapter.label_bias else "none"
     features = {"clients": "phone", "task": kind_of(task), "label bias": label_bias}
+    features["basis"] = "informed" if adapter.basis else "none"
     check_features(features, f"task {task.name!r}")
     base = load_base_model(model, quantization="int8" if quantization == "int8" else "none")
     if base.family != "causal" or not isinstance(task, ClassificationTask):
