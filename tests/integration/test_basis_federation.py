@@ -15,6 +15,8 @@ from client.personal.private_rounds import personal_ledger
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps_together
 from client.training.model_runtime import LoadedRun, load_run
+from client.tuning.settings import TuneSettings
+from devices.phone.export import prepare_model
 from server.app import serve
 from server.store import read_layout, replay_run
 from shared.basis import read_basis
@@ -29,6 +31,7 @@ from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.replay import digest, rebuild, replay, zero_state
 from shared.result import RunResult
+from shared.sections import AdapterSettings
 from simulations.adapter import FinishedRun, diff, export
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
@@ -223,3 +226,11 @@ def test_partial_without_a_label_bias_is_refused(informed: Settings) -> None:
     settings = informed | {"adapter.label-bias": False, "personal.rounds": 1}
     with pytest.raises(ConfigError, match="the coordinates in a basis belong to no tensor"):
         config_of(settings, method="partial", personal__part="*.1.*")
+
+
+def test_tune_and_phones_refuse_a_basis(informed: Settings) -> None:
+    adapter = AdapterSettings(basis=informed["adapter.basis"])
+    with pytest.raises(ConfigError, match=r"adapter\.basis: tune trains every element"):
+        TuneSettings.of({"adapter.basis": informed["adapter.basis"]}, "test")
+    with pytest.raises(ConfigError, match="a phone's program moves the adapter's elements"):
+        prepare_model(informed["model.path"], "sst2", adapter, "none")

@@ -19,7 +19,7 @@ from client.training.informed_basis import (
 )
 from client.training.model_runtime import ModelRuntime, load_run
 from shared.basis import Basis, read_basis
-from shared.errors import DataError, ModelError
+from shared.errors import ConfigError, DataError, ModelError
 from shared.tasks.catalog import load_task
 from simulations.basis import write_basis
 from simulations.simulate import simulate
@@ -98,6 +98,21 @@ def test_the_command_writes_a_basis_that_a_run_uses(
     assert again.read_bytes() == file.read_bytes()
     folder = simulate(config_of(settings, adapter__basis=str(file), rounds=1))
     assert (folder / "result.json").exists()
+
+
+def test_a_basis_beside_a_readout(
+    settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulations.basis.LEAST_SHARE", 0.1)
+    file, config = tmp_path / "both.basis", config_of(settings, adapter__layers="readout,top:1")
+    list(write_basis(config, "random-tokens", file))
+    both = config.with_values({"adapter.basis": str(file), "adapter.label-bias": True})
+    layout = load_run(both).runtime.layout
+    assert [part.name for part in layout.parts] == ["basis", "readout", "label bias"]
+    assert layout.parts[0].numbers == slice(0, SIZES["BASIS_SIZE"])
+    alone = config_of(settings, adapter__layers="readout")
+    with pytest.raises(ConfigError, match="a basis is for adapters inside the model"):
+        list(write_basis(alone, "random-tokens", file))
 
 
 def test_a_basis_that_catches_little_is_not_written(
