@@ -147,6 +147,7 @@ def result_of(
             "max": 20 * 32 / 1536,
             "clients": {str(client): 20 * 32 / 1536 for client in range(clients)},
         },
+        "passes": {str(client): 20 * 2 * 32 for client in range(clients)},
         "rounds": rounds,
         "evaluations": evaluations,
         "bytes_up": 160 * clients * 20,
