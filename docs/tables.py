@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from client.tuning.settings import TuneSettings
+from shared.choices import AUTO, OPEN
 from shared.config import RunConfig
 from shared.features import tables
 from shared.fleet_settings import DeviceGroup
@@ -59,7 +60,8 @@ def _notes(setting: Setting, run: bool) -> str:
 
 def blocks() -> dict[str, str]:
     """Return the content of every marked block by its name."""
-    run, tune = RunConfig().flat(), TuneSettings().flat()
+    run = RunConfig().flat() | OPEN
+    tune = TuneSettings().flat() | {"adapter.layers": AUTO}
     sections = ("model", "adapter", "data", "cohort", "evaluate", "personal", "ledger", "fleet")
     group = {
         key: setting.default
@@ -96,7 +98,8 @@ def with_config(project: str) -> str:
     heading = "[tool.flwr.app.config]\n"
     before, _, rest = project.partition(heading)
     after = rest[rest.index("\n[") :]
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in RunConfig().flat().items()]
+    default = RunConfig().flat() | OPEN
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in default.items()]
     return before + heading + "".join(lines) + after
 
 

@@ -28,6 +28,7 @@ from server.transport.deadline_grid import DeadlineGrid, prepare_grid
 from server.transport.roster import Roster
 from shared import DISTRIBUTION
 from shared.blob_store import BlobStore
+from shared.choices import automatic_values
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.features import check_features
@@ -174,6 +175,7 @@ def _result(
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
+        "automatic": automatic_values(config.flat()),
         "versions": _versions(),
         "run_id": run_id.hex(),
         "model_id": roster.model_id.hex(),

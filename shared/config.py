@@ -6,12 +6,13 @@ from the fields.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from shared.choices import with_choices
 from shared.directions import Differences, Gradients
 from shared.errors import ConfigError
 from shared.features import refusals
@@ -30,7 +31,16 @@ from shared.sections import (
     PersonalSettings,
     adapter_kind,
 )
-from shared.settings import Settings, Text, describe, flattened, parse_assignment, setting
+from shared.settings import (
+    Section,
+    Settings,
+    Text,
+    describe,
+    flattened,
+    nest,
+    parse_assignment,
+    setting,
+)
 
 Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"]
 """Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
@@ -67,10 +77,20 @@ class RunConfig(Settings):
         ge=1,
         le=1_000_000,
     )
-    steps: int = setting(2, "local steps K of a round", ge=1, le=65_535)
+    steps: int = setting(
+        0,
+        "local steps K of a round; 0 is 16 with a readout alone, otherwise 2",
+        ge=0,
+        le=65_535,
+        page="step-size.md#a-readout",
+    )
     queries: int = setting(16, "directions q per step", ge=1, le=65_535)
     batch: int = setting(
-        32, "examples B per step; all q directions are tried on the same ones", ge=1
+        0,
+        "examples B per step; all q directions are tried on the same ones. 0 is 10,000 with a "
+        "readout alone, which for most clients is all examples, otherwise 32",
+        ge=0,
+        page="step-size.md#a-readout",
     )
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = setting(
         "both",
@@ -224,6 +244,17 @@ class RunConfig(Settings):
             ConfigError: if the settings do not allow that many.
         """
         return self.of(self.flat() | {"data.clients": clients}, "number of clients")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_what_is_left_open(cls, settings: Any) -> Any:
+        if not isinstance(settings, Mapping):
+            return settings
+        nested = {
+            key: value.model_dump(by_alias=True) if isinstance(value, Section) else value
+            for key, value in settings.items()
+        }
+        return nest(with_choices(flattened(nested)))
 
     @model_validator(mode="after")
     def _scalars_fit_a_frame(self) -> Self:

@@ -85,10 +85,11 @@ class AdapterSettings(Section):
         "advises as `adapter_projections`, otherwise q and v, or the fused module",
     )
     layers: Text = setting(
-        "top:1",
+        "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
-        "last representation alone; or both, such as `readout,top:1`",
-        pattern=r"^(readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
+        "last representation alone; or both, such as `readout,top:1`. `auto` is `readout`, and "
+        "`top:1` with a basis and in `samara tune`",
+        pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="readout.md",
     )
     damping: Text = setting(

@@ -34,6 +34,7 @@ def demo(
     settings = {
         "seed": seed,
         "data.seed": seed,
+        "adapter.layers": "top:1",
         "learning-rate": 0.1,
         "personal.learning-rate": 0.1,
         "out": str(out.resolve()) if out else "",

@@ -94,7 +94,8 @@ def result_of(
         }
         evaluations.append(evaluation(20, "test") | {"columns": columns})
     dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    config = {"seed": seed, "data.clients": clients, "rounds": 20, "personal.rounds": 5 * personal}
+    config = {"adapter.layers": "top:1"}
+    config |= {"seed": seed, "data.clients": clients, "rounds": 20, "personal.rounds": 5 * personal}
     rounds = [
         {
             "event": "round",

@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = DataSettings(path=given.data, clients=given.clients)
     rows, classes = divided(given.task, data)
     model = ModelSettings.model_validate({"path": given.model, "max-length": given.max_length})
-    frozen = Frozen(given.task, model, AdapterSettings(rank=given.rank, alpha=4.0))
+    frozen = Frozen(given.task, model, AdapterSettings(layers="top:1", rank=given.rank, alpha=4.0))
     embedded, words = told_by(frozen.embedding, rows), words_of(rows["train"])
 
     def both(some: Rows) -> Any:

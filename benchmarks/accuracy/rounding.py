@@ -29,7 +29,7 @@ def largest_difference(shape: str, dtype: torch.dtype) -> tuple[float, float]:
     """Largest |Δg| and root mean square of g over ten steps."""
     base = random_base(shape, "none", dtype, torch.device("cpu"))
     scorer = CausalScorer(base, TASK, 64)
-    adapter = inject(base, AdapterSettings(rank=4), 2)
+    adapter = inject(base, AdapterSettings(layers="top:1", rank=4), 2)
     forward = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
     rng = np.random.default_rng(0)
     prompts = [Prompt((tuple(rng.integers(12, 500, n).tolist()),), ((n - 1,),)) for n in LENGTHS]

@@ -40,7 +40,7 @@ def take_steps(folder: Path, quantization: str) -> dict[str, object]:
     base = load_base_model(str(folder), "causal", "cpu", quantization)  # type: ignore[arg-type]
     after_loading = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     scorer = CausalScorer(base, TASK, TOKENS)
-    adapter = inject(base, AdapterSettings(rank=4), 2)
+    adapter = inject(base, AdapterSettings(layers="top:1", rank=4), 2)
     forward = ResidentForward(adapter, scorer, PerturbedBody(base, 0))
     ids = np.random.default_rng(0).integers(12, 500, TOKENS)
     prompts = [Prompt((tuple(ids.tolist()),), ((TOKENS - 1,),))]

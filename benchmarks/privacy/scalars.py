@@ -106,7 +106,7 @@ def read_texts(data: str, model: str, file: Path) -> dict[str, NDArray[np.float6
         examples = run.data.undivided(0)
         parts = [examples.tokenized(split) for split in (Split.TRAIN, Split.TEST)]
         texts = [*examples.in_split(Split.TRAIN), *examples.in_split(Split.TEST)]
-        adapter = AdapterSettings(rank=2, alpha=4.0)
+        adapter = AdapterSettings(layers="top:1", rank=2, alpha=4.0)
         frozen = Frozen("sst2", ModelSettings.model_validate({"path": model}), adapter)
         gradients = np.stack([frozen.gradient(example.text) for example in texts])
         np.savez(

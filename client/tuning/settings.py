@@ -1,9 +1,11 @@
 """Settings of a tuning run: one frozen model, all mistakes reported at once."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from shared.choices import AUTO, INNER
 from shared.directions import Differences
 from shared.sections import (
     EMBEDDED_DATA,
@@ -12,7 +14,7 @@ from shared.sections import (
     LearningRate,
     ModelSettings,
 )
-from shared.settings import Section, Settings, Text, describe, setting
+from shared.settings import Section, Settings, Text, describe, flattened, nest, setting
 from shared.tasks.sampling import LOW_DATA
 
 Method = Literal[
@@ -160,6 +162,16 @@ class TuneSettings(Settings):
     model: ModelSettings = setting(ModelSettings(), "Model")
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: TuneData = setting(TuneData(), "Data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_layers(cls, settings: Any) -> Any:
+        if not isinstance(settings, Mapping):
+            return settings
+        flat = flattened(settings)
+        if flat.get("adapter.layers", AUTO) == AUTO and "adapter" not in flat:
+            flat["adapter.layers"] = INNER
+        return nest(flat)
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

@@ -7,6 +7,7 @@ from pathlib import Path
 import tomli_w
 
 from shared import DISTRIBUTION
+from shared.choices import OPEN
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import nest
@@ -43,7 +44,7 @@ def _pyproject_text() -> str:
     app = {
         "publisher": "samara",
         "components": {"serverapp": "server.app:app", "clientapp": "client.app:app"},
-        "config": nest(RunConfig().flat()),
+        "config": nest(RunConfig().flat() | OPEN),
     }
     project = {
         "name": DISTRIBUTION,

@@ -208,12 +208,13 @@ class Comparison:
         queries = settings.queries
         points = queries + 1 if settings.differences == "forward" else 2 * queries
         rows = (2 if settings.gradients == "exact" else points) * settings.batch
+        passes = [float(np.mean(list(r.passes.values()))) for r in results if r.passes]
         return Cost(
             float(np.mean([result.bytes_up / len(result.clients) for result in results])),
             float(np.mean([result.bytes_down / len(result.clients) for result in results])),
             steps * rounds,
             private,
-            (steps * rounds + private) * rows,
+            round(np.mean(passes)) if passes else (steps * rounds + private) * rows,
             float(np.mean([result.wall_seconds for result in results])),
             variant.first.elements * FLOAT32_BYTES,
         )

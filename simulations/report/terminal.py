@@ -47,6 +47,8 @@ def print_result(folder: Path, result: RunResult) -> None:
         f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB",
         highlight=False,
     )
+    for key, reason in result.automatic.items():
+        console.print(f"{key} = {result.config[key]} by default: {reason}", highlight=False)
     if ratios := result.scalar_ratios:
         console.print(
             f"scalars sent per trained number: {ratios.mean:.2g} in the mean of the clients, "

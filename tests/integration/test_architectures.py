@@ -178,6 +178,6 @@ def test_fused_projections_are_named_where_q_and_v_are_asked_for(name: str, tmp_
     family, build, (fused,) = ARCHITECTURES[name]
     build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
     base = load_base_model(str(tmp_path))
-    settings = AdapterSettings(projections="q_proj,v_proj")
+    settings = AdapterSettings(layers="top:1", projections="q_proj,v_proj")
     with pytest.raises(ModelError, match=rf"q_proj, v_proj.*some of: .*{fused}"):
         inject(base, settings, 2)

@@ -255,7 +255,7 @@ def test_a_twin_shares_the_weights_and_nothing_else(
         for b in (base, copy_sharing_weights)
     ]
     assert weights[0] == weights[1]
-    inject(copy_sharing_weights, AdapterSettings(), 2)
+    inject(copy_sharing_weights, AdapterSettings(layers="top:1"), 2)
     names = [{name for name, _ in b.network.named_modules()} for b in (base, copy_sharing_weights)]
     assert names[0] < names[1]
 
@@ -271,7 +271,7 @@ def test_a_model_may_advise_what_to_adapt(model_folder: ModelFolder, tmp_path: P
     ):
         (folder / "config.json").write_text(json.dumps(config | {"adapter_projections": advice}))
         base = load_base_model(str(folder))
-        layout = inject(base, AdapterSettings(projections=asked), 2).layout
+        layout = inject(base, AdapterSettings(layers="top:1", projections=asked), 2).layout
         assert {tensor.name.rpartition(".")[2] for tensor in layout.tensors} == expected
 
 
@@ -284,4 +284,4 @@ def test_advice_that_cannot_be_followed(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"adapter_projections": advice}))
     with pytest.raises(ModelError, match=r"adapter[_.]projections"):
-        inject(load_base_model(str(folder)), AdapterSettings(), 2)
+        inject(load_base_model(str(folder)), AdapterSettings(layers="top:1"), 2)

@@ -217,7 +217,9 @@ def test_a_run_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, model_folder: ModelFolder) -> None:
-    layout = inject(load_base_model(str(model_folder("causal"))), AdapterSettings(), 2).layout
+    layout = inject(
+        load_base_model(str(model_folder("causal"))), AdapterSettings(layers="top:1"), 2
+    ).layout
     other = load_structure(str(model_folder("masked")))
     with pytest.raises(ModelError, match="the adapter is of another model"):
         write_peft_adapter(other, "x", layout, np.zeros(layout.size, np.float32), tmp_path / "out")
