@@ -38,12 +38,15 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     """
     layers = Choice(
         READOUT,
-        "the model runs once per example, and a readout reached at least the accuracy of adapters "
-        "inside the model",
+        "the model runs once per example, and in measurements a readout gained more for it than "
+        "adapters inside the model",
     )
     if flat.get("adapter.basis"):
         layers = Choice(INNER, "a basis is for adapters inside the model")
-    if flat.get("adapter.layers", AUTO) in (AUTO, READOUT) and layers.value == READOUT:
+    elif flat.get("fleet.devices"):
+        layers = Choice(INNER, "emulated devices are timed with adapters inside the model")
+    given = flat.get("adapter.layers", AUTO)
+    if (layers.value if given == AUTO else given) == READOUT:
         return {
             "adapter.layers": layers,
             "steps": Choice(READOUT_STEPS, "steps of a readout cost no forward pass"),

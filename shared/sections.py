@@ -88,7 +88,7 @@ class AdapterSettings(Section):
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
         "last representation alone; or both, such as `readout,top:1`. `auto` is `readout`, and "
-        "`top:1` with a basis and in `samara tune`",
+        "`top:1` with a basis, with emulated devices, and in `samara tune`",
         pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="readout.md",
     )

@@ -229,7 +229,7 @@ def test_partial_without_a_label_bias_is_refused(informed: Settings) -> None:
 
 
 def test_tune_and_phones_refuse_a_basis(informed: Settings) -> None:
-    adapter = AdapterSettings(basis=informed["adapter.basis"])
+    adapter = AdapterSettings(layers="top:1", basis=informed["adapter.basis"])
     with pytest.raises(ConfigError, match=r"adapter\.basis: tune trains every element"):
         TuneSettings.of({"adapter.basis": informed["adapter.basis"]}, "test")
     with pytest.raises(ConfigError, match="a phone's program moves the adapter's elements"):

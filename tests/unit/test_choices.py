@@ -32,6 +32,15 @@ def test_a_basis_is_for_adapters_inside_the_model(tmp_path: Path) -> None:
     assert (config.adapter.layers, config.steps, config.batch) == ("top:1", 2, 32)
 
 
+def test_emulated_devices_are_timed_with_adapters_inside_the_model() -> None:
+    fleet = {"fleet.devices": '[{"device": "laptop", "share": 1}]'}
+    config = RunConfig.of(fleet, "test")
+    assert (config.adapter.layers, config.steps, config.batch) == ("top:1", 2, 32)
+    assert RunConfig.of(config.flat(), "test") == config
+    both = RunConfig.of(fleet | {"adapter.layers": "readout"}, "test")
+    assert (both.adapter.layers, both.steps) == ("readout", 16)
+
+
 def test_what_is_set_is_kept() -> None:
     config = of(adapter__layers="readout", steps=3, batch=5)
     assert (config.steps, config.batch) == (3, 5)
