@@ -116,7 +116,8 @@ class ModelRuntime:
             self.tokenize, self._deciding = predecessor.tokenize, predecessor._deciding
             if _trunk_settings(config) == _trunk_settings(predecessor.config):
                 self._trunk_cache = predecessor._trunk_cache
-                self._representations = predecessor._representations
+                if _first_pass_settings(config) == _first_pass_settings(predecessor.config):
+                    self._representations = predecessor._representations
         self.backend: Backend = (
             predecessor.backend
             if predecessor is not None and predecessor.config is config
@@ -356,3 +357,8 @@ def _trunk_settings(config: RunConfig) -> tuple[object, ...]:
     """Return the settings that the cached outputs of the blocks below the adapters depend on."""
     adapted = config.adapter.layers, config.adapter.projections
     return *adapted, config.trunk_cache, config.trunk_cache_folder
+
+
+def _first_pass_settings(config: RunConfig) -> tuple[object, ...]:
+    """Return the settings that a readout's features depend on, besides those of the trunk."""
+    return config.adapter.damping, config.micro_batch, config.memory_budget

@@ -322,6 +322,17 @@ def test_every_method_works_on_the_embedded_model(method: str, tmp_path: Path) -
     assert result.elements == Layout.from_json((tmp_path / "run" / "layout.json").read_text()).size
 
 
+def test_another_damping_has_features_of_its_own(readout: Settings) -> None:
+    run = loaded(readout)
+    prompts = run.data.share_of(0, 3).tokenized(Split.TRAIN).prompts
+    damped = run.runtime.features(prompts)
+    plain = run.under(config_of(readout, adapter__damping="none")).runtime.features(prompts)
+    assert not np.allclose(damped, plain)
+    again = run.copy_sharing_weights().runtime
+    np.testing.assert_array_equal(again.features(prompts), damped)
+    assert again.passes == 0
+
+
 def test_the_layout_names_the_damping(readout: Settings, tmp_path: Path) -> None:
     layouts = {
         kind: loaded(readout, adapter__damping=kind).runtime.layout
