@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     # The layout's hash has the content of these files.
     "adapter.basis": "a.basis",
     "adapter.damping": "a.damping",
+    "adapter.start": "start.safetensors",
 }
 
 
