@@ -131,7 +131,14 @@ class Basis:
                 or not np.all((scales >= 1) & (scales <= MAX_ROW_SUM))
             ):
                 raise ValueError(f"vectors {vectors.dtype} {vectors.shape}, scales {scales.shape}")
-        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+        ) as error:
             raise ModelError(f"not a basis: {error}; write it with samara adapter basis") from error
         basis = cls(origin, vectors, scales, data)
         basis._check_row_sums()

@@ -25,6 +25,7 @@ from shared.errors import ModelError, ReplayError, SamaraError
 from shared.layout import BASIS_PART, LABEL_BIAS_GROUP, BasisReference, Layout, Tensor
 from shared.model.weight_map import WeightMap
 from shared.replay import STATE_BITS
+from shared.start import Start
 
 BASIS = random_basis(20, 5)
 RANGE = 2**46  # ±1/32
@@ -92,7 +93,7 @@ def test_the_lift_agrees_with_the_lifted_directions() -> None:
 
 def test_a_start_is_added_to_the_lift() -> None:
     start, theta = np.full(20, 2**50, np.int64), np.full(5, 2**45, np.int64)
-    weights = WeightMap(start, BASIS).weights(theta)
+    weights = WeightMap(Start(bytes(32), bytes(32), start), BASIS).weights(theta)
     exact = [2.0**-51 * (2**50 + number) for number in exact_lift(BASIS, theta.tolist())]
     np.testing.assert_array_equal(weights, np.array(exact, np.float32))
 
@@ -136,6 +137,8 @@ def hostile() -> dict[str, bytes]:
         "missing field": save(tensors, {"samara": '{"format": "samara basis 1"}'}),
         "wrong field": save(tensors, {"samara": metadata_text(texts="many")}),
         "metadata is a list": save(tensors, {"samara": "[]"}),
+        "metadata is a string": save(tensors, {"samara": '"basis"'}),
+        "header is a list": (2).to_bytes(8, "little") + b"[]",
         "other dtype": save(tensors | {"vectors": BASIS.vectors.astype(np.int16)}, metadata),
         "one more tensor": save(tensors | {"more": BASIS.scales}, metadata),
         "fewer scales": save(tensors | {"scales": BASIS.scales[:-1]}, metadata),
