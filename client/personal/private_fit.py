@@ -99,13 +99,17 @@ def _has_private_readout(config: RunConfig) -> bool:
 def _examples(
     runtime: ModelRuntime, data: ClientData, state: NDArray[np.int64], with_features: bool
 ) -> Examples:
-    """Return a client's training examples as scores under a state, labels, and features."""
-    train = data.tokenized(Split.TRAIN)
+    """Return a client's training examples as scores under a state, labels, and features.
+
+    The forward passes that they take are counted as those of the client's steps are.
+    """
+    train, before = data.tokenized(Split.TRAIN), runtime.passes
     runtime.prepare(train.prompts)
     features = np.zeros((len(train.labels), 0))
     if with_features:
         features = runtime.features(train.prompts).astype(np.float64)
     scores = runtime.scores(state, train.prompts).astype(np.float64)
+    data.passes += runtime.passes - before
     return Examples(scores, train.labels, features)
 
 

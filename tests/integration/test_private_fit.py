@@ -97,6 +97,9 @@ def test_a_readout_adapter_gets_a_private_readout_too(
     (runtime, source), w = load_run(config), opened.global_state()
     train = source.share_of(0, 2).tokenized(Split.TRAIN)
     layout, phi = opened.layout, runtime.features(train.prompts).astype(np.float64)
+    for client, rows in opened.result.passes.items():
+        examples = source.share_of(client, 2).tokenized(Split.TRAIN).labels
+        assert rows == len(examples)
     passes = runtime.passes
     private = make_recorded_private_fit(
         runtime, source.share_of(0, 2), config, bytes.fromhex(opened.result.run_id), w
