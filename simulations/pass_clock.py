@@ -11,15 +11,16 @@ class PassClock(SystemClock):
     """A clock whose events and result say how many rows went through the model for each client.
 
     A row is an example under one perturbation. Rows of evaluations are not counted, nor those of
-    backward passes.
+    backward passes. The first pass of a readout counts even if a cache from an earlier run had it.
 
     Args:
-        clients: data of all clients, which count the rows.
+        clients: data of all clients, which count the rows from now on.
     """
 
     def __init__(self, clients: Sequence[ClientData]) -> None:
         self._clients = clients
-        self._counted = [data.passes for data in clients]
+        for data in clients:
+            data.passes, data.has_passed = 0, False
 
     def finish_round(self) -> dict[str, Any]:
         """Return the rows of each client since the round before, by the key ``passes``."""
@@ -35,6 +36,7 @@ class PassClock(SystemClock):
 
     def _take(self) -> dict[int, int]:
         """Return the rows of each client that were not returned yet."""
-        new = [data.passes - rows for data, rows in zip(self._clients, self._counted, strict=True)]
-        self._counted = [data.passes for data in self._clients]
-        return dict(enumerate(new))
+        new = {}
+        for client, data in enumerate(self._clients):
+            new[client], data.passes = data.passes, 0
+        return new

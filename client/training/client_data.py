@@ -67,6 +67,7 @@ class ClientData:
         client_count: number of clients that a common data set is divided among; None if the
             examples are the client's own.
         passes: number of rows that went through the model for the client's steps so far.
+        has_passed: whether the first pass of a readout is among them.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ClientData:
         client_count: int | None = None,
     ) -> None:
         self.client, self.examples, self.client_count = client, examples, client_count
-        self.passes = 0
+        self.passes, self.has_passed = 0, False
         self._tokenize, self._lock = tokenize, threading.Lock()
         self._tokenized: dict[Split, LabelledPrompts] = {}
         self._training_hash = ""

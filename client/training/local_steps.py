@@ -120,9 +120,7 @@ def take_local_steps_together(
     participants = []
     for data in clients:
         examples = data.tokenized(Split.TRAIN)
-        before = runtime.passes
-        runtime.prepare(examples.prompts)
-        data.passes += runtime.passes - before
+        _prepare(runtime, data, examples)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         participants.append(_Participant(data, examples, plan, state))
     part = _TrainedPart(state, mask)
@@ -130,6 +128,16 @@ def take_local_steps_together(
         _take_step(runtime, [one for one in participants if one.error is None], part)
     token = token_of(instruction.encode())
     return [one.error or one.plan.report(token) for one in participants]
+
+
+def _prepare(runtime: ModelRuntime, data: ClientData, examples: LabelledPrompts) -> None:
+    """Prepare a client's examples, and count the rows that this takes if nothing is kept yet."""
+    before = runtime.passes
+    runtime.prepare(examples.prompts)
+    if runtime.has_readout_alone and not data.has_passed:
+        data.passes, data.has_passed = data.passes + len(examples.prompts), True
+    else:
+        data.passes += runtime.passes - before
 
 
 def clients_per_pass(row_budget: int, instruction: TrainInstruction, schedule: Schedule) -> int:

@@ -151,6 +151,11 @@ class ModelRuntime:
         )
 
     @property
+    def has_readout_alone(self) -> bool:
+        """Return whether the model runs once per example, since nothing inside it is trained."""
+        return isinstance(self.forward, ReadoutForward)
+
+    @property
     def passes(self) -> int:
         """The number of rows, examples times perturbations, that went through the model so far."""
         return self.forward.passes
