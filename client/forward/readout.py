@@ -60,7 +60,7 @@ class RepresentationScorer(Scorer):
 
 
 @dataclass(eq=False)
-class _Split:
+class _SplitRows:
     """Examples whose forward passes are shared.
 
     Attributes:
@@ -89,11 +89,11 @@ class RepresentationStore:
 
     def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
         self.disk, self._limit, self._lock = disk, limit, threading.Lock()
-        self._splits: dict[tuple[int, ...], _Split] = {}
-        self._split_of: dict[int, _Split] = {}
-        self._kept: OrderedDict[int, _Split] = OrderedDict()
+        self._splits: dict[tuple[int, ...], _SplitRows] = {}
+        self._split_of: dict[int, _SplitRows] = {}
+        self._kept: OrderedDict[int, _SplitRows] = OrderedDict()
 
-    def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> _Split:
+    def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> _SplitRows:
         """Return the split of exactly these examples.
 
         Args:
@@ -105,21 +105,21 @@ class RepresentationStore:
         with self._lock:
             if ids not in self._splits:
                 rows = {identity: row for row, identity in enumerate(ids)}
-                self._splits[ids] = _Split(tuple(prompts), rows)
+                self._splits[ids] = _SplitRows(tuple(prompts), rows)
             split = self._splits[ids]
             for identity in ids:
                 if lasting or identity not in self._split_of:
                     self._split_of[identity] = split
             return split
 
-    def splits_of(self, prompts: Sequence[Prompt]) -> list[_Split] | None:
+    def splits_of(self, prompts: Sequence[Prompt]) -> list[_SplitRows] | None:
         """Return the split that each example is taken from; None if one has no split."""
         with self._lock:
-            found = [self._split_of.get(id(prompt)) for prompt in prompts]
-        splits = [split for split in found if split is not None]
+            splits_or_none = [self._split_of.get(id(prompt)) for prompt in prompts]
+        splits = [split for split in splits_or_none if split is not None]
         return splits if len(splits) == len(prompts) else None
 
-    def numbers(self, split: _Split, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
+    def numbers(self, split: _SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
         """Return the numbers of a split, which are computed unless they are in memory."""
         with split.computing:
             numbers = split.numbers
@@ -128,7 +128,7 @@ class RepresentationStore:
             self._keep(split, numbers)
         return numbers
 
-    def _keep(self, split: _Split, numbers: Tensor) -> None:
+    def _keep(self, split: _SplitRows, numbers: Tensor) -> None:
         with self._lock:
             split.numbers = numbers
             self._kept[id(split)] = split
@@ -140,7 +140,7 @@ class RepresentationStore:
                 dropped.numbers = None
 
 
-def _bytes(split: _Split) -> int:
+def _bytes(split: _SplitRows) -> int:
     return 0 if split.numbers is None else split.numbers.nbytes
 
 
@@ -281,7 +281,7 @@ class ReadoutForward:
             starts[split], start = start, start + len(split.prompts)
         return whole[rows + torch.tensor([starts[split] for split in splits])]
 
-    def _numbers_of(self, split: _Split) -> Tensor:
+    def _numbers_of(self, split: _SplitRows) -> Tensor:
         return self._store.numbers(split, self._compute)
 
     @torch.no_grad()  # not inference mode: exact gradients flow past these numbers

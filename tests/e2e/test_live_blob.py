@@ -12,7 +12,7 @@ from client.protocol.resident_trainer import BLOBS_FOLDER
 from shared.blob_store import BlobStore, blob_hash
 from shared.frames.blob import PART_BYTES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 CLIENT = "kitchen"
 SETTINGS: dict[str, Any] = {
