@@ -10,6 +10,7 @@ than features. The symmetric root is unique.
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,8 +252,8 @@ def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> str:
 
 
 def _write_once(file: Path, data: bytes) -> None:
-    """Write a file atomically, unless another process has written it."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    """Write a file atomically, unless another process or thread has written it."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}")
     write_durably(temporary, data)
     try:
         os.link(temporary, file)
