@@ -179,6 +179,7 @@ def main() -> None:
         for delegate, quantization in KINDS:
             kind = "int8" if quantization == "int8" else "none"
             settings = {"model.max-length": LENGTH, "model.quantization": kind, "threads": 1}
+            settings["adapter.layers"] = "top:1"
             config = RunConfig.of(settings, "bench")
             runtime, source = load_run(config)
             data = source.share_of(0, CLIENTS)

@@ -43,6 +43,7 @@ from shared.tasks.messages import messages, writers
 from shared.tasks.metrics import Confusion
 
 SETTINGS: dict[str, Scalar] = {
+    "adapter.layers": "top:1",
     "steps": 2,
     "queries": 16,
     "batch": 32,
