@@ -241,7 +241,7 @@ def compare_with_passes(texts: Texts, data: str, model: str) -> float:
     64 directions at the base, on a batch of 32 texts.
     """
     settings = {"data.path": data, "data.limit": TRAIN_TEXTS, "model.path": model, "task": "sst2"}
-    settings |= {"adapter.rank": 2, "adapter.alpha": 4.0, "threads": 1}
+    settings |= {"adapter.layers": "top:1", "adapter.rank": 2, "adapter.alpha": 4.0, "threads": 1}
     run = load_run(RunConfig.of(settings, "benchmark"))
     examples, layout = run.data.undivided(0).in_split(Split.TRAIN)[:32], run.runtime.layout
     data_of_client = ClientData(0, examples, run.runtime.tokenize)
