@@ -5,7 +5,8 @@ model's own predictions y. The texts x are random tokens or lines of a public fi
 prompt around them, so neither data nor labels of a federation are needed. The basis is made of the
 eigenvectors of the largest eigenvalues λ, each times λ^(−1/4): directions that change answers a lot
 are shortened, since they bound the learning rate, and the others are lengthened, up to where they
-would mostly add noise. All are scaled so that E|U·z|² = d, as for isotropic directions.
+would mostly add noise. All are scaled so that tr(UᵀFU) = tr(F): projected gradients are then as
+large as those of isotropic directions, and the same learning rates are stable.
 """
 
 import logging
@@ -192,8 +193,9 @@ def measure_basis(
     probes = len(prompts) * PROBE_TEXTS // (TEXTS + PROBE_TEXTS)
     gradients = prediction_gradients(runtime, prompts[:-probes])
     values, vectors = leading_vectors(gradients, BASIS_SIZE)
-    factors = values[:BASIS_SIZE] ** EXPONENT
-    vectors *= (factors * np.sqrt(elements / np.square(factors).sum()))[:, None]
+    leading = values[:BASIS_SIZE]
+    factors = leading**EXPONENT
+    vectors *= (factors * np.sqrt(values.sum() / (leading * factors**2).sum()))[:, None]
     origin = BasisOrigin(
         runtime.model_id.hex(),
         runtime.layout.adapter_hash.hex(),

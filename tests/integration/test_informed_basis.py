@@ -91,8 +91,12 @@ def test_the_command_writes_a_basis_that_a_run_uses(
     basis = read_basis(str(file))
     assert f"sha256 {basis.reference.sha256}" in lines[1]
     assert basis.vectors.shape[0] == SIZES["BASIS_SIZE"]
-    # E|U·z|² = d, as without a basis
-    assert np.square(basis.as_float32()).sum() == pytest.approx(basis.element_count, rel=0.02)
+    # E(∇·U·z)² = |∇|², as without a basis
+    runtime = load_run(config_of(settings)).runtime
+    prompts = prompts_around(runtime, load_task("sst2"), random_texts(runtime, SIZES["TEXTS"]))
+    gradients = prediction_gradients(runtime, prompts).astype(np.float64)
+    projected = gradients @ basis.as_float32().T
+    assert np.square(projected).sum() == pytest.approx(np.square(gradients).sum(), rel=0.03)
     again = tmp_path / "again.basis"
     list(write_basis(config_of(settings), "random-tokens", again))
     assert again.read_bytes() == file.read_bytes()
