@@ -148,6 +148,7 @@ def result_of(
             "max": 20 * 32 / 1536,
             "clients": {str(client): 20 * 32 / 1536 for client in range(clients)},
         },
+        "automatic": {},
         "passes": {str(client): 20 * 2 * 32 for client in range(clients)},
         "rounds": rounds,
         "evaluations": evaluations,

@@ -196,7 +196,9 @@ def test_costs_are_per_client(compare: Compare) -> None:
     cost = comparison.cost(comparison.runs.variants[0])
     assert (cost.bytes_up, cost.bytes_down) == (160 * 20, 1561 * 20)
     assert (cost.steps, cost.private_steps) == (40, 10)
-    assert cost.passes == 50 * 2 * 16 * 32
+    assert cost.passes == 20 * 2 * 32, "as counted"
+    uncounted = compare(result_of(clients=10) | {"passes": {}})
+    assert uncounted.cost(uncounted.runs.variants[0]).passes == 50 * 2 * 16 * 32
     assert cost.adapter_bytes == 4 * 1536
     curve = comparison.curve(comparison.runs.variants[0])
     assert [(moment.round, moment.bytes) for moment in curve] == [(0, 0), (10, 17210), (20, 34420)]

@@ -42,8 +42,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["adapter.basis"] = "basis.safetensors"
     if combination.get("start") == "given":
         own["adapter.start"] = "start.safetensors"
-    if (adapter := combination.get("adapter", "inner")) != "inner":
-        own["adapter.layers"] = {"readout": "readout", "both": "readout,top:1"}[adapter]
+    layers = {"inner": "top:1", "readout": "readout", "both": "readout,top:1"}
+    own["adapter.layers"] = layers[combination.get("adapter", "inner")]
     if combination.get("late reports") == "counted":
         own["cohort.late-rounds"] = 2
     if combination.get("scalar limit") == "set":
