@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from client.personal.private_rounds import open_personal_ledger
 from client.personal.softmax_fit import Examples, SoftmaxFit, fit_intercept, fit_private_part
 from client.training.client_data import ClientData
+from client.training.local_steps import prepare_training_examples
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.frames.instructions import PERSONAL_TRACK, Split
+from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from shared.model.readout import contrasts
 from shared.replay import DenseValues, replay, zero_state
@@ -103,8 +104,8 @@ def _examples(
 
     The forward passes that they take are counted as those of the client's steps are.
     """
-    train, before = data.tokenized(Split.TRAIN), runtime.passes
-    runtime.prepare(train.prompts)
+    train = prepare_training_examples(runtime, data)
+    before = runtime.passes
     features = np.zeros((len(train.labels), 0))
     if with_features:
         features = runtime.features(train.prompts).astype(np.float64)

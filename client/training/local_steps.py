@@ -119,8 +119,7 @@ def take_local_steps_together(
     runtime.check_layout(instruction.layout_hash)
     participants = []
     for data in clients:
-        examples = data.tokenized(Split.TRAIN)
-        _prepare(runtime, data, examples)
+        examples = prepare_training_examples(runtime, data)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         participants.append(_Participant(data, examples, plan, state))
     part = _TrainedPart(state, mask)
@@ -130,14 +129,19 @@ def take_local_steps_together(
     return [one.error or one.plan.report(token) for one in participants]
 
 
-def _prepare(runtime: ModelRuntime, data: ClientData, examples: LabelledPrompts) -> None:
-    """Prepare a client's examples, and count the rows that this takes if nothing is kept yet."""
-    before = runtime.passes
+def prepare_training_examples(runtime: ModelRuntime, data: ClientData) -> LabelledPrompts:
+    """Return a client's training examples, prepared for the runtime's forward engine.
+
+    The rows that this takes count as passes of the client. The first pass of a readout counts
+    once, whether it was kept from an earlier run or not.
+    """
+    examples, before = data.tokenized(Split.TRAIN), runtime.passes
     runtime.prepare(examples.prompts)
     if runtime.has_readout_alone and not data.has_passed:
         data.passes, data.has_passed = data.passes + len(examples.prompts), True
     else:
         data.passes += runtime.passes - before
+    return examples
 
 
 def clients_per_pass(row_budget: int, instruction: TrainInstruction, schedule: Schedule) -> int:
