@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two processes, each with whole files, so that a file's fixtures are made once.
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
@@ -45,10 +47,10 @@ demo: install
 	$(BIN)/samara demo
 
 test: install
-	$(BIN)/python -m pytest -m 'not exhaustive'
+	$(BIN)/python -m pytest -m 'not exhaustive' $(TWO_AT_A_TIME)
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
 
 arm64:
 	tests/arm64.sh .arm64
