@@ -10,7 +10,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from safetensors.numpy import load, save
 from shared.blob_store import BlobStore
 from shared.blobs import resolve_blob
 from shared.errors import ConfigError, ModelError, ReplayError
+from shared.files import read_safetensors_metadata
 from shared.layout import MAX_BASIS_SIZE, BasisReference
 from shared.replay import STATE_BITS
 
@@ -33,7 +33,6 @@ MAX_ROW_SUM = 2**23 - 1
 MAX_BYTES = 2**28
 """The most bytes of a file."""
 _METADATA_KEY = "samara"
-_MAX_HEADER = 2**16
 _LIFT_UNIT_BITS = STATE_BITS - ROUNDED_BITS + SCALE_BITS
 _AT_ONCE = 2**14
 
@@ -222,11 +221,7 @@ def _read_origin(data: bytes) -> BasisOrigin:
     Raises:
         ValueError, KeyError, TypeError: if there is none.
     """
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_MAX_HEADER, len(data) - 8):
-        raise ValueError("truncated, or no safetensors file")
-    header = json.loads(data[8 : 8 + length])
-    content: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
+    content = read_safetensors_metadata(data, _METADATA_KEY)
     if content.pop("format") != FORMAT:
         raise ValueError(f"another format than {FORMAT!r}")
     origin = BasisOrigin(**content)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BlobError
-from shared.files import UNFINISHED, make_folder, sync_folder
+from shared.files import UNFINISHED, cache_folder, make_folder, sync_folder
 
 HASH_BYTES = 32
 MAX_BLOB_BYTES = 256 * 2**20
@@ -24,12 +24,6 @@ PREFIX = "sha256:"
 """The beginning of a setting's value that names a blob by its hash."""
 _PART = ".part"
 _READ_BYTES = 2**20
-
-
-def default_folder() -> Path:
-    """Return the folder of this machine's blobs, `~/.cache/samara/blobs`."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "samara" / "blobs"
 
 
 def blob_hash(path: Path) -> bytes:
@@ -73,7 +67,7 @@ class BlobStore:
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_STORE_BYTES) -> None:
-        self.folder, self._max_bytes = folder or default_folder(), max_bytes
+        self.folder, self._max_bytes = folder or cache_folder("blobs"), max_bytes
 
     def find(self, blob: bytes) -> Path | None:
         """Return the file of a blob after verifying its content; None if it is not here.

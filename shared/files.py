@@ -1,10 +1,17 @@
-"""Files that survive a crash: they are written under another name, fsynced and renamed."""
+"""Files: how they are written so that a crash leaves them whole, and headers of those in use.
 
+A file that must survive a crash is written under another name, fsynced and renamed.
+"""
+
+import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 UNFINISHED = ".new"
 """The suffix of files that are being written, or whose writing a crash interrupted."""
+_MAX_HEADER_BYTES = 2**16
 
 
 def write_durably(path: Path, *parts: bytes | memoryview) -> None:
@@ -26,6 +33,32 @@ def write_durably(path: Path, *parts: bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write a whole file as `write_durably` does, unless another process or thread has written it.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    write_durably(temporary, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of this machine's cache, ``~/.cache/samara/NAME`` or in XDG_CACHE_HOME.
+
+    Raises:
+        RuntimeError: if there is no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "samara" / name
 
 
 def sync_folder(folder: Path) -> None:
@@ -51,3 +84,20 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def read_safetensors_metadata(data: bytes, key: str) -> dict[str, Any]:
+    """Return the JSON object under a key of the metadata of a safetensors file.
+
+    Args:
+        data: content of the file.
+        key: key in the metadata.
+
+    Raises:
+        ValueError, KeyError, TypeError: if there is none.
+    """
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
+        raise ValueError("truncated, or no safetensors file")
+    content: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][key])
+    return content

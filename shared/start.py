@@ -9,7 +9,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from safetensors.numpy import load, save
 from shared.blob_store import MAX_BLOB_BYTES, BlobStore
 from shared.blobs import resolve_blob
 from shared.errors import ModelError
+from shared.files import read_safetensors_metadata
 from shared.layout import MAX_ELEMENTS, Layout
 from shared.replay import STATE_BITS
 
@@ -27,7 +27,6 @@ FORMAT = "samara start 1"
 START_LIMIT = 2**61
 """The absolute value that the numbers of a start stay below, in units of a state: 1,024."""
 _METADATA_KEY, _TENSOR = "samara", "start"
-_MAX_HEADER = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class Start:
             ModelError: if they are no start.
         """
         try:
-            content = _read_metadata(data)
+            content = read_safetensors_metadata(data, _METADATA_KEY)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r}")
             hashes = [bytes.fromhex(content[key]) for key in ("model_id", "weights_hash")]
@@ -158,17 +157,3 @@ def read_start(value: str, store: BlobStore | None = None) -> Start:
     except ModelError as error:
         raise ModelError(f"adapter.start: {path}: {error}") from error
     return start
-
-
-def _read_metadata(data: bytes) -> dict[str, Any]:
-    """Return the metadata of a safetensors file.
-
-    Raises:
-        ValueError, KeyError, TypeError: if there are none.
-    """
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_MAX_HEADER, len(data) - 8):
-        raise ValueError("truncated, or no safetensors file")
-    header = json.loads(data[8 : 8 + length])
-    content: dict[str, Any] = json.loads(header["__metadata__"][_METADATA_KEY])
-    return content

@@ -5,7 +5,6 @@ Quantized blocks are computed once and kept in a folder that other runs use too.
 """
 
 import logging
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +25,7 @@ from client.streaming.sizes import free_memory, read_model_sizes
 from client.streaming.stream import BlockStream
 from client.streaming.tensor_locations import TensorLocation, tensor_locations
 from shared.errors import ModelError
+from shared.files import cache_folder
 from shared.model.checkpoint import (
     CheckpointEntry,
     quantize_block,
@@ -234,8 +234,7 @@ def stream_folder(settings: ModelSettings) -> Path:
     """
     if settings.stream_folder:
         return Path(settings.stream_folder).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "samara" / "blocks"
+        return cache_folder("blocks")
     except RuntimeError as error:
         raise ModelError("there is no home folder for blocks; set model.stream-folder") from error

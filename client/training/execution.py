@@ -6,7 +6,6 @@ decided before the first step and written to the run's folder.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from client.forward.resident import ResidentForward
 from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError
-from shared.files import write_durably
+from shared.files import write_once
 from shared.layout import Layout
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
@@ -74,22 +73,10 @@ def read_or_decide_execution(
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_once(file, (json.dumps(content, indent=2) + "\n").encode())
+            write_once(file, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
     return _read(file)
-
-
-def _write_once(file: Path, data: bytes) -> None:
-    """Write a file atomically, unless another process of this run has written it."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    write_durably(temporary, data)
-    try:
-        os.link(temporary, file)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
 
 
 def _read(file: Path) -> Execution:

@@ -9,8 +9,6 @@ than features. The symmetric root is unique.
 
 import hashlib
 import json
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from shared.blob_store import BlobStore, blob_hash
 from shared.blobs import resolve_blob
 from shared.directions import text_tokens
 from shared.errors import ConfigError, ModelError
-from shared.files import make_folder, write_durably
+from shared.files import cache_folder, make_folder, write_once
 from shared.layout import RANDOM_TOKENS, DampingRecipe
 from shared.model.loading import BaseModel
 from shared.model.scorers import Prompt
@@ -140,12 +138,12 @@ def load_damping(
     if damping != RANDOM_TOKENS:
         return read_damping(_file_of(damping), base)
     texts = prompts()
-    file = _cache_folder() / f"{_cache_key(base, texts)}.safetensors"
+    file = cache_folder("damping") / f"{_cache_key(base, texts)}.safetensors"
     if not file.exists():
         measured, rank = measure_damping(represent(texts))
         try:
             make_folder(file.parent)
-            _write_once(file, encode_damping(measured, base, len(texts), rank))
+            write_once(file, encode_damping(measured, base, len(texts), rank))
         except OSError as error:
             raise ConfigError(
                 f"{file}: cannot be written: {error.strerror}; make room, or set adapter.damping "
@@ -240,24 +238,8 @@ def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
     return Example(text, 0, "", "", answers, cut)
 
 
-def _cache_folder() -> Path:
-    return Path("~/.cache/samara/damping").expanduser()
-
-
 def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> str:
     content: list[Any] = [[prompt.sequences, prompt.supervised] for prompt in prompts]
     variant = [base.model_id.hex(), base.family, base.pooling, base.quantization]
     key = json.dumps([VERSION, *variant, str(base.network.dtype), content])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _write_once(file: Path, data: bytes) -> None:
-    """Write a file atomically, unless another process or thread has written it."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}")
-    write_durably(temporary, data)
-    try:
-        os.link(temporary, file)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()

@@ -28,6 +28,7 @@ from shared.config import RunConfig
 from shared.directions import directions
 from shared.errors import ConfigError, DataError, ModelError
 from shared.features import check_features
+from shared.files import cache_folder, write_once
 from shared.frames.instructions import Split, TrainInstruction
 from shared.layout import READOUT_GROUP, DampingRecipe, Layout
 from shared.model import damping
@@ -46,11 +47,9 @@ FAMILIES = ("causal", "masked", "encoder")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without the dampings of this machine."""
-    folder = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(folder))
-    return folder
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache without the dampings of other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -350,12 +349,12 @@ def test_the_layout_names_the_damping(readout: Settings, tmp_path: Path) -> None
 
 
 def test_random_tokens_are_measured_once_per_machine(
-    readout: Settings, home: Path, monkeypatch: pytest.MonkeyPatch
+    readout: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = loaded(readout).runtime
     prompts = loaded(readout).data.share_of(0, 3).tokenized(Split.TRAIN).prompts
     features = first.features(prompts)
-    (file,) = (home / ".cache" / "samara" / "damping").iterdir()
+    (file,) = cache_folder("damping").iterdir()
     monkeypatch.setattr(damping, "measure_damping", None)
     np.testing.assert_array_equal(loaded(readout).runtime.features(prompts), features)
     file.write_bytes(file.read_bytes()[:-9])
@@ -366,7 +365,7 @@ def test_random_tokens_are_measured_once_per_machine(
 def test_threads_may_write_the_same_damping(tmp_path: Path) -> None:
     file = tmp_path / "damping"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: damping._write_once(file, bytes(100_000)), range(40)))
+        list(pool.map(lambda _: write_once(file, bytes(100_000)), range(40)))
     assert file.read_bytes() == bytes(100_000)
     assert [path.name for path in tmp_path.iterdir()] == ["damping"]
 

@@ -12,7 +12,6 @@ from shared.blob_store import (
     MAX_BLOB_BYTES,
     BlobStore,
     blob_hash,
-    default_folder,
     parse_reference,
     to_reference,
 )
@@ -50,10 +49,10 @@ def test_the_default_folder_is_in_the_users_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "samara" / "blobs"
+    assert BlobStore().folder == tmp_path / "samara" / "blobs"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "samara" / "blobs"
+    assert BlobStore().folder == tmp_path / ".cache" / "samara" / "blobs"
 
 
 def test_an_added_file_is_found_by_its_hash(store: BlobStore, file: Path) -> None:
