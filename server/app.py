@@ -89,7 +89,7 @@ def serve(
     keys = ClientKeys(Path(keys_folder)) if keys_folder else None
     roster = Roster(keys, BlobSender.for_run(config, BlobStore()))
     late_exchanges = max(1, config.cohort.late_rounds)
-    grid = DeadlineGrid(prepare_grid(grid), late_exchanges, clock=clock)
+    grid = DeadlineGrid(prepare_grid(grid, keys), late_exchanges, clock=clock)
     grid.while_waiting = partial(roster.send_blobs, grid)
     layout = _await_layout(grid, config, roster, patient)
     config = config.among(roster.client_count) if roster.client_count else config

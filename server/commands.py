@@ -81,15 +81,23 @@ def up(
 
 
 @keys.command()
-def create(name: Name, run: RunOption) -> None:
+def create(
+    name: Name,
+    run: RunOption,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="The key is for a gateway, which phones attach to.")
+    ] = False,
+) -> None:
     """Make the key that a client needs to join a run, also while it is running.
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
     from server.live.keys import KEYS_FOLDER, ClientKeys
 
-    file = ClientKeys(run / KEYS_FOLDER).create(name)
-    print(f"{file}: copy it to the client {name}, then delete it here")
+    file = ClientKeys(run / KEYS_FOLDER).create(name, gateway)
+    print(
+        f"{file}: copy it to the {'gateway' if gateway else 'client'} {name}, then delete it here"
+    )
 
 
 @keys.command()

@@ -13,6 +13,8 @@ from flwr.app import Message
 
 if TYPE_CHECKING:
     from flwr.cli.build import build_fab_from_files as build_fab_from_files
+    from flwr.common.constant import SUPERLINK_NODE_ID as SUPERLINK_NODE_ID
+    from flwr.common.constant import TIMESTAMP_HEADER as TIMESTAMP_HEADER
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.common.constant import SubStatus as SubStatus
     from flwr.common.serde import fab_to_proto as fab_to_proto
@@ -24,9 +26,23 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import StartRunRequest as StartRunRequest
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.proto.fleet_pb2 import PushMessagesRequest as PushMessagesRequest
+    from flwr.proto.message_pb2 import (
+        ConfirmMessageReceivedRequest as ConfirmMessageReceivedRequest,
+    )
     from flwr.proto.message_pb2 import ObjectTree as ObjectTree
+    from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
+    from flwr.proto.message_pb2 import PushObjectRequest as PushObjectRequest
     from flwr.proto.runtime_pb2 import AcquireTaskRequest as AcquireTaskRequest
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest as PullAppMessagesRequest
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest as PushAppMessagesRequest
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest as SendTaskHeartbeatRequest
+    from flwr.supercore.constant import (
+        FLEET_HTTP_PUBLIC_KEY_HEADER as FLEET_HTTP_PUBLIC_KEY_HEADER,
+    )
+    from flwr.supercore.constant import (
+        FLEET_HTTP_SIGNATURE_HEADER as FLEET_HTTP_SIGNATURE_HEADER,
+    )
     from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
     from flwr.supercore.fab import Fab as Fab
@@ -70,7 +86,6 @@ if TYPE_CHECKING:
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.superlink.cli import flower_superlink as flower_superlink
     from flwr.superlink.grid import HttpGrid as HttpGrid
-    from flwr.superlink.grid import http_grid as http_grid
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
     from flwr.supernode.fleet_http_connection import http_request_response as http_request_response
     from flwr.supernode.runtime.run_clientapp import pull_task_input as pull_task_input
@@ -96,8 +111,11 @@ _OBJECT, _OBJECT_UTILS = (
 )
 PARTS = {
     "AcquireTaskRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
+    "ConfirmMessageReceivedRequest": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
     "ControlHttpClient": FlowerPart("flwr.supercore.control", "1.41.0"),
     "ErrorCode": FlowerPart("flwr.common.constant", "1.41.0"),
+    "FLEET_HTTP_PUBLIC_KEY_HEADER": FlowerPart("flwr.supercore.constant", "1.41.0"),
+    "FLEET_HTTP_SIGNATURE_HEADER": FlowerPart("flwr.supercore.constant", "1.41.0"),
     "Fab": FlowerPart("flwr.supercore.fab", "1.41.0"),
     "HeartbeatSender": FlowerPart("flwr.supercore.heartbeat", "1.41.0"),
     "HttpGrid": FlowerPart("flwr.superlink.grid", "1.41.0"),
@@ -107,17 +125,24 @@ PARTS = {
     "ObjectTree": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
     "ObjectUnavailableError": FlowerPart(_OBJECT_UTILS, "1.41.0"),
     "ProtobufClientInterceptor": FlowerPart("flwr.supercore.protobuf.client", "1.41.0"),
+    "PullAppMessagesRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
+    "PullObjectRequest": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
+    "PushAppMessagesRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
+    "PushMessagesRequest": FlowerPart("flwr.proto.fleet_pb2", "1.41.0"),
+    "PushObjectRequest": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
     "RegisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "Run": FlowerPart("flwr.supercore.run", "1.41.0"),
     "RunNotRunningException": FlowerPart("flwr.supercore.run", "1.41.0"),
     "RuntimeHttpClient": FlowerPart("flwr.supercore.runtime", "1.41.0"),
     "RuntimeTokenHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
     "RuntimeVersionHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
+    "SUPERLINK_NODE_ID": FlowerPart("flwr.common.constant", "1.41.0"),
     "SendTaskHeartbeatRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
     "StartRunRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "StopRunRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "SubStatus": FlowerPart("flwr.common.constant", "1.41.0"),
     "SuperExecAuthHttpInterceptor": FlowerPart("flwr.supercore.interceptors", "1.41.0"),
+    "TIMESTAMP_HEADER": FlowerPart("flwr.common.constant", "1.41.0"),
     "TaskIdentity": FlowerPart("flwr.supercore.task_identity", "1.41.0"),
     "TaskType": FlowerPart("flwr.supercore.constant", "1.41.0"),
     "UnregisterNodeRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
@@ -127,7 +152,6 @@ PARTS = {
     "flower_supernode": FlowerPart("flwr.supernode.cli.flower_supernode", "1.41.0"),
     "get_all_nested_objects": FlowerPart(_OBJECT, "1.41.0"),
     "get_object_tree": FlowerPart(_OBJECT, "1.41.0"),
-    "http_grid": FlowerPart("flwr.superlink.grid", "1.41.0"),
     "http_request_response": FlowerPart("flwr.supernode.fleet_http_connection", "1.41.0"),
     "inflate_object_from_contents": FlowerPart(_OBJECT_UTILS, "1.41.0"),
     "iterate_object_tree": FlowerPart(_OBJECT, "1.41.0"),
@@ -166,3 +190,8 @@ if not TYPE_CHECKING:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message an id, as Flower's own grids do when they send it."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def runtime_client(grid: "HttpGrid") -> "RuntimeHttpClient":
+    """Return the client of the SuperLink's runtime API that a ServerApp's grid sends with."""
+    return grid._runtime_client

@@ -256,7 +256,7 @@ def main(
         folder = Path(place)
         data = write_messages(folder, seed)
         prepare_phones(folder, data, folder / "run")
-        ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY)
+        ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
         with LiveRun(folder, settings, names, address) as live:
             figures = served(live, data, kill_gateway)
             digests = {name: digest for name, (_, digest) in live.positions().items()}

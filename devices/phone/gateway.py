@@ -143,7 +143,7 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
 
         Args:
             kind: member of `shared.proto.trainer_pb2.TaskKind`.
-            instruction: instruction frame; empty for a hello.
+            instruction: instruction frame; a nonce of the server's for a hello.
             seconds: time limit.
             clients: client indices of the phones; by default all that are attached. A phone that is
                 not attached is waited for up to `RECONNECT_SECONDS`.

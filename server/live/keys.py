@@ -37,12 +37,14 @@ class ClientKey:
         public_key: PEM.
         created: time when the key was registered, UTC, ISO 8601.
         revoked: time when the key was revoked, UTC, ISO 8601; empty while it is valid.
+        gateway: whether its holder passes messages on to phones and is no client itself.
     """
 
     name: str
     public_key: str
     created: str
     revoked: str = ""
+    gateway: bool = False
 
     @property
     def client(self) -> int:
@@ -72,8 +74,8 @@ class ClientKeys:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def create(self, name: str) -> Path:
-        """Make a key pair for a client and register its public key.
+    def create(self, name: str, gateway: bool = False) -> Path:
+        """Make a key pair for a client or a gateway and register its public key.
 
         Returns:
             The file with the private key, readable by its owner only, in the format that
@@ -94,7 +96,7 @@ class ClientKeys:
         secret_file.touch(0o600, exist_ok=True)
         secret_file.chmod(0o600)
         secret_file.write_bytes(secret)
-        self._write(ClientKey(name, public.decode(), _now()))
+        self._write(ClientKey(name, public.decode(), _now(), gateway=gateway))
         return secret_file
 
     def add(self, name: str, file: Path) -> ClientKey:
@@ -155,7 +157,14 @@ class ClientKeys:
         key = self._find(public_key)
         if key is None:
             return f"its key {fingerprint_of(public_key)[:16]} is not registered here"
+        if key.gateway:
+            return f"its key {key.name} is a gateway's, which takes no part itself"
         return f"its key {key.name} was revoked on {key.revoked}" if key.revoked else ""
+
+    def is_gateway(self, public_key: bytes) -> bool:
+        """Return whether a key is that of a gateway, and valid."""
+        key = self._find(public_key)
+        return key is not None and key.gateway and not key.revoked
 
     def check(self, public_key: bytes, client: int) -> None:
         """Check that the holder of a key may take part as the client with this index.

@@ -13,7 +13,7 @@ from server.rounds.aggregation import check_report
 from server.rounds.evaluation import find_outliers
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
-from server.transport.messages import read_frame
+from server.transport.messages import LOST, cut_foreign_text, read_frame
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
 from shared.errors import RefusalCode, ReportError, SamaraError
@@ -175,6 +175,8 @@ class ReplyValidator:
         result.late[client] = instruction, report
 
     def _entry_of(self, reply: Message) -> RosterEntry | None:
+        if reply.has_error() and reply.error.code in LOST:
+            return None  # the client did not answer, so that it counts as absent
         entry = self._roster.entries.get(reply.metadata.src_node_id)
         if entry is None:
             log.warning("dropped a reply of a node that is no client of this run")
@@ -198,5 +200,6 @@ class ReplyValidator:
         return frame
 
     def _refuse(self, result: ValidatedReplies[Answer], client: int, reason: str) -> None:
+        reason = cut_foreign_text(reason)
         result.refused[client] = reason
         self._events.log_refusal(client, reason)

@@ -8,34 +8,33 @@ messages are fetched with those of later exchanges.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import inf
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from server.live.keys import ClientKeys
 from server.transport.clock import Clock, SystemClock
 from server.transport.delegating_grid import DelegatingGrid
+from server.transport.guarded_grid import GuardedGrid
 from server.transport.phone_grid import PhoneGrid
-from shared.flower_compat import HttpGrid, http_grid, pull_objects
+from shared.flower_compat import HttpGrid
 
 log = logging.getLogger("samara.server")
 
-_PULL_SECONDS = 10.0
-"""Time for the objects of a reply that has been announced. Flower waits 180 s for a client that
-stops in the middle of sending, and all other replies wait with it."""
 
+def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
+    """Return Flower's grid as live runs need it: with guarded replies, and with phones as nodes.
 
-def prepare_grid(grid: Grid) -> Grid:
-    """Return Flower's grid as live runs need it: with phones as nodes and short pull times.
+    Grids of other engines are returned as they are.
 
-    Grids of other engines are returned as they are. The pull time is set for the whole process by
-    replacing a function in a module of Flower, which has no setting for it.
+    Args:
+        grid: Flower's grid.
+        keys: client keys of the run; None if any client may join and be a gateway.
     """
     if not isinstance(grid, HttpGrid):
         return grid
-    http_grid.pull_objects = partial(pull_objects, max_time=_PULL_SECONDS)  # type: ignore[attr-defined]
-    return PhoneGrid(grid)
+    return PhoneGrid(GuardedGrid(grid), keys)
 
 
 class DeadlineGrid(DelegatingGrid):
@@ -92,7 +91,7 @@ class DeadlineGrid(DelegatingGrid):
         while missing or late:
             for reply in self._grid.pull_messages(missing | late):
                 message_id = reply.metadata.reply_to_message_id
-                if message_id in missing or not reply.has_error():
+                if message_id in missing or (message_id in late and not reply.has_error()):
                     replies.append(reply)
                 missing.discard(message_id)
                 late.discard(message_id)

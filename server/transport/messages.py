@@ -15,6 +15,18 @@ LOST = (
     ErrorCode.NODE_UNAVAILABLE,
 )
 """Codes of Flower's error replies to messages that were not delivered."""
+MAX_FOREIGN_TEXT = 500
+"""Most characters of a client's text in a log or a file."""
+
+
+def cut_foreign_text(text: str) -> str:
+    """Return a text that a client may have written as one line of printable characters.
+
+    Every such text goes through here before it is logged or written to a file.
+    """
+    line = " ".join(text[: 4 * MAX_FOREIGN_TEXT].split())
+    line = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return line if len(line) <= MAX_FOREIGN_TEXT else line[: MAX_FOREIGN_TEXT - 1] + "…"
 
 
 def make_message(
@@ -42,7 +54,8 @@ def read_frame(reply: Message) -> bytes:
     """
     if reply.has_error():
         reason = (reply.error.reason or "").strip().splitlines()
-        raise FrameError(f"the client app failed: {reason[-1] if reason else 'no reason given'}")
+        last_line = reason[-1] if reason else "no reason given"
+        raise FrameError(cut_foreign_text(f"the client app failed: {last_line}"))
     record = reply.content.config_records.get(RECORD, ConfigRecord())
     frame = record.get("frame")
     if not isinstance(frame, bytes):

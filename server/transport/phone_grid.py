@@ -4,24 +4,30 @@ A gateway is one Flower node that many phones attach to; it answers a hello with
 attached phones. Here every phone becomes a node with an id and a public key of its own, so that
 roster, cohorts and strategy need not know of gateways. The messages with one frame to the phones
 of one gateway are sent as one message, and its reply is split into one reply per phone. A phone's
-frame counts only with a valid signature under the phone's key.
+frame counts only with a valid signature under the phone's key over the instruction that it answers.
+Where a hello is requested, that is a nonce, so that a gateway cannot send an old hello of a phone
+that is not attached.
 """
 
 import hashlib
 import logging
+import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from server.live.keys import ClientKeys
 from server.transport.delegating_grid import DelegatingGrid
-from server.transport.messages import BLOB_MESSAGE, make_message
+from server.transport.guarded_grid import GuardedGrid
+from server.transport.messages import BLOB_MESSAGE, cut_foreign_text, make_message
 from shared.client_index import client_index_of_key
 from shared.errors import FrameError, RefusalCode
-from shared.flower_compat import ErrorCode, HttpGrid, set_message_id
+from shared.flower_compat import ErrorCode, set_message_id
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
@@ -36,6 +42,7 @@ HELLO_SECONDS = 300.0
 """Time that a node has to answer a hello request before it is sent again."""
 REFRESH_SECONDS = 5.0
 """Time between two requests for the phones that are attached to a gateway."""
+NONCE_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,21 @@ class _Phone:
 
 
 @dataclass(frozen=True)
+class _HelloRequest:
+    """A hello request to a node.
+
+    Attributes:
+        node: Flower's id of the node.
+        nonce: random bytes that the phones of a gateway sign with their hellos.
+        end: end of the time to answer, monotonic seconds.
+    """
+
+    node: int
+    nonce: bytes
+    end: float
+
+
+@dataclass(frozen=True)
 class _RelayedMessage:
     """A message to a gateway that stands for the messages to several of its phones.
 
@@ -81,12 +103,15 @@ class PhoneGrid(DelegatingGrid):
 
     Args:
         grid: delivers the messages.
+        keys: client keys of the run, which say whose nodes are gateways and which phones may take
+            part; None admits all.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, keys: ClientKeys | None = None) -> None:
         super().__init__(grid)
-        # Hello requests by message id: node and end of the time to answer.
-        self._hello_requests: dict[str, tuple[int, float]] = {}
+        self._keys = keys
+        self._hello_requests: dict[str, _HelloRequest] = {}  # by message id
+        self._logged: dict[int, str] = {}  # last warning about each gateway
         # Hello replies of nodes that are no gateways; None if the next request goes to the node.
         self._hellos: dict[int, Message | None] = {}
         # When the phones of each gateway are requested again, monotonic seconds.
@@ -111,16 +136,16 @@ class PhoneGrid(DelegatingGrid):
         """
         public_keys = self._flower_nodes()
         self._discard_old_entries(public_keys.keys())
-        self._receive_hellos()
-        self._request_hellos(public_keys.keys())
+        self._receive_hellos(public_keys)
+        self._request_hellos(public_keys)
         direct = [node for node in sorted(public_keys) if node in self._hellos]
         phones = {phone.node: phone.public_key for phone in self._phones.values()}
         return {node: public_keys[node] for node in direct} | phones
 
     def _flower_nodes(self) -> dict[int, bytes]:
         """Return the public key of every node that Flower knows, gateways among them."""
-        if isinstance(self._grid, HttpGrid):
-            return {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        if isinstance(self._grid, GuardedGrid):
+            return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -202,10 +227,14 @@ class PhoneGrid(DelegatingGrid):
     def _split_reply(self, reply: Message, relayed: _RelayedMessage) -> None:
         """Store a reply of each phone that a relayed message was for; an error if it has none."""
         frames = {}
-        if not reply.has_error():
-            for public_key, frame in _signed_frames(reply, relayed.frame):
-                frames[_node_of_key(public_key)] = frame
-        reason = reply.error.reason if reply.has_error() else "the phone did not answer"
+        reason = "the phone did not answer"
+        if reply.has_error():
+            self._warn(reply.metadata.src_node_id, f"it failed: {reply.error.reason}")
+            reason = "its gateway failed"
+        else:
+            signed, dropped = self._signed_frames(reply, relayed.frame)
+            frames = {_node_of_key(public_key): frame for public_key, frame in signed}
+            self._warn(reply.metadata.src_node_id, _describe_dropped(dropped))
         error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         for message in relayed.messages:
             self._relayed_ids.pop(message.metadata.message_id, None)
@@ -222,68 +251,107 @@ class PhoneGrid(DelegatingGrid):
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
         self._waiting_hellos = {n: m for n, m in self._waiting_hellos.items() if n in self._phones}
+        self._logged = {n: text for n, text in self._logged.items() if n in connected}
         self._hello_requests = {
-            i: (node, end)
-            for i, (node, end) in self._hello_requests.items()
-            if node in connected and now < end
+            i: request
+            for i, request in self._hello_requests.items()
+            if request.node in connected and now < request.end
         }
         self._replies = {i: (reply, end) for i, (reply, end) in self._replies.items() if now < end}
         self._relayed = {i: relayed for i, relayed in self._relayed.items() if now < relayed.end}
         self._relayed_ids = {i: r for i, r in self._relayed_ids.items() if r in self._relayed}
 
-    def _request_hellos(self, connected: Set[int]) -> None:
+    def _request_hellos(self, public_keys: Mapping[int, bytes]) -> None:
         """Request hellos of new nodes, and of gateways whose phones are to be refreshed."""
         now = time.monotonic()
-        requested = {node for node, _ in self._hello_requests.values()}
+        requested = {request.node for request in self._hello_requests.values()}
         due = {node for node, at in self._gateways.items() if now >= at}
-        new = connected - self._hellos.keys() - self._gateways.keys()
+        new = public_keys.keys() - self._hellos.keys() - self._gateways.keys()
         nodes = sorted((new | due) - requested)
         if not nodes:
             return
-        messages = [
-            make_message(node, MessageType.QUERY, "hello", b"", CatchUp(), HELLO_SECONDS)
+        requests = [
+            _HelloRequest(node, secrets.token_bytes(NONCE_BYTES), now + HELLO_SECONDS)
             for node in nodes
         ]
+        messages = [
+            make_message(r.node, MessageType.QUERY, "hello", r.nonce, CatchUp(), HELLO_SECONDS)
+            for r in requests
+        ]
         ids = self._grid.push_messages(messages)
-        self._hello_requests |= {
-            message_id: (node, now + HELLO_SECONDS)
-            for message_id, node in zip(ids, nodes, strict=True)
-            if message_id
-        }
-        self._receive_hellos()
+        self._hello_requests |= {i: r for i, r in zip(ids, requests, strict=True) if i}
+        self._receive_hellos(public_keys)
 
-    def _receive_hellos(self) -> None:
+    def _receive_hellos(self, public_keys: Mapping[int, bytes]) -> None:
         """Fetch the replies to hello requests, and tell gateways from other nodes by them."""
         if not self._hello_requests:
             return
         for reply in self._grid.pull_messages(list(self._hello_requests)):
             request = self._hello_requests.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
+            if request is None or request.node not in public_keys:
                 continue
-            node, _ = request
             record = None if reply.has_error() else reply.content.config_records.get(RECORD)
-            if record is not None and FRAMES in record:
-                self._gateways[node] = time.monotonic() + REFRESH_SECONDS
-                self._update_phones(node, reply)
-            elif node not in self._gateways:
-                self._hellos[node] = None if reply.has_error() else reply
+            may_be_gateway = not self._keys or self._keys.is_gateway(public_keys[request.node])
+            if record is not None and FRAMES in record and may_be_gateway:
+                self._gateways[request.node] = time.monotonic() + REFRESH_SECONDS
+                self._update_phones(request, reply)
+            elif request.node not in self._gateways:
+                self._hellos[request.node] = None if reply.has_error() else reply
 
-    def _update_phones(self, gateway: int, reply: Message) -> None:
+    def _update_phones(self, request: _HelloRequest, reply: Message) -> None:
         """Replace the phones of a gateway by those in its reply to a hello request."""
+        gateway = request.node
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway != gateway}
-        for public_key, frame in _signed_frames(reply, b""):
+        signed, dropped = self._signed_frames(reply, request.nonce)
+        for public_key, frame in signed:
             try:
                 client = _client_of_hello(frame)
             except FrameError as error:
-                log.warning("the hello of a phone is refused: %s", error)
+                dropped[f"the hello of a phone is refused: {error}"] += 1
                 continue
             if client != client_index_of_key(public_key):
-                log.warning("the hello of a phone has client %d, which is not its key's", client)
+                dropped["the hello of a phone is for another client than its key"] += 1
                 continue
             phone = _Phone(gateway, client, public_key, frame)
             self._phones[phone.node] = phone
-            if request := self._waiting_hellos.pop(phone.node, None):
-                self._store_reply(_make_reply(frame, request), _end_of(request))
+            if request_of_phone := self._waiting_hellos.pop(phone.node, None):
+                reply_of_phone = _make_reply(frame, request_of_phone)
+                self._store_reply(reply_of_phone, _end_of(request_of_phone))
+        self._warn(gateway, _describe_dropped(dropped))
+
+    def _signed_frames(
+        self, reply: Message, instruction: bytes
+    ) -> tuple[list[tuple[bytes, bytes]], Counter[str]]:
+        """Return public keys, with the frames in a gateway's reply that are signed with them.
+
+        Returns:
+            Keys and frames, at most one of each phone that may take part, and the number of parts
+            of the reply that are dropped by reason.
+        """
+        record = reply.content.config_records.get(RECORD, ConfigRecord())
+        parts = [record.get(name) for name in (PUBLIC_KEYS, FRAMES, SIGNATURES)]
+        lists = [part for part in parts if isinstance(part, list)]
+        if len(lists) < len(parts) or len({len(part) for part in lists} | {0}) > 2:
+            return [], Counter(["its lists have different lengths"])
+        signed: dict[bytes, bytes] = {}
+        dropped = Counter[str]()
+        for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
+            if not all(isinstance(part, bytes) for part in (public_key, frame, signature)):
+                dropped["a phone's answer is not bytes"] += 1
+            elif public_key in signed or (self._keys and self._keys.refusal_reason(public_key)):
+                dropped["a phone's key is not registered, was revoked, or answers twice"] += 1
+            elif is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
+                signed[public_key] = frame
+            else:
+                dropped["a phone's signature is not valid"] += 1
+        return list(signed.items()), dropped
+
+    def _warn(self, gateway: int, text: str) -> None:
+        """Log a warning about a reply of a gateway in one line, unless it was the last one."""
+        text = cut_foreign_text(text)
+        if text and self._logged.get(gateway) != text:
+            log.warning("gateway %d: %s", gateway, text)
+            self._logged[gateway] = text
 
 
 def _client_of_hello(frame: bytes) -> int:
@@ -327,20 +395,6 @@ def _make_reply(frame: bytes, message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
 
 
-def _signed_frames(reply: Message, instruction: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield public keys, and the frames in a gateway's reply that are signed with them.
-
-    Frames without a valid signature for this instruction are dropped.
-    """
-    record = reply.content.config_records.get(RECORD, ConfigRecord())
-    parts = [record.get(name) for name in (PUBLIC_KEYS, FRAMES, SIGNATURES)]
-    lists = [part for part in parts if isinstance(part, list)]
-    if len(lists) < len(parts) or len({len(part) for part in lists} | {0}) > 2:
-        log.warning("the reply of a gateway is dropped: its lists have different lengths")
-        return
-    for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
-        are_bytes = all(isinstance(part, bytes) for part in (public_key, frame, signature))
-        if are_bytes and is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
-            yield public_key, frame
-        else:
-            log.warning("a frame in the reply of a gateway is dropped: its signature is not valid")
+def _describe_dropped(dropped: Mapping[str, int]) -> str:
+    """Return what is dropped of a gateway's reply as one line; empty if nothing is."""
+    return "; ".join(f"{reason} ({count} times)" for reason, count in dropped.items())

@@ -14,7 +14,7 @@ from server.live.keys import ClientKeys
 from server.transport.blob_sender import BlobSender
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import LOST, make_message, read_frame
+from server.transport.messages import LOST, cut_foreign_text, make_message, read_frame
 from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
@@ -245,6 +245,7 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Refuse a node for some minutes; the reason is logged unless it is the same as before."""
+        reason = cut_foreign_text(reason)
         self.entries.pop(node, None)
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS

@@ -48,8 +48,8 @@ def test_a_missing_part_is_named_with_the_installed_and_the_tested_version(
 
 def test_what_is_used_of_the_parts_is_there() -> None:
     """Parameters and attributes that Samara relies on beside the names."""
-    assert "max_time" in inspect.signature(flower_compat.pull_objects).parameters
-    assert hasattr(flower_compat.http_grid, "pull_objects")
+    assert "max_tries_per_object" in inspect.signature(flower_compat.pull_objects).parameters
+    assert hasattr(flower_compat.HttpGrid, "_runtime_client")
     assert hasattr(flower_compat.HttpGrid, "get_nodes")
     InProcessGrid(ClientApp(), 1, {})  # a message can be made only where Flower knows its run
     message = Message(RecordDict(), 1, "train")

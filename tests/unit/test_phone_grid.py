@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -14,6 +14,7 @@ from helpers import layout_of
 
 from client.protocol.blob_receiver import receive_part
 from devices.live.keys import create_key
+from server.live.keys import ClientKeys
 from server.transport import blob_sender
 from server.transport.blob_sender import BlobSender
 from server.transport.deadline_grid import DeadlineGrid
@@ -22,7 +23,7 @@ from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster
 from shared.blob_store import BlobStore
 from shared.client_index import client_index_of_key
-from shared.errors import RefusalCode
+from shared.errors import RefusalCode, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
@@ -51,6 +52,8 @@ class Gateway:
         self.silent: set[int] = set()
         self.lacking: dict[int, BlobStore] = {}
         self.forge = False
+        self.hellos: dict[str, list[bytes]] = {}
+        self.replays = False
 
     def __call__(self, message: Message, context: Any) -> Message:
         record = message.content.config_records[RECORD]
@@ -70,11 +73,14 @@ class Gateway:
                 data = answer_bytes(instruction, frames[-1]) + b"!" * self.forge
                 signatures.append(self.keys[client].sign(data))
         parts = {FRAMES: frames, PUBLIC_KEYS: keys, SIGNATURES: signatures}
+        if asks_hello:
+            parts = self.hellos if self.replays else parts
+            self.hellos = parts
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
 
     def answer(self, instruction: bytes, client: int, asks_hello: bool) -> bytes:
         store = self.lacking.get(client)
-        if store and instruction and kind_of(instruction) is Kind.BLOB_PART:
+        if store and not asks_hello and kind_of(instruction) is Kind.BLOB_PART:
             return receive_part(instruction, [BLOB], client, store)
         if asks_hello and store and store.find(BLOB) is None:
             numbers = int.from_bytes(BLOB[:4]), store.received_bytes(BLOB)
@@ -233,6 +239,90 @@ def test_a_phone_cannot_be_another_client(gateway: Gateway, grid: DeadlineGrid) 
     (one, key), (other, _) = gateway.keys.items()
     gateway.keys = {one: key, other: key}  # it signs for both
     assert set(phones_of(grid).values()) == {one}
+
+
+def test_a_gateway_cannot_repeat_an_old_hello_of_a_phone(
+    gateway: Gateway, grid: DeadlineGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    assert len(phones_of(grid)) == 2
+    gateway.replays = True
+    grid.connected_nodes()
+    assert phones_of(grid) == {}
+
+
+class KeyedGrid(PhoneGrid):
+    """A grid whose nodes have the keys of these names in a run."""
+
+    names: ClassVar = {LAPTOP: "laptop", GATEWAY: "gateway"}
+
+    def _flower_nodes(self) -> dict[int, bytes]:
+        assert self._keys is not None
+        keys = {key.name: key.public_key.encode() for key in self._keys.read_all()}
+        return {node: keys[name] for node, name in self.names.items()}
+
+
+def run_keys(folder: Path, gateway: Gateway, is_marked: bool) -> ClientKeys:
+    """Return the keys of a run with a laptop, a gateway and its phones."""
+    keys = ClientKeys(folder / "keys")
+    keys.create("laptop")
+    keys.create("gateway", gateway=is_marked)
+    for number, key in enumerate(gateway.keys.values()):
+        (folder / "phone.pem").write_bytes(key.public)
+        keys.add(f"phone-{number}", folder / "phone.pem")
+    return keys
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_only_a_node_whose_key_was_made_for_a_gateway_brings_phones(
+    gateway: Gateway, tmp_path: Path, is_marked: bool
+) -> None:
+    keys = run_keys(tmp_path, gateway, is_marked)
+    grid = KeyedGrid(InProcessGrid(gateway, 2, {}), keys)  # type: ignore[arg-type]
+    nodes = DeadlineGrid(grid, 1).connected_nodes()
+    assert (GATEWAY in nodes) is not is_marked
+    assert len(nodes) == (3 if is_marked else 2)
+    roster = Roster(keys)
+    roster.request_hellos(DeadlineGrid(grid, 1), 0.0)
+    phones = {entry.client for entry in roster.entries.values()} & gateway.keys.keys()
+    assert phones == (gateway.keys.keys() if is_marked else set())
+
+
+def test_a_gateway_takes_no_part_itself(gateway: Gateway, tmp_path: Path) -> None:
+    keys = run_keys(tmp_path, gateway, is_marked=True)
+    [key] = [key for key in keys.read_all() if key.gateway]
+    with pytest.raises(SamaraError, match="its key gateway is a gateway's, which takes no part"):
+        keys.check(key.public_key.encode(), key.client)
+
+
+def test_phones_without_a_registered_key_are_left_out_with_one_line(
+    gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = run_keys(tmp_path, gateway, is_marked=True)
+    for number in range(20):
+        create_key(tmp_path / f"stranger-{number}.key")
+        key = PhoneKey(tmp_path / f"stranger-{number}.key")
+        gateway.keys[client_index_of_key(key.public)] = key
+    grid = KeyedGrid(InProcessGrid(gateway, 2, {}), keys)  # type: ignore[arg-type]
+    for _ in range(5):
+        assert len(grid.connected_nodes()) == 3
+    lines = [record.getMessage() for record in caplog.records if record.name == "samara.server"]
+    assert lines == [
+        f"gateway {GATEWAY}: a phone's key is not registered, was revoked, or answers twice "
+        "(20 times)"
+    ]
+
+
+def test_a_gateway_that_fails_adds_one_line_whatever_it_says(
+    gateway: Gateway, grid: DeadlineGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = phones_of(grid)
+    gateway.answer = None  # type: ignore[method-assign, assignment]
+    replies = train(grid, clients)
+    assert [reply.error.reason for reply in replies.values()] == ["its gateway failed"] * 2
+    lines = [record.getMessage() for record in caplog.records if record.name == "samara.server"]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"gateway {GATEWAY}: it failed: ")
 
 
 def test_a_phone_that_lacks_a_blob_gets_it_through_its_gateway(

@@ -21,14 +21,11 @@ from server.live.run_display import RunDisplay
 from server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from server.rounds.health import ClientHealth
 from server.store import METRICS_FILE
-from server.transport import deadline_grid
-from server.transport.phone_grid import PhoneGrid
 from shared.certificates import make_certificates
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.events import EventFollower, append_event
-from shared.flower_compat import HttpGrid, ObjectPullError, ObjectUnavailableError, http_grid
 from shared.signing import PhoneKey
 
 
@@ -245,20 +242,6 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write(": 2}\n")
     assert list(tail.read_new()) == [{"b": 2}]
-
-
-def test_a_reply_that_does_not_arrive_whole_does_not_delay_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deadline_grid, "_PULL_SECONDS", 0.0)
-    monkeypatch.setattr(http_grid, "pull_objects", None)
-    assert isinstance(deadline_grid.prepare_grid(HttpGrid.__new__(HttpGrid)), PhoneGrid)
-
-    def pull(name: str) -> bytes:
-        raise ObjectUnavailableError(name)
-
-    with pytest.raises(ObjectPullError):
-        http_grid.pull_objects(["part"], pull)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

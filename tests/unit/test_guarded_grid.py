@@ -1,0 +1,270 @@
+"""Replies in the bytes that hostile clients send: who they are from, and which are broken."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+
+from server.transport import guarded_grid
+from server.transport.deadline_grid import DeadlineGrid, prepare_grid
+from server.transport.guarded_grid import GuardedGrid
+from server.transport.messages import MAX_FOREIGN_TEXT, make_message
+from server.transport.phone_grid import PhoneGrid
+from shared.flower_compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    HttpGrid,
+    ObjectTree,
+    Run,
+    TaskIdentity,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+)
+from shared.ledger.catch_up import CatchUp
+from shared.wire import RECORD
+
+RUN = 7
+HONEST, HOSTILE = 11, 12
+FRAME = b"a frame"
+
+Bytes = dict[str, bytes]
+
+
+class SuperLink:
+    """The runtime API of a SuperLink, with the replies that nodes have pushed."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.replies: dict[str, tuple[Any, ObjectTree]] = {}
+        self.objects: Bytes = {}
+        self.confirmed: list[str] = []
+        self.unreadable: set[str] = set()
+        self.pulls = 0
+
+    def PushMessages(self, request: Any) -> PushAppMessagesResponse:  # noqa: N802
+        self.sent += request.messages_list
+        ids = [message.metadata.message_id for message in request.messages_list]
+        return PushAppMessagesResponse(message_ids=ids)
+
+    def PushObject(self, request: Any) -> None:  # noqa: N802
+        raise AssertionError("nothing was asked for")
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802
+        self.pulls += 1
+        if self.unreadable & set(request.message_ids):
+            where = httpx.Request("POST", "https://127.0.0.1")
+            raise httpx.HTTPStatusError("500", request=where, response=httpx.Response(500))
+        found = [self.replies.pop(i) for i in request.message_ids if i in self.replies]
+        return PullAppMessagesResponse(
+            messages_list=[message for message, _ in found],
+            message_object_trees=[tree for _, tree in found],
+        )
+
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802
+        content = self.objects.get(request.object_id)
+        return PullObjectResponse(
+            object_found=True, object_available=content is not None, object_content=content
+        )
+
+    def ConfirmMessageReceived(self, request: Any) -> ConfirmMessageReceivedResponse:  # noqa: N802
+        self.confirmed.append(request.message_object_id)
+        return ConfirmMessageReceivedResponse()
+
+    def reply(
+        self,
+        node: int,
+        content: RecordDict | Error,
+        change: Callable[[Message], None] = lambda message: None,
+    ) -> Message:
+        """Push a node's reply to its message, changed before its bytes are made."""
+        [asked] = [m.metadata for m in self.sent if m.metadata.dst_node_id == node]
+        message = Message(RecordDict(), node, MessageType.TRAIN, ttl=asked.ttl)
+        message.metadata.__dict__["_message_id"] = asked.message_id
+        reply = Message(content, reply_to=message)
+        change(reply)
+        metadata = message_to_proto(reply)
+        metadata.metadata.message_id = reply.object_id
+        # as Flower's fleet API has checked them
+        metadata.metadata.src_node_id = node
+        metadata.metadata.reply_to_message_id = asked.message_id
+        self.replies[asked.message_id] = metadata, get_object_tree(reply)
+        self.objects |= {i: part.deflate() for i, part in get_all_nested_objects(reply).items()}
+        return reply
+
+    def push_bytes(self, node: int, objects: Bytes, root: str, tree: ObjectTree) -> None:
+        """Push a node's reply as objects that it made itself."""
+        self.reply(node, records())
+        [message_id] = [m.metadata.message_id for m in self.sent if m.metadata.dst_node_id == node]
+        metadata, _ = self.replies[message_id]
+        metadata.metadata.message_id = root
+        self.replies[message_id] = metadata, tree
+        self.objects |= objects
+
+
+def records(frame: bytes = FRAME) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({"frame": frame})})
+
+
+@pytest.fixture
+def superlink() -> SuperLink:
+    return SuperLink()
+
+
+@pytest.fixture
+def http_grid(superlink: SuperLink) -> HttpGrid:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SUPERLINK_NODE_ID, 1
+    grid = HttpGrid(token="token")
+    grid.set_run(Run.create_empty(RUN))
+    grid.__dict__["_client"] = superlink
+    return grid
+
+
+def send(grid: Any, *nodes: int) -> dict[int, str]:
+    """Send each node an instruction; return the ids of the messages by node."""
+    messages = [make_message(n, MessageType.TRAIN, "1", b"do", CatchUp(), 60.0) for n in nodes]
+    return dict(zip(nodes, grid.push_messages(messages), strict=True))
+
+
+def object_of(kind: str, children: list[str], body: bytes) -> bytes:
+    """Return an object's bytes in Flower's format."""
+    return f"{kind} {','.join(children)} {len(body)}".encode() + b"\x00" + body
+
+
+ABSENT = "ab" * 32
+BROKEN: dict[str, bytes] = {
+    "without its parts": object_of("Message", [ABSENT], b""),
+    "of no kind": object_of("Exploit", [], b""),
+    "no object": b"\xff" * 50,
+    "empty": b"",
+    "an array": object_of("ConfigRecord", [], b""),
+    "damaged": object_of("Message", [], b"\xff\xff\xff"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_reply_is_an_error_of_its_sender_alone(
+    http_grid: HttpGrid, superlink: SuperLink, name: str
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE, HONEST)
+    root = "cd" * 32
+    superlink.push_bytes(HOSTILE, {root: BROKEN[name]}, root, ObjectTree(object_id=root))
+    superlink.reply(HONEST, records())
+    replies = {reply.metadata.src_node_id: reply for reply in grid.pull_messages(ids.values())}
+    assert replies[HOSTILE].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert replies[HOSTILE].error.reason.startswith("its reply is broken: ")
+    assert replies[HONEST].content.config_records[RECORD]["frame"] == FRAME
+    assert root in superlink.confirmed  # its bytes are deleted
+    assert list(grid.pull_messages(ids.values())) == []
+
+
+def test_flowers_own_grid_loses_every_reply_to_a_broken_one(
+    http_grid: HttpGrid, superlink: SuperLink
+) -> None:
+    """The reason for the guard: when this fails, Flower has one of its own."""
+    ids = send(http_grid, HOSTILE, HONEST)
+    root = "cd" * 32
+    broken = {root: BROKEN["without its parts"]}
+    superlink.push_bytes(HOSTILE, broken, root, ObjectTree(object_id=root))
+    superlink.reply(HONEST, records())
+    with pytest.raises(KeyError):
+        http_grid.pull_messages(list(ids.values()))
+
+
+def test_a_reply_with_many_objects_is_not_fetched(
+    http_grid: HttpGrid, superlink: SuperLink
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE)
+    children = [ObjectTree(object_id=f"{n:064x}") for n in range(1000)]
+    superlink.push_bytes(HOSTILE, {}, ABSENT, ObjectTree(object_id=ABSENT, children=children))
+    [reply] = grid.pull_messages(ids.values())
+    assert "it has 1001 objects, more than 8" in reply.error.reason
+
+
+def test_sender_and_message_are_the_servers_own(http_grid: HttpGrid, superlink: SuperLink) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE, HONEST)
+
+    def pretend(reply: Message) -> None:
+        reply.metadata.__dict__["_src_node_id"] = HONEST
+        reply.metadata.__dict__["_reply_to_message_id"] = ids[HONEST]
+        reply.metadata.__dict__["_message_type"] = MessageType.EVALUATE
+
+    superlink.reply(HOSTILE, records(b"forged"), pretend)
+    [reply] = grid.pull_messages(ids.values())
+    assert reply.metadata.src_node_id == HOSTILE
+    assert reply.metadata.reply_to_message_id == ids[HOSTILE]
+    assert reply.metadata.message_type == MessageType.TRAIN
+    superlink.reply(HONEST, records())
+    assert [r.metadata.src_node_id for r in grid.pull_messages(ids.values())] == [HONEST]
+
+
+def test_a_reply_to_a_message_that_was_not_sent_is_dropped(
+    http_grid: HttpGrid, superlink: SuperLink
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE)
+    superlink.reply(HOSTILE, records())
+    [answer] = superlink.replies.values()
+    superlink.replies[ids[HOSTILE]] = answer
+    answer[0].metadata.reply_to_message_id = "another"
+    assert list(grid.pull_messages([*ids.values(), "another"])) == []
+
+
+def test_a_clients_text_is_cut_and_cannot_be_taken_for_the_superlinks(
+    http_grid: HttpGrid, superlink: SuperLink
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE)
+    superlink.reply(HOSTILE, Error(ErrorCode.NODE_UNAVAILABLE, "a lie\n\x1b[2J" * 100_000))
+    [reply] = grid.pull_messages(ids.values())
+    assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert len(reply.error.reason) == MAX_FOREIGN_TEXT
+    assert reply.error.reason.isprintable()
+
+
+def test_a_reply_that_has_not_arrived_whole_delays_nobody(
+    http_grid: HttpGrid, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, HOSTILE, HONEST)
+    part, content = superlink.reply(HOSTILE, records()).object_id, superlink.objects.copy()
+    del superlink.objects[part]
+    superlink.reply(HONEST, records())
+    assert [r.metadata.src_node_id for r in grid.pull_messages(ids.values())] == [HONEST]
+    assert list(grid.pull_messages(ids.values())) == []
+    superlink.objects |= content
+    [reply] = grid.pull_messages(ids.values())
+    assert reply.content.config_records[RECORD]["frame"] == FRAME
+    late = send(grid, HOSTILE + 1)
+    del superlink.objects[superlink.reply(HOSTILE + 1, records(b"x")).object_id]
+    monkeypatch.setattr(guarded_grid, "_ARRIVAL_SECONDS", 0.0)
+    [reply] = grid.pull_messages(late.values())
+    assert reply.error.reason == "its reply did not arrive whole"
+
+
+def test_a_reply_that_the_superlink_cannot_read_does_not_keep_the_others(
+    http_grid: HttpGrid, superlink: SuperLink
+) -> None:
+    grid = GuardedGrid(http_grid)
+    ids = send(grid, *range(20, 30))
+    for node in range(20, 30):
+        superlink.reply(node, records(bytes([node])))
+    superlink.unreadable = {ids[24]}
+    replies = {r.metadata.src_node_id: r for r in grid.pull_messages(ids.values())}
+    assert replies.keys() == set(range(20, 30))
+    assert [node for node, reply in replies.items() if reply.has_error()] == [24]
+    assert superlink.pulls < 12
+
+
+def test_a_live_run_uses_the_guard(http_grid: HttpGrid) -> None:
+    grid = prepare_grid(http_grid)
+    assert isinstance(grid, PhoneGrid)
+    assert isinstance(grid._grid, GuardedGrid)
+    assert isinstance(DeadlineGrid(grid, 1)._grid, PhoneGrid)
