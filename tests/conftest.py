@@ -151,3 +151,16 @@ def settings(
         "threads": 1,
         "out": str(tmp_path / "run"),
     }
+
+
+@pytest.fixture
+def small(settings: dict[str, Any]) -> dict[str, Any]:
+    """Flat settings of two clients that train and a newcomer; every method can run with them."""
+    return settings | {
+        "rounds": 2,
+        "personal.rounds": 2,
+        "personal.learning-rate": 0.1,
+        "adapter.label-bias": True,
+        "cohort.newcomers": 1,
+        "evaluate.every": 1,
+    }

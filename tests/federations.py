@@ -50,3 +50,29 @@ def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Rep
 
     for module in ("client.protocol.protocol_client", "client.personal.private_rounds"):
         monkeypatch.setattr(f"{module}.take_local_steps", wrapped)
+
+
+class RecordingGrid(InProcessGrid):
+    """Keeps every byte of every message and reply."""
+
+    traffic: list[bytes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.traffic += [_bytes_of(message) for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(message_ids))
+        self.traffic += [_bytes_of(reply) for reply in replies]
+        return replies
+
+
+def _bytes_of(message: Message) -> bytes:
+    """Of everything in a message; a Samara message has one record of byte strings."""
+    assert not message.content.array_records
+    assert not message.content.metric_records
+    (record,) = message.content.config_records.values()
+    values = list(record.values())
+    assert all(isinstance(value, bytes) for value in values)
+    return b"".join(values)  # type: ignore[arg-type]

@@ -60,10 +60,12 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
     assert (result["config"]["seed"], result["config"]["data.seed"]) == (3, 3)
 
 
+@pytest.mark.parametrize("layers", ["top:2", "readout"])
 def test_simulate_inspect_verify(
-    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+    layers: str, run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "runs" / "first"
+    settings["adapter.layers"] = layers
     status, printed, errors = run("simulate", scenario, *assignments(settings), "--out", out)
     assert (status, errors) == (0, "")
     assert "round 3: loss" in printed

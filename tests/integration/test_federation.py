@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from federations import Settings, Tampering, config_of, grid_of, ledger_of, wrap_local_steps
 from flwr.app import Message, MessageType
-from helpers import instruction_with
+from helpers import files_of, instruction_with
 from numpy.typing import NDArray
 
 from client.app import app as client_app
@@ -115,16 +115,23 @@ def test_with_a_pool_who_was_away_catches_up(settings: Settings) -> None:
     assert final["refused"] == {}
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("layers", ["top:2", "readout"])
 def test_the_backend_does_not_change_the_ledger(
-    backend: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = simulate(config_of(settings))
-    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", backend)
+    """Steps, private rounds and the server's replay, by numba, numpy and torch."""
+    settings |= {"adapter.layers": layers, "personal.rounds": 1}
+    folders = []
+    for backend in ("numba", "numpy", "torch"):
+        monkeypatch.setenv("SAMARA_REPLAY_BACKEND", backend)
+        RUNS.clear()
+        folders.append(simulate(config_of(settings, out=str(tmp_path / backend))))
     RUNS.clear()
-    second = simulate(config_of(settings, out=str(tmp_path / "second")))
-    RUNS.clear()
-    assert ledger_of(first) == ledger_of(second)
+    first, *others = folders
+    personal = Path("clients") / "0" / "personal.ledger"
+    for folder in others:
+        assert ledger_of(folder) == ledger_of(first)
+        assert files_of(folder / personal) == files_of(first / personal)
 
 
 def test_private_rounds_stay_on_the_client_and_can_be_replayed(settings: Settings) -> None:
@@ -238,8 +245,9 @@ def test_a_repeated_instruction_gets_the_stored_report(
     assert len(asked) == len(calls) == 3
 
 
+@pytest.mark.parametrize("layers", ["top:2", "readout"])
 def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch(
-    settings: Settings, tmp_path: Path
+    layers: str, settings: Settings, tmp_path: Path
 ) -> None:
     """Equal shards, all of each in the batch: the mean of the g's is the g of the union."""
     rows = [
@@ -253,6 +261,7 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text)
     common = {"data__path": str(folder), "seed_policy": "shared", "steps": 1, "rounds": 2}
+    common |= {"adapter__layers": layers}
     many = config_of(settings, **common, data__clients=4, batch=6, out=str(tmp_path / "many"))
     one = config_of(settings, **common, data__clients=1, batch=24, out=str(tmp_path / "one"))
     data = RUNS.run_for(many).data

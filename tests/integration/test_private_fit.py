@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, grid_of
+from federations import RecordingGrid, Settings, config_of, grid_of
 from helpers import RUN_ID
 from numpy.typing import NDArray
 from test_command import Run, run
-from test_methods import Listening
 
 from client.personal import private_fit
 from client.personal.methods import composition
@@ -134,8 +133,8 @@ def test_the_intercept_that_steps_start_from_stays_with_the_client(
 
     monkeypatch.setattr("client.protocol.protocol_client.intercept_for_training", listen)
     config = config_of(small)
-    grid = grid_of(config, Listening)
-    grid.heard = []  # type: ignore[attr-defined]
+    grid = grid_of(config, RecordingGrid)
+    grid.traffic = []  # type: ignore[attr-defined]
     folder = serve(config, grid)
     for client in range(3):
         (record,) = read_ledger(ledger_of(folder, client))
@@ -144,8 +143,8 @@ def test_the_intercept_that_steps_start_from_stays_with_the_client(
         secrets += [dense.values.tobytes(), to_float32(dense.values).tobytes()]
         secrets += [record.end_digest, record.position.head]
     assert len(secrets) == 2 * 2 * 2 + 3 * 4
-    heard = b"".join(grid.heard)  # type: ignore[attr-defined]
-    assert not any(secret in heard for secret in secrets)
+    sent = b"".join(grid.traffic)  # type: ignore[attr-defined]
+    assert not any(secret in sent for secret in secrets)
 
 
 def test_the_intercept_changes_what_the_steps_see(small: Settings, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from test_resume import serve_until_killed
 from client.forward.grouping import Schedule
 from client.forward.readout import ReadoutForward, run_base
 from client.forward.resident import ResidentForward
+from client.streaming.stream import BlockStream
 from client.training.local_steps import take_local_steps, take_local_steps_together
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, LoadedRun, ModelRuntime, load_run
 from server.app import serve
@@ -227,6 +228,36 @@ def test_a_streamed_model_gives_the_same_bits(layers: str, readout: Settings) ->
         report = take_local_steps(run.runtime, run.data.share_of(0, 3), instruction, state)
         reports.append(report.encode())
     assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("unit", [256, 16])
+def test_a_streamed_model_is_read_once_per_unit_of_examples(
+    unit: int, readout: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds and steps pass each example through a model that is larger than memory once."""
+    streams: list[BlockStream] = []
+    plain = BlockStream.__init__
+
+    def begin(stream: BlockStream, *rest: Any, **options: Any) -> None:
+        plain(stream, *rest, **options)
+        streams.append(stream)
+
+    monkeypatch.setattr(BlockStream, "__init__", begin)
+    monkeypatch.setattr("client.forward.readout.UNIT", unit)
+    runtime, source = loaded(readout, model__stream="disk", adapter__damping="none")
+    data, state = source.share_of(0, 3), zero_state(runtime.layout.size)
+    examples = len(data.tokenized(Split.TRAIN).labels)
+    (stream,) = streams
+    loads = [stream.statistics.blocks]
+    for number in (1, 2, 3):
+        instruction = instruction_of(runtime, state, round=number)
+        take_local_steps(runtime, data, instruction, state)
+        loads.append(stream.statistics.blocks)
+    assert (data.passes, runtime.passes) == (examples, examples)
+    blocks, units = 3, -(-examples // unit)
+    first_pass = loads[1] - loads[0]
+    assert blocks * units <= first_pass < (blocks + 1) * units  # each may load one block ahead
+    assert loads[1:] == [loads[1]] * 3
 
 
 def test_beside_adapters_it_reads_what_they_give(readout: Settings) -> None:
