@@ -178,7 +178,7 @@ def validation_figures(result: RunResult) -> tuple[float, float]:
     """
     for evaluation in reversed(result.evaluations):
         if evaluation.split == "validation" and evaluation.columns:
-            (column,) = evaluation.columns.values()
+            *_, column = evaluation.columns.values()  # a personal model follows the global one
             own = [its for client, its in column.clients.items() if client not in result.newcomers]
             if own:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))

@@ -5,7 +5,11 @@ from numpy.typing import NDArray
 
 from client.personal.label_bias import base_rate, fit_label_bias
 from client.personal.methods import composition
-from client.personal.private_fit import intercept_state, make_recorded_private_fit
+from client.personal.private_fit import (
+    intercept_state,
+    make_private_fit,
+    make_recorded_private_fit,
+)
 from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, evaluation_column
@@ -14,8 +18,43 @@ from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import Split
 from shared.replay import zero_state
 
+GLOBAL = "global"
+"""Name of the column of the federation's model."""
 PERSONALIZED = "personalized"
 """Name of the column of the model that a run's method makes for a client."""
+
+
+def evaluate_global_model(
+    runtime: ModelRuntime,
+    data: ClientData,
+    config: RunConfig,
+    state: NDArray[np.int64],
+    split: Split,
+) -> tuple[EvaluationColumn, ...]:
+    """Evaluate the federation's model on a client's examples.
+
+    With ``evaluate.best`` and the method readout, a validation also has the column personalized:
+    the model that the client would have if the federation ended here, by which the best round is
+    found. Its private part is not recorded. Of other methods a personal model would take all
+    private rounds, so that their best round is found by the global model.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        config: settings of the run.
+        state: int64 [d], state of the federation.
+        split: split to evaluate on.
+
+    Raises:
+        TrainingError: if the private part cannot be fitted.
+        ReplayError: if a fitted number is beyond the range of dense values.
+    """
+    parts, examples = composition(config, runtime.layout), data.tokenized(split)
+    scores = {GLOBAL: runtime.scores(parts.model(state), examples.prompts)}
+    if config.method == "readout" and config.evaluate.best and split is Split.VALIDATION:
+        private = make_private_fit(runtime, data, config, state)
+        scores[PERSONALIZED] = runtime.scores(parts.model(state, private), examples.prompts)
+    return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())
 
 
 def evaluate_personal_model(
@@ -69,7 +108,7 @@ def evaluate_personal_model(
     if config.method == "finetune":
         local = run_private_rounds(runtime, data, config, zero_state(len(state)))
         scores["local-only"] = runtime.scores(local, examples.prompts)
-    scores["global"] = runtime.scores(parts.model(state), examples.prompts)
+    scores[GLOBAL] = runtime.scores(parts.model(state), examples.prompts)
     if config.method == "readout":
         model = parts.model(state, intercept_state(runtime, data, state))
         scores["intercept"] = runtime.scores(model, examples.prompts)

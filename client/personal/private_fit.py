@@ -73,11 +73,23 @@ def make_recorded_private_fit(
     """
     with closing(open_personal_ledger(runtime, config, run_id, data.client)) as ledger:
         if not ledger.position.round:
-            examples = _examples(runtime, data, state, with_features=_has_private_readout(config))
-            fit = fit_private_part(examples, _contrasts(examples))
-            values = _dense_values(fit, runtime.layout)
+            values = _dense_values(_fit(runtime, data, config, state), runtime.layout)
             ledger.append(RoundDelta(1, PERSONAL_TRACK, bytes(8), (), values))
         return ledger.state
+
+
+def make_private_fit(
+    runtime: ModelRuntime, data: ClientData, config: RunConfig, state: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the private state that a client would have with a state of the federation, int64 [d].
+
+    Nothing of it is recorded.
+
+    Raises:
+        TrainingError: if the private part cannot be fitted.
+        ReplayError: if a fitted number is beyond the range of dense values.
+    """
+    return _state_of(_fit(runtime, data, config, state), runtime.layout)
 
 
 def intercept_state(
@@ -90,6 +102,14 @@ def intercept_state(
     """
     examples = _examples(runtime, data, state, with_features=False)
     return _state_of(fit_private_part(examples, _contrasts(examples)), runtime.layout)
+
+
+def _fit(
+    runtime: ModelRuntime, data: ClientData, config: RunConfig, state: NDArray[np.int64]
+) -> SoftmaxFit:
+    """Return the private part of a client: an intercept, and a readout where there can be one."""
+    examples = _examples(runtime, data, state, with_features=_has_private_readout(config))
+    return fit_private_part(examples, _contrasts(examples))
 
 
 def _has_private_readout(config: RunConfig) -> bool:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import torch
 
-from client.personal.columns import evaluate_personal_model
+from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
 from client.personal.private_fit import intercept_for_training
 from client.protocol.client_handler import (
@@ -16,11 +16,12 @@ from client.protocol.client_handler import (
     catch_up_session,
     decode_instruction,
 )
+from client.protocol.pass_counts import PassCounts
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, evaluation_column
+from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
@@ -42,6 +43,7 @@ class ProtocolClient(ClientHandler):
         server_config: settings of the run on the server, which the run id is made of.
         sessions: store of the client's sessions.
         counts: counts of sent scalars; None counts nothing.
+        pass_counts: counts of rows that went through the model, on disk; None writes none.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class ProtocolClient(ClientHandler):
         server_config: RunConfig,
         sessions: SessionStore,
         counts: ScalarCounts | None = None,
+        pass_counts: PassCounts | None = None,
     ) -> None:
         limit, size = config.data.scalar_limit, runtime.layout.size
         budget = ScalarBudget(counts, data.training_hash, size, limit) if counts else None
         super().__init__(data.client, sessions, budget)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
+        self._pass_counts = pass_counts
 
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""
@@ -117,7 +121,9 @@ class ProtocolClient(ClientHandler):
         def train(instruction: TrainInstruction, session: Session) -> Report:
             private = intercept_for_training(self._runtime, self._data, self._config, session.state)
             model = parts.model(session.state, private)
-            return take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
+            report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
+            self._record_passes(instruction)
+            return report
 
         return self._report_once(frame, self._session_at, train)
 
@@ -130,11 +136,14 @@ class ProtocolClient(ClientHandler):
                 runtime, self._data, self._config, run_id, state, split
             )
         else:
-            examples = self._data.tokenized(split)
-            model = composition(self._config, runtime.layout).model(state)
-            scores = runtime.scores(model, examples.prompts)
-            columns = (evaluation_column("global", scores, examples.labels),)
+            columns = evaluate_global_model(runtime, self._data, self._config, state, split)
+        self._record_passes(instruction)
         return Evaluation(token_of(frame), self._client, columns).encode()
+
+    def _record_passes(self, instruction: Instruction) -> None:
+        """Write the rows that went through the model for an instruction."""
+        if self._pass_counts:
+            self._pass_counts.add(instruction.run_id, self._data.take_passes())
 
     def _session_at(self, instruction: Instruction, catch_up: CatchUp | None = None) -> Session:
         """Return the session at an instruction's start, without a catch-up the stored one."""

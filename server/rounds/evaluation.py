@@ -12,8 +12,8 @@ import numpy as np
 from shared.frames.evaluation import Evaluation
 from shared.tasks.metrics import Confusion
 
-GLOBAL_COLUMN = "global"
-"""The column of the federation's model."""
+GLOBAL_COLUMN, PERSONAL_COLUMN = "global", "personalized"
+"""The columns of the federation's model, and of the model that a method makes for each client."""
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
@@ -51,16 +51,22 @@ def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, di
 
 
 def is_global_validation(event: Mapping[str, Any]) -> bool:
-    """Return whether an event is a validation of the global model alone."""
+    """Return whether an event is a validation of the global model.
+
+    The clients' personal models after the last round are validated without it.
+    """
     return (
         event["event"] == "evaluation"
         and event["split"] == "validation"
-        and list(event["columns"]) == [GLOBAL_COLUMN]
+        and GLOBAL_COLUMN in event["columns"]
     )
 
 
 def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round after which the global model was best on validation, the later of equals.
+    """Return the round after which the model was best on validation, the later of equals.
+
+    Where clients also validated the personal models that they would have, these count, and the
+    global model otherwise.
 
     Args:
         events: events of a run.
@@ -71,7 +77,8 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
     """
     means: dict[int, float] = {}
     for event in filter(is_global_validation, events):
-        clients = event["columns"][GLOBAL_COLUMN]["clients"]
+        columns = event["columns"]
+        clients = columns.get(PERSONAL_COLUMN, columns[GLOBAL_COLUMN])["clients"]
         accuracies = [c["accuracy"] for i, c in clients.items() if int(i) not in newcomers]
         if accuracies:
             means[event["round"]] = sum(accuracies) / len(accuracies)

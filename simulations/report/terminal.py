@@ -142,7 +142,9 @@ def splits_table(evaluations: Sequence[Evaluation], first: str) -> Table:
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
-        if event.round in (0, last) and list(event.columns) == [GLOBAL]:
+        # The personal comparison, on test examples, has a table of its own.
+        is_comparison = event.split == "test" and len(event.columns) > 1
+        if event.round in (0, last) and GLOBAL in event.columns and not is_comparison:
             whole = event.columns[GLOBAL]
             table.add_row(
                 first if event.round == 0 else f"round {last}",

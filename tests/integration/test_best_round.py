@@ -1,0 +1,107 @@
+"""A run that returns to its best round on validation."""
+
+from typing import Any
+
+import pytest
+from federations import Settings, config_of
+
+from server.rounds.evaluation import find_best_round
+from shared.ledger.reading import read_ledger
+from shared.result import RunResult, read_result
+from simulations.simulate import simulate
+
+
+def test_a_run_returns_to_its_best_round(small: Settings) -> None:
+    """A huge step size ruins what is there: the best round is an early one."""
+    config = config_of(small, evaluate__best=True, rounds=4, learning_rate=3.0, steps=1)
+    folder = simulate(config)
+    result = read_result(folder)
+    means = {}
+    for event in result["evaluations"]:
+        column = event["columns"].get("global")
+        if event["split"] == "validation" and column:
+            own = column["clients"]
+            means[event["round"]] = (own["0"]["accuracy"] + own["1"]["accuracy"]) / 2
+    best = max(means, key=lambda number: (means[number], number))
+    records = list(read_ledger(folder / "ledger"))
+    digests = {record.delta.round: record.end_digest.hex() for record in records}
+    if best == 4:
+        pytest.fail("the test's settings ruin nothing; choose larger steps")
+    assert result["final_round"] == 5
+    assert result["rounds"][-1]["back_to"] == best
+    assert best == 0 or result["final_digest"] == digests[best]
+    assert result["evaluations"][-1]["round"] == 5
+    (folder / "result.json").unlink()
+    assert read_result(simulate(config))["final_digest"] == result["final_digest"]
+
+
+def test_a_run_returns_no_farther_than_its_ledger_goes(small: Settings) -> None:
+    changes: dict[str, Any] = {"rounds": 9, "learning_rate": 3.0, "steps": 1, "evaluate__every": 1}
+    config = config_of(small, evaluate__best=True, ledger__snapshot_every=1, **changes)
+    folder = simulate(config)
+    result = read_result(folder)
+    oldest = next(read_ledger(folder / "ledger")).delta.round - 1
+    assert oldest > 1
+    *rounds, last = result["rounds"]
+    assert last["back_to"] >= oldest
+    stands = next(event["digest"] for event in rounds if event["round"] == last["back_to"])
+    assert result["final_digest"] == stands
+
+
+def validation(round_number: int, **accuracies: list[float]) -> dict[str, Any]:
+    """An event with the accuracies of clients by column."""
+    columns = {
+        name: {"clients": {str(i): {"accuracy": value} for i, value in enumerate(values)}}
+        for name, values in accuracies.items()
+    }
+    fields = {"event": "evaluation", "split": "validation", "round": round_number}
+    return fields | {"columns": columns}
+
+
+def test_personal_models_decide_where_clients_validate_them() -> None:
+    events = [
+        validation(1, **{"global": [0.9, 0.9, 0.1], "personalized": [0.5, 0.6, 0.9]}),
+        validation(2, **{"global": [0.5, 0.5, 0.1], "personalized": [0.8, 0.7, 0.1]}),
+        validation(3, **{"personalized": [1.0, 1.0, 1.0]}),  # after the last round
+    ]
+    assert find_best_round(events, newcomers=[2]) == 2
+    assert find_best_round(events, newcomers=[0, 1]) == 1
+    alone = [validation(number, **{"global": [0.1 * number]}) for number in (3, 1)]
+    assert find_best_round(alone, newcomers=[]) == 3
+
+
+def test_the_best_round_of_a_readout_is_that_of_the_personal_models(small: Settings) -> None:
+    """Validations fit the private part that counts, without recording it."""
+    config = config_of(
+        small,
+        method="readout",
+        adapter__layers="readout",
+        evaluate__best=True,
+        rounds=4,
+        personal__rounds=0,
+        learning_rate=20.0,
+        steps=1,
+    )
+    folder = simulate(config)
+    result = RunResult.read(folder)
+    assert not any(event.refused for event in [*result.rounds, *result.evaluations])
+    validations = {
+        event.round: event.columns["personalized"].clients
+        for event in result.evaluations
+        if event.split == "validation" and "global" in event.columns
+    }
+    assert list(validations) == [0, 1, 2, 3, 4]
+    means = {
+        number: (clients[0].accuracy + clients[1].accuracy) / 2
+        for number, clients in validations.items()
+    }
+    best = max(means, key=lambda number: (means[number], number))
+    assert result.rounds[-1].round == 5
+    assert read_result(folder)["rounds"][-1]["back_to"] == best
+    *_, last = [event for event in result.evaluations if event.split == "validation"]
+    assert list(last.columns) == ["personalized"]
+    assert last.columns["personalized"].clients == validations[best]
+    for client in range(3):
+        ledger = folder / "clients" / str(client) / "personal.ledger"
+        assert len(list(read_ledger(ledger))) == 1
+    assert result.passes == {client: facts.examples for client, facts in result.clients.items()}
