@@ -1,6 +1,8 @@
 """Flower's own simulation (Ray) as an engine: the same apps, in Flower's processes."""
 
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -8,18 +10,26 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from client.app import app as client_app
+from client.protocol.simulated_client import simulated_data
 from server.app import serve
+from server.transport.clock import SystemClock
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import Scalar
+from simulations.pass_clock import PassClock, PassesInFolder
 
 
 class _Configured(ClientApp):
-    """A client app with a run config of its own, which Flower's simulation does not pass on."""
+    """A client app with a run config of its own, which Flower's simulation does not pass on.
 
-    def __init__(self, run_config: dict[str, Scalar]) -> None:
+    Args:
+        run_config: settings of the clients.
+        passes: counts of the rows that went through the model, from all of Flower's processes.
+    """
+
+    def __init__(self, run_config: dict[str, Scalar], passes: PassesInFolder) -> None:
         super().__init__()
-        self._run_config = run_config
+        self._run_config, self._passes = run_config, passes
 
     def __call__(self, message: Message, context: Context) -> Message:
         configured = Context(
@@ -29,7 +39,10 @@ class _Configured(ClientApp):
             state=context.state,
             run_config=self._run_config,
         )
-        return client_app(message, configured)
+        reply = client_app(message, configured)
+        with suppress(SamaraError):  # the reply is a refusal then, and nothing was computed
+            self._passes.add(simulated_data(configured))
+        return reply
 
 
 def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
@@ -50,23 +63,26 @@ def simulate_with_flower(config: RunConfig, of_client: RunConfig) -> Path:
         ) from error
     outcome: list[Path | SamaraError] = []
     server_app = ServerApp()
+    with TemporaryDirectory(prefix="samara-passes-") as folder:
+        passes = PassesInFolder(Path(folder), config.data.clients)
 
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            outcome.append(serve(config, grid))
-        except SamaraError as error:
-            outcome.append(error)
+        @server_app.main()
+        def main(grid: Grid, context: Context) -> None:
+            clock = PassClock(SystemClock(), passes.take_rows)
+            try:
+                outcome.append(serve(config, grid, clock=clock))
+            except SamaraError as error:
+                outcome.append(error)
 
-    run_simulation(
-        server_app=server_app,
-        client_app=_Configured(of_client.flat()),
-        num_supernodes=config.data.clients,
-        backend_config={
-            "client_resources": {"num_cpus": of_client.threads, "num_gpus": 0.0},
-            "init_args": {"log_to_driver": False},
-        },
-    )
+        run_simulation(
+            server_app=server_app,
+            client_app=_Configured(of_client.flat(), passes),
+            num_supernodes=config.data.clients,
+            backend_config={
+                "client_resources": {"num_cpus": of_client.threads, "num_gpus": 0.0},
+                "init_args": {"log_to_driver": False},
+            },
+        )
     if not outcome:
         raise SamaraError("Flower's simulation ended without a result; see its log above")
     if isinstance(outcome[0], SamaraError):

@@ -15,6 +15,7 @@ from client.protocol.simulated_client import RUNS
 from devices.live.settings import ClientSettings
 from server.app import serve
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from server.transport.clock import SystemClock
 from shared.blob_store import BlobStore
 from shared.blobs import publish_blobs
 from shared.config import RunConfig
@@ -23,7 +24,7 @@ from shared.features import check_features
 from shared.frames.instructions import Split
 from shared.machine import cores
 from simulations.engine import InProcessGrid
-from simulations.pass_clock import PassClock
+from simulations.pass_clock import PassClock, PassesInProcess
 
 Engine = Literal["in-process", "flower"]
 
@@ -81,7 +82,8 @@ def simulate(
         return simulate_with_flower(config, of_client)
     with ThreadPoolExecutor(together) as pool:
         grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
-        return serve(config, grid, cohorts, PassClock(shares))
+        clock = PassClock(SystemClock(), PassesInProcess(shares).take_rows)
+        return serve(config, grid, cohorts, clock)
 
 
 def _repeated(

@@ -2,8 +2,8 @@
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
 the personal ledger, and the record of how the run is executed; ``blobs``, the files that its runs
-need and that servers sent; and the counts of the scalars that it has sent. Each file is written so
-that a crash leaves the old content or the new.
+need and that servers sent; and the counts of the scalars that it has sent and of passes through the
+model. Each file is written so that a crash leaves the old content or the new.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
+from client.protocol.pass_counts import PassCounts
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session_store import SessionFolder
@@ -52,6 +53,7 @@ class ResidentTrainer:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self._config, self._folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
+        self._pass_counts = PassCounts(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._settings, self._client = "", self.client_under(config)
 
@@ -116,7 +118,13 @@ class ResidentTrainer:
         run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
         run_config = config.model_copy(update={"out": str(self._sessions.folder_of(run_id))})
         return ProtocolClient(
-            runtime, self.data, run_config, server_config, self._sessions, self._counts
+            runtime,
+            self.data,
+            run_config,
+            server_config,
+            self._sessions,
+            self._counts,
+            self._pass_counts,
         )
 
 

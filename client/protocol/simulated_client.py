@@ -15,6 +15,7 @@ from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY, w
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
+from client.training.client_data import ClientData
 from client.training.model_runtime import LoadedRun, load_run
 from shared.config import RunConfig
 from shared.errors import ConfigError
@@ -113,21 +114,43 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> ProtocolClient:
         return ProtocolClient(
             run.runtime, run.data.undivided(client), config, server_config, sessions
         )
+    config = server_config.among(_client_count(context))
+    run = runs.run_for(config)
+    counts = None
+    if config.data.scalar_limit:
+        run_id = run_id_of(config, run.runtime.layout, run.runtime.model_id)
+        counts = ScalarCounts(client_folder(config, run_id, client))
+    data = run.data.share_of(client, config.data.clients)
+    return ProtocolClient(run.runtime, data, config, config, sessions, counts)
+
+
+def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
+    """Return the data of the client that a context belongs to, its share of the run's data set.
+
+    Args:
+        context: Flower's context, with the run config and the node config.
+        runs: loaded models and data.
+
+    Raises:
+        SamaraError: if the settings, or the files that they name, cannot be used.
+    """
+    config = RunConfig.of(context.run_config, "run config").among(_client_count(context))
+    return runs.run_for(config).data.share_of(client_index_of(context), config.data.clients)
+
+
+def _client_count(context: Context) -> int:
+    """Return the number of clients that the run's data set is divided among.
+
+    Raises:
+        ConfigError: if the node config does not say which of how many clients the node is.
+    """
     missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
     if missing:
         raise ConfigError(
             f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
             '--node-config "partition-id=0 num-partitions=8"'
         )
-    client_count = int(context.node_config["num-partitions"])
-    config = server_config.among(client_count)
-    run = runs.run_for(config)
-    counts = None
-    if config.data.scalar_limit:
-        run_id = run_id_of(config, run.runtime.layout, run.runtime.model_id)
-        counts = ScalarCounts(client_folder(config, run_id, client))
-    data = run.data.share_of(client, client_count)
-    return ProtocolClient(run.runtime, data, config, config, sessions, counts)
+    return int(context.node_config["num-partitions"])
 
 
 def client_index_of(context: Context) -> int:

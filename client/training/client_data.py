@@ -83,6 +83,11 @@ class ClientData:
         self._tokenized: dict[Split, LabelledPrompts] = {}
         self._training_hash = ""
 
+    def take_passes(self) -> int:
+        """Return the number of rows since the call before, and count from 0 again."""
+        rows, self.passes = self.passes, 0
+        return rows
+
     def in_split(self, split: Split) -> list[Example]:
         """Return the examples of a split, as text."""
         return [example for example in self.examples if example.split == split.name.lower()]

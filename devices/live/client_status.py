@@ -1,10 +1,11 @@
-"""The status of a client of this machine: its trainer, and the scalars that it has sent."""
+"""The status of a client of this machine: its trainer, the scalars that it has sent, its passes."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.table import Table
 
+from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from devices.live.settings import ClientSettings
@@ -20,11 +21,13 @@ class ClientStatus(NamedTuple):
         activity: whether it runs, as a sentence.
         table: the sent scalars by set of examples and layout.
         limit: the limit of the scalar ratio, as a sentence.
+        passes: the rows that went through the model, by run.
     """
 
     activity: str
     table: Table
     limit: str
+    passes: Table
 
 
 def read_status(folder: Path) -> ClientStatus:
@@ -49,10 +52,15 @@ def read_status(folder: Path) -> ClientStatus:
             sent = sum(count.sent for count in by_layout.values())
             ratio = sum(count.ratio for count in by_layout.values())
             table.add_row(examples[:12], "all", "", f"{sent:,}", f"{ratio:.3g}")
+    passes = Table("run", title="Passes of an example through the model")
+    passes.add_column("passes", justify="right")
+    for run_id, rows in sorted(PassCounts(folder).read().items()):
+        passes.add_row(run_id, f"{rows:,}")
     return ClientStatus(
         f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}",
         table,
         f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
+        passes,
     )
 
 

@@ -117,6 +117,7 @@ def status(
     console.print(client_status.activity, markup=False, highlight=False)
     console.print(client_status.table)
     console.print(client_status.limit, markup=False, highlight=False)
+    console.print(client_status.passes)
 
 
 def _folder_of(name: str, home: Path | None) -> Path:

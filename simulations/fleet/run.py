@@ -15,6 +15,7 @@ from simulations.fleet.clients import Clients
 from simulations.fleet.device import fleet_of
 from simulations.fleet.grid import FleetGrid
 from simulations.fleet.virtual_clock import VirtualClock
+from simulations.pass_clock import PassClock, PassesInProcess
 
 
 def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
@@ -42,7 +43,9 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
-        return serve(config, grid, clock=clock)
+        shares = [data.share_of(client, len(devices)) for client in range(len(devices))]
+        counting = PassClock(clock, PassesInProcess(shares).take_rows)
+        return serve(config, grid, clock=counting)
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:

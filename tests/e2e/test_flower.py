@@ -13,6 +13,7 @@ from helpers import files_of
 from starts import start_for
 
 from shared.config import RunConfig
+from shared.result import RunResult
 from simulations.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ sys.path.insert(0, sys.argv[1])
 import shared
 assert pathlib.Path(shared.__file__).is_relative_to(sys.argv[1]), shared.__file__
 from shared.config import RunConfig
+from shared.result import RunResult
 from simulations.simulate import simulate
 settings = json.loads(sys.argv[2])
 print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))
@@ -48,11 +50,8 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
 @pytest.mark.parametrize(
     "adapter",
     [
-        "top:2",
-        *(
-            pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in ("readout", "basis", "start")
-        ),
+        "readout",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("top:2", "basis", "start")),
     ],
 )
 def test_flowers_engine_writes_the_same_ledger(
@@ -71,6 +70,11 @@ def test_flowers_engine_writes_the_same_ledger(
     elsewhere = settings | {"out": str(tmp_path / "flower")}
     theirs = run_elsewhere(ROOT, elsewhere, "flower", tmp_path / "cwd")
     assert files_of(theirs / "ledger") == files_of(ours / "ledger")
+    passes, expected = RunResult.read(theirs).passes, RunResult.read(ours).passes
+    for client in range(3):
+        # Each of Flower's processes that works for a client makes its first pass.
+        repeated = passes[client] - expected[client]
+        assert repeated % expected[client] == 0 if adapter == "readout" else repeated == 0
     for client in range(3):
         personal = Path("clients") / str(client) / "personal.ledger"
         assert files_of(theirs / personal) == files_of(ours / personal)

@@ -127,6 +127,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
     devices = simulate(config_of(calm))
     alone = simulate(config_of(calm, fleet__devices="", out=str(tmp_path / "alone")))
     one, other = RunResult.read(devices), RunResult.read(alone)
+    assert one.passes == other.passes
     assert one.rounds[0].bytes_down == other.rounds[0].bytes_down
     assert [r.clients.keys() for r in one.rounds] == [r.clients.keys() for r in other.rounds]
     for mine, its in zip(one.rounds, other.rounds, strict=True):
@@ -296,10 +297,12 @@ def test_a_readout_pays_for_the_model_in_the_first_round_alone(
         fleet__rows=10**9,
         out=str(tmp_path / "run"),
     )
-    rounds = RunResult.read(simulate(config)).rounds
+    result = RunResult.read(simulate(config))
+    rounds = result.rounds
     seconds = [
         [job.compute for job in entry.fleet.devices.values()] for entry in rounds if entry.fleet
     ]
+    assert result.passes == {client: facts.examples for client, facts in result.clients.items()}
     assert len(seconds) == 3
     assert min(seconds[0]) > 20 * max(seconds[1]) > 0
     plain = simulate(

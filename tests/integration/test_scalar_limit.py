@@ -1,5 +1,6 @@
 """The limit of the scalars that a client sends: with real frames, over runs and restarts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from helpers import instruction_with
 from test_resident import CLIENTS, Live, device_settings, resident
 from typer.testing import CliRunner
 
+from client.protocol.pass_counts import PASSES_FILE, PassCounts
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
@@ -173,7 +175,11 @@ def test_the_status_of_a_client_shows_what_it_has_sent(
     arguments = ["status", "--name", "a", "--home", str(folder)]
     shown = CliRunner().invoke(client_app, arguments)
     assert "a: client 7, not running" in shown.output
-    trainer.client_under(server_config).train(first_instruction(trainer).encode())
+    instruction = first_instruction(trainer)
+    for _ in range(2):  # a repeated instruction takes no pass
+        trainer.client_under(server_config).train(instruction.encode())
+    rows = instruction.steps * 2 * instruction.queries * instruction.batch
+    assert PassCounts(folder).read() == {instruction.run_id.hex(): rows}
     with serve_trainer(lambda: trainer, folder / "trainer.sock"):
         shown = CliRunner().invoke(client_app, arguments)
     assert shown.exit_code == 0
@@ -181,3 +187,6 @@ def test_the_status_of_a_client_shows_what_it_has_sent(
     assert f"{trainer.runtime.layout.size:,}" in shown.output
     assert f"{8 / trainer.runtime.layout.size:.3g}" in shown.output
     assert "data.scalar-limit = 0: no limit" in shown.output
+    assert re.search(rf"{instruction.run_id.hex()}\W+{rows}\W", shown.output)
+    (folder / PASSES_FILE).write_text("[")
+    assert not PassCounts(folder).read()
