@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from server.live.keys import KEYS_VARIABLE, ClientKeys
 from server.live.server_log import write_server_log
-from server.live.superlink import LIVE_VARIABLE
+from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
 from server.rounds.event_log import count_scalars
 from server.rounds.recorded_cohorts import RecordedCohorts
@@ -61,6 +61,11 @@ def main(grid: Grid, context: Context) -> None:
         with write_server_log(Path(config.out)) if config.out else nullcontext():
             folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
+    except SamaraError as error:
+        raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on its text alone
+    except Exception as error:
+        log.error("the ServerApp failed: %s: %s", type(error).__name__, error)
+        raise
     finally:
         log.removeHandler(console)
 

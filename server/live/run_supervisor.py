@@ -12,7 +12,9 @@ from filelock import FileLock, Timeout
 from server.live.bundle import build_bundle
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
+from server.live.superlink import RUN_ERROR
 from server.live.superlink_process import SuperLinkProcess
+from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
@@ -23,8 +25,11 @@ _CHECK_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
 """A run that was up for longer is restarted at once when it ends."""
-_MAX_FAILED_STARTS = 5
+_MAX_FAILURES = 5
+"""Failures in a row, without a round or an evaluation between them, that end the run."""
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
+_FAILED = "the ServerApp failed: "
+_MAX_REASON = 500
 _MAX_CLOCK_STEP = 5.0
 """Seconds by which the times in clients' signed requests may differ from the server's."""
 
@@ -38,9 +43,10 @@ def serve_run(
 ) -> bool:
     """Serve a run until it is finished or a signal ends the server.
 
-    A process that ends is started again, and the run goes on at the round after the last one in
-    the ledger. Only an exception of the ServerApp, which would be raised again, and a start that
-    fails repeatedly end the run.
+    A process that ends, and a ServerApp that raises anything but a `SamaraError`, are started
+    again, and the run goes on at the round after the last one in the ledger. Only a `SamaraError`
+    of the ServerApp, which would be raised again, and several failures in a row, without a round
+    or an evaluation between them, end the run.
 
     Args:
         config: settings of the run; ``out`` is its folder, absolute.
@@ -60,23 +66,24 @@ def serve_run(
         pause = 1.0
         try:
             _start(superlink, keys, display)
-            failed_starts = 0
+            failures = 0
             while True:
-                started = time.monotonic()
+                started, events_before = time.monotonic(), _events_size(folder)
                 try:
                     if superlink.missing_process():
                         _start(superlink, keys, display)
                     run = superlink.start_run(config, bundle)
                 except SamaraError as error:  # the machine may be busy, or a port not free yet
-                    failed_starts += 1
-                    if failed_starts == _MAX_FAILED_STARTS:
-                        raise
-                    problem = f"the run did not start: {error}"
+                    problem, has_failed = f"the run did not start: {error}", True
                 else:
-                    failed_starts = 0
                     problem = _supervise(superlink, run, keys, display)
+                    has_failed = problem.startswith(_FAILED)
                 if not problem:
                     return True
+                has_progressed = _events_size(folder) > events_before
+                failures = failures + 1 if has_failed and not has_progressed else 0
+                if failures == _MAX_FAILURES:
+                    raise SamaraError(f"{problem}; it failed {failures} times in a row")
                 display.show(f"{problem}; starting again", "yellow")
                 is_stable = time.monotonic() - started > _STABLE_SECONDS
                 pause = 1.0 if is_stable else min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -118,7 +125,7 @@ def _supervise(
         The reason for which it has to be started again; empty if it is finished.
 
     Raises:
-        SamaraError: if the ServerApp raised an exception.
+        SamaraError: if the ServerApp raised one.
     """
     # keys may have changed since they were registered, so that the first check registers them
     checked, keys_stamp = time.monotonic(), 0
@@ -148,11 +155,20 @@ def _supervise(
             display.refresh()
             if display.has_result():
                 return ""
-            if details.startswith(_SERVER_APP_RAISED):
-                raise SamaraError(details.removeprefix(_SERVER_APP_RAISED))
-            return "the ServerApp ended"
+            if not details.startswith(_SERVER_APP_RAISED):
+                return "the ServerApp ended"
+            reason = details.removeprefix(_SERVER_APP_RAISED)
+            if reason.startswith(RUN_ERROR):
+                raise SamaraError(reason.removeprefix(RUN_ERROR))
+            return f"{_FAILED}{reason[:_MAX_REASON]}; see {superlink.log_file}"
         if status == "running" and not has_server_app:
             return "the ServerApp ended"
+
+
+def _events_size(folder: Path) -> int:
+    """Return the size of a run's events in bytes, which grows with every round."""
+    events = folder / METRICS_FILE
+    return events.stat().st_size if events.exists() else 0
 
 
 @contextmanager

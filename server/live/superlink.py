@@ -19,6 +19,8 @@ from shared.config import RunConfig
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable of a ServerApp whose clients come and go."""
+RUN_ERROR = "the run cannot go on: "
+"""The beginning of the text of a ServerApp's exception that would be raised again."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 """Environment variable with the most bytes of a request of a client."""
 FILTER_PATH = "/samara/access-filter"

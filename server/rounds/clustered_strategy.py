@@ -26,7 +26,7 @@ from server.rounds.health import ClientHealth
 from server.rounds.late_reports import report_token
 from server.rounds.strategy import ScalarStrategy
 from server.store import METRICS_FILE, RunStore, ensure_layout, write_event
-from server.transport.messages import make_message, read_frame
+from server.transport.messages import decode_foreign, make_message, read_frame
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -208,7 +208,7 @@ class ClusteredStrategy(Strategy):
             try:
                 frame = read_frame(reply)
                 self._assignments.bytes_up += len(frame)
-                report = Report.decode(frame)
+                report = decode_foreign(Report.decode, frame)
                 if report.client != entry.client:
                     raise SamaraError(f"it answers as client {report.client}")
                 check_report(report, self._instruction)

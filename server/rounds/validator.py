@@ -13,7 +13,7 @@ from server.rounds.aggregation import check_report
 from server.rounds.evaluation import find_outliers
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
-from server.transport.messages import LOST, cut_foreign_text, read_frame
+from server.transport.messages import LOST, cut_foreign_text, decode_foreign, read_frame
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
 from shared.errors import RefusalCode, ReportError, SamaraError
@@ -131,12 +131,12 @@ class ReplyValidator:
             if client in result.answers:
                 raise ReportError("it answers twice; its first answer counts")
             if kind_of(frame) is Kind.REFUSAL:
-                refusal = Refusal.decode(frame)
+                refusal = decode_foreign(Refusal.decode, frame)
                 entry.round = refusal.round
                 if refusal.code == RefusalCode.MISSING_BLOB:
                     self._roster.begin_transfer(entry, refusal)
                 raise ReportError(refusal.description)
-            answer = kind.decode(frame)
+            answer = decode_foreign(kind.decode, frame)
             if answer.client != client:
                 raise ReportError(f"it answers as client {answer.client}")
             if answer.token != token:
@@ -161,7 +161,7 @@ class ReplyValidator:
             return
         client = entry.client
         try:
-            report = Report.decode(self._receive_frame(result, reply, entry))
+            report = decode_foreign(Report.decode, self._receive_frame(result, reply, entry))
             instruction = self._late_reports.accept(report, client, number)
         except SamaraError as error:
             if client not in result.answers and client not in result.late:

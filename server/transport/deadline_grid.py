@@ -91,7 +91,7 @@ class DeadlineGrid(DelegatingGrid):
         while missing or late:
             for reply in self._grid.pull_messages(missing | late):
                 message_id = reply.metadata.reply_to_message_id
-                if message_id in missing or (message_id in late and not reply.has_error()):
+                if message_id in missing or not reply.has_error():
                     replies.append(reply)
                 missing.discard(message_id)
                 late.discard(message_id)

@@ -1,12 +1,20 @@
 """Flower messages that carry one frame of ours."""
 
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from shared.errors import FrameError
+from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.ledger.catch_up import CatchUp
 from shared.wire import BLOB_ACTION, RECORD
 
+log = logging.getLogger("samara.server")
+
+Content = TypeVar("Content", bytes, str)
+Decoded = TypeVar("Decoded")
 BLOB_MESSAGE = f"{MessageType.QUERY}.{BLOB_ACTION}"
 """Flower's message type of a message with a blob part."""
 LOST = (
@@ -27,6 +35,27 @@ def cut_foreign_text(text: str) -> str:
     line = " ".join(text[: 4 * MAX_FOREIGN_TEXT].split())
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
     return line if len(line) <= MAX_FOREIGN_TEXT else line[: MAX_FOREIGN_TEXT - 1] + "…"
+
+
+def decode_foreign(decode: Callable[[Content], Decoded], content: Content) -> Decoded:
+    """Decode what a client sent.
+
+    Decoders raise nothing but a `SamaraError` on purpose; a mistake in one must not end the run.
+
+    Args:
+        decode: the decoder.
+        content: bytes or text.
+
+    Raises:
+        SamaraError: if it cannot be decoded.
+    """
+    try:
+        return decode(content)
+    except SamaraError:
+        raise
+    except Exception as error:
+        log.exception("a decoder failed")
+        raise FrameError(f"its answer cannot be decoded: {type(error).__name__}") from error
 
 
 def make_message(

@@ -24,9 +24,9 @@ from flwr.serverapp import Grid
 from server.live.keys import ClientKeys
 from server.transport.delegating_grid import DelegatingGrid
 from server.transport.guarded_grid import GuardedGrid
-from server.transport.messages import BLOB_MESSAGE, cut_foreign_text, make_message
+from server.transport.messages import BLOB_MESSAGE, cut_foreign_text, decode_foreign, make_message
 from shared.client_index import client_index_of_key
-from shared.errors import FrameError, RefusalCode
+from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.flower_compat import ErrorCode, set_message_id
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
@@ -305,8 +305,8 @@ class PhoneGrid(DelegatingGrid):
         signed, dropped = self._signed_frames(reply, request.nonce)
         for public_key, frame in signed:
             try:
-                client = _client_of_hello(frame)
-            except FrameError as error:
+                client = decode_foreign(_client_of_hello, frame)
+            except SamaraError as error:
                 dropped[f"the hello of a phone is refused: {error}"] += 1
                 continue
             if client != client_index_of_key(public_key):

@@ -14,7 +14,13 @@ from server.live.keys import ClientKeys
 from server.transport.blob_sender import BlobSender
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
-from server.transport.messages import LOST, cut_foreign_text, make_message, read_frame
+from server.transport.messages import (
+    LOST,
+    cut_foreign_text,
+    decode_foreign,
+    make_message,
+    read_frame,
+)
 from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
@@ -182,9 +188,9 @@ class Roster:
             try:
                 frame = read_frame(reply)
                 if kind_of(frame) is Kind.REFUSAL:
-                    self._begin_transfer(node, nodes[node], Refusal.decode(frame))
+                    self._begin_transfer(node, nodes[node], decode_foreign(Refusal.decode, frame))
                 else:
-                    hellos.append((Hello.decode(frame), node))
+                    hellos.append((decode_foreign(Hello.decode, frame), node))
             except SamaraError as error:
                 self._refuse(node, str(error))
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
@@ -213,7 +219,8 @@ class Roster:
         Raises:
             SamaraError: if it may not take part, with the reason.
         """
-        layout, facts = Layout.from_json(hello.layout), _parse_facts(hello.facts)
+        layout = decode_foreign(Layout.from_json, hello.layout)
+        facts = decode_foreign(_parse_facts, hello.facts)
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")

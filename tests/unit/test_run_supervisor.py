@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 
+from server import app as server_app
 from server.live import run_supervisor as module
 from server.live.keys import ClientKeys
+from server.live.superlink import RUN_ERROR
 from server.live.superlink_process import Node
+from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
+from shared.events import append_event
+from simulations.engine import InProcessGrid
 
 
 class Time:
@@ -34,7 +41,7 @@ class Time:
 class SuperLink:
     """A SuperLink whose run has the statuses of a script; records the calls."""
 
-    address = "nowhere"
+    address, log_file = "nowhere", Path("superlink.log")
 
     def __init__(self, statuses: Iterator[tuple[str, str]], starts: Iterator[bool]) -> None:
         self._statuses, self._starts = statuses, starts
@@ -83,7 +90,7 @@ class Display:
 
     def __init__(self, has_result: bool = True) -> None:
         self.lines: list[str] = []
-        self._has_result = has_result
+        self.finished = has_result
 
     def show(self, text: str, style: str = "") -> None:
         self.lines.append(text)
@@ -92,7 +99,7 @@ class Display:
         pass
 
     def has_result(self) -> bool:
-        return self._has_result
+        return self.finished
 
 
 Serve = Callable[..., bool]
@@ -141,10 +148,70 @@ def test_a_start_that_fails_again_and_again_ends_the_run(serve: Serve) -> None:
         serve(SuperLink(iter([]), iter([False] * 9)), Display())
 
 
-def test_an_exception_of_the_server_app_ends_the_run(serve: Serve) -> None:
-    details = "ServerApp failed with exception: the disk is full"
+def test_an_error_of_the_run_itself_ends_it(serve: Serve) -> None:
+    details = f"ServerApp failed with exception: {RUN_ERROR}the disk is full"
     with pytest.raises(SamaraError, match=r"^the disk is full"):
         serve(SuperLink(iter([("finished", details)]), iter([])), Display(has_result=False))
+
+
+UNEXPECTED = "finished", "ServerApp failed with exception: 'ab12'"
+
+
+def test_an_unexpected_exception_restarts_the_server_app_with_its_reason(
+    serve: Serve, clock: Time
+) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        for _ in range(3):
+            yield UNEXPECTED
+        display.finished = True
+        yield "finished", ""
+
+    display = Display(has_result=False)
+    superlink = SuperLink(statuses(), iter([]))
+    assert serve(superlink, display)
+    assert superlink.calls.count("start run") == 4
+    line = "the ServerApp failed: 'ab12'; see superlink.log; starting again"
+    assert display.lines.count(line) == 3
+
+
+@pytest.mark.parametrize("progresses", [True, False])
+def test_failures_end_the_run_only_without_a_round_between_them(
+    serve: Serve, tmp_path: Path, progresses: bool
+) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        for _ in range(9):
+            if progresses:
+                append_event(tmp_path / METRICS_FILE, {"event": "round"})
+            yield UNEXPECTED
+        display.finished = True
+        yield "finished", ""
+
+    display = Display(has_result=False)
+    superlink = SuperLink(statuses(), iter([]))
+    if progresses:
+        assert serve(superlink, display)
+        assert superlink.calls.count("start run") == 10
+    else:
+        with pytest.raises(SamaraError, match=r"'ab12'.*; it failed 5 times in a row"):
+            serve(superlink, display)
+
+
+def test_the_server_app_marks_its_own_errors_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raised: Exception = SamaraError("the ledger is damaged")
+
+    def serve(*arguments: Any, **options: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(server_app, "serve", serve)
+    context = Context(1, 1, {}, RecordDict(), {"out": str(tmp_path)})
+    with pytest.raises(SamaraError, match=f"^{RUN_ERROR}the ledger is damaged"):
+        server_app.main(InProcessGrid(ClientApp(), 1, {}), context)
+    raised = KeyError("ab12")
+    with pytest.raises(KeyError):
+        server_app.main(InProcessGrid(ClientApp(), 1, {}), context)
+    assert "the ServerApp failed: KeyError: 'ab12'" in caplog.text
 
 
 def test_a_key_that_is_revoked_while_the_run_is_started_is_refused(

@@ -21,10 +21,11 @@ from server.live.run_display import RunDisplay
 from server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from server.rounds.health import ClientHealth
 from server.store import METRICS_FILE
+from server.transport.messages import MAX_FOREIGN_TEXT, cut_foreign_text, decode_foreign
 from shared.certificates import make_certificates
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
-from shared.errors import SamaraError
+from shared.errors import FrameError, SamaraError
 from shared.events import EventFollower, append_event
 from shared.signing import PhoneKey
 
@@ -242,6 +243,20 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write(": 2}\n")
     assert list(tail.read_new()) == [{"b": 2}]
+
+
+def test_whatever_a_decoder_raises_refuses_its_sender_alone() -> None:
+    def decode(content: bytes) -> int:
+        return {b"known": 1}[content]
+
+    assert decode_foreign(decode, b"known") == 1
+    with pytest.raises(FrameError, match="its answer cannot be decoded: KeyError"):
+        decode_foreign(decode, b"other")
+
+
+def test_foreign_text_is_one_short_line() -> None:
+    assert cut_foreign_text("a\n  b\x1b[31m\u202ec") == "a b?[31m?c"
+    assert len(cut_foreign_text("long" * 10**6)) == MAX_FOREIGN_TEXT
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
