@@ -65,14 +65,14 @@ class _SplitRows:
 
     Attributes:
         prompts: the examples; while they are referred to here, an id means one of them.
-        rows: index of each example by the id of its prompt.
+        first: index of the first example among those of all splits.
         numbers: scores of the base and features, float32 [n, labels + features]; None if they are
             not in memory.
         computing: lock of whoever computes them.
     """
 
     prompts: tuple[Prompt, ...]
-    rows: dict[int, int]
+    first: int
     numbers: Tensor | None = None
     computing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +90,7 @@ class RepresentationStore:
     def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
         self.disk, self._limit, self._lock = disk, limit, threading.Lock()
         self._splits: dict[tuple[int, ...], _SplitRows] = {}
-        self._split_of: dict[int, _SplitRows] = {}
+        self._index_of: dict[int, int] = {}
         self._kept: OrderedDict[int, _SplitRows] = OrderedDict()
 
     def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> _SplitRows:
@@ -104,20 +104,36 @@ class RepresentationStore:
         ids = tuple(map(id, prompts))
         with self._lock:
             if ids not in self._splits:
-                rows = {identity: row for row, identity in enumerate(ids)}
-                self._splits[ids] = _SplitRows(tuple(prompts), rows)
+                first = sum(len(split.prompts) for split in self._splits.values())
+                self._splits[ids] = _SplitRows(tuple(prompts), first)
             split = self._splits[ids]
-            for identity in ids:
-                if lasting or identity not in self._split_of:
-                    self._split_of[identity] = split
+            for index, identity in enumerate(ids, split.first):
+                if lasting or identity not in self._index_of:
+                    self._index_of[identity] = index
             return split
 
-    def splits_of(self, prompts: Sequence[Prompt]) -> list[_SplitRows] | None:
-        """Return the split that each example is taken from; None if one has no split."""
+    def locate(
+        self, prompts: Sequence[Prompt]
+    ) -> tuple[list[_SplitRows], NDArray[np.int64]] | None:
+        """Return the splits that examples are taken from; None if an example has no split.
+
+        Returns:
+            The distinct splits, and the row of each example in their numbers, one split's after
+            the other's: int64 [n].
+        """
         with self._lock:
-            splits_or_none = [self._split_of.get(id(prompt)) for prompt in prompts]
-        splits = [split for split in splits_or_none if split is not None]
-        return splits if len(splits) == len(prompts) else None
+            indices = list(map(self._index_of.get, map(id, prompts)))
+            splits = list(self._splits.values())
+        if None in indices:
+            return None
+        rows = np.array(indices, np.int64)
+        firsts = np.array([split.first for split in splits])
+        which = np.searchsorted(firsts, rows, side="right") - 1
+        is_used = np.bincount(which, minlength=len(splits)) > 0
+        used = [split for split, one_is_used in zip(splits, is_used, strict=True) if one_is_used]
+        starts = np.zeros_like(firsts)
+        starts[is_used] = np.cumsum([0, *(len(split.prompts) for split in used[:-1])])
+        return used, rows + (starts - firsts)[which]
 
     def numbers(self, split: _SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
         """Return the numbers of a split, which are computed unless they are in memory."""
@@ -259,27 +275,20 @@ class ReadoutForward:
         count, clients, rows = perturbations.count, *numbers.shape[:2]
         features = numbers[..., self._labels :].reshape(clients * rows, -1)
         added = self._readout.added_scores(perturbations, features)
-        scores = numbers[..., : self._labels] + added.view(count, clients, rows, -1)
+        scores = added.view(count, clients, rows, -1).add_(numbers[..., : self._labels])
         if self._has_bias:
-            scores = scores + perturbations.tensor(LABEL_BIAS).view(count, clients, 1, -1)
+            scores.add_(perturbations.tensor(LABEL_BIAS).view(count, clients, 1, -1))
         return scores
 
     def _gather(self, prompts: Sequence[Prompt]) -> Tensor:
         """Return the scores of the base and the features, float32 [n, labels + features]."""
-        splits = self._store.splits_of(prompts)
-        if splits is None:
-            splits = [self._store.split(prompts, lasting=False)] * len(prompts)
-        distinct = list(dict.fromkeys(splits))
-        rows = torch.tensor(
-            [split.rows[id(prompt)] for split, prompt in zip(splits, prompts, strict=True)]
-        )
-        if len(distinct) == 1:
-            return self._numbers_of(distinct[0])[rows]
-        whole = torch.cat([self._numbers_of(split) for split in distinct])
-        starts, start = {}, 0
-        for split in distinct:
-            starts[split], start = start, start + len(split.prompts)
-        return whole[rows + torch.tensor([starts[split] for split in splits])]
+        located = self._store.locate(prompts)
+        if located is None:
+            located = [self._store.split(prompts, lasting=False)], np.arange(len(prompts))
+        splits, rows = located
+        numbers = [self._numbers_of(split) for split in splits]
+        whole = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+        return whole.index_select(0, torch.from_numpy(rows).to(whole.device))
 
     def _numbers_of(self, split: _SplitRows) -> Tensor:
         return self._store.numbers(split, self._compute)

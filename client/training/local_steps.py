@@ -23,6 +23,7 @@ from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.model.lora_fa import Perturbations
+from shared.model.scorers import Prompt
 from shared.replay import replay
 from shared.tasks.objectives import cross_entropy
 
@@ -187,14 +188,11 @@ def _losses(
     for index, request in enumerate(requests):
         by_size.setdefault(len(request.batch), []).append(index)
     for same_size in by_size.values():
-        prompts = [
-            participants[i].examples.prompts[row] for i in same_size for row in requests[i].batch
-        ]
-        together = (
-            [same_size]
-            if have_equal_row_counts(prompts, len(same_size))
-            else [[index] for index in same_size]
-        )
+        together = [same_size]
+        if len(same_size) > 1:
+            prompts = [p for i in same_size for p in _batch_prompts(participants[i], requests[i])]
+            if not have_equal_row_counts(prompts, len(same_size)):
+                together = [[index] for index in same_size]
         for group in together:
             members, their_requests = [participants[i] for i in group], [requests[i] for i in group]
             before = runtime.passes
@@ -220,9 +218,9 @@ def _losses_in_one_pass(
         z = runtime.backend.directions(seeds, layout.size, layout.distribution)
         z = part.project(z).reshape(len(participants), len(first.seeds), layout.size)
     prompts = [
-        one.examples.prompts[row]
+        prompt
         for one, request in zip(participants, requests, strict=True)
-        for row in request.batch
+        for prompt in _batch_prompts(one, request)
     ]
     labels = np.stack(
         [
@@ -252,3 +250,9 @@ def _losses_in_one_pass(
     scores = runtime.forward.scores(perturbations, prompts, schedule)
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
     return [cross_entropy(by_client[:, index], own) for index, own in enumerate(labels)]
+
+
+def _batch_prompts(participant: _Participant, request: LossRequest) -> list[Prompt]:
+    """Return the prompts of a request's batch."""
+    prompts = participant.examples.prompts
+    return [prompts[row] for row in request.batch.tolist()]

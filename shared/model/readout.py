@@ -48,17 +48,20 @@ class Readout:
                 [P, C·n, features].
 
         Returns:
-            float32 [P, C·n, labels].
+            float32 [P, C·n, labels]; if the features are the same under all perturbations, the rows
+            of a label are adjacent in memory, since losses are computed faster so.
         """
         count, clients = perturbations.count, perturbations.clients
         weights = perturbations.tensor(READOUT).view(count, clients, -1, features.shape[-1])
         rows = features.shape[-2] // clients
         if features.ndim == 2:
-            flat = weights.permute(1, 3, 0, 2).reshape(clients, features.shape[-1], -1)
-            by_client = torch.bmm(features.view(clients, rows, -1), flat)
-            coordinates = by_client.view(clients, rows, count, -1).permute(2, 0, 1, 3)
-        else:
-            coordinates = features.view(count, clients, rows, -1) @ weights.transpose(2, 3)
+            by_client = torch.bmm(
+                weights.transpose(0, 1).reshape(clients, -1, features.shape[-1]),
+                features.view(clients, rows, -1).transpose(1, 2),
+            ).view(clients, count, -1, rows)
+            coordinates = by_client.permute(1, 2, 0, 3).reshape(count, -1, clients * rows)
+            return torch.bmm(self._contrasts.T.expand(count, -1, -1), coordinates).transpose(1, 2)
+        coordinates = features.view(count, clients, rows, -1) @ weights.transpose(2, 3)
         return (coordinates @ self._contrasts).reshape(count, clients * rows, -1)
 
 

@@ -30,13 +30,12 @@ def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDA
     Returns:
         float64 [P]. A perturbation with a score of NaN or +∞ has a loss that is not finite.
     """
-    exact = scores.astype(np.float64)
+    shifted = scores.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        shifted = exact - exact.max(axis=2, keepdims=True)
-    log_sum = np.log(np.exp(shifted).sum(axis=2))
-    losses: NDArray[np.float64] = np.mean(
-        log_sum - shifted[:, np.arange(len(labels)), labels], axis=1
-    )
+        shifted -= shifted.max(axis=2, keepdims=True)
+    right = shifted[:, np.arange(len(labels)), labels]
+    row_losses = np.log(np.exp(shifted, out=shifted).sum(axis=2)) - right
+    losses: NDArray[np.float64] = np.mean(row_losses, axis=1)
     return losses
 
 

@@ -54,6 +54,17 @@ def test_cross_entropy_ignores_what_all_labels_share(
 
 
 @given(SCORES)
+def test_cross_entropy_does_not_depend_on_the_order_in_memory(scores: np.ndarray) -> None:
+    labels = np.arange(scores.shape[1]) % scores.shape[2]
+    label_by_label = np.ascontiguousarray(scores.swapaxes(1, 2)).swapaxes(1, 2)
+    before = scores.copy()
+    np.testing.assert_array_equal(
+        cross_entropy(label_by_label, labels), cross_entropy(scores, labels)
+    )
+    np.testing.assert_array_equal(scores, before)
+
+
+@given(SCORES)
 def test_probabilities_of_all_labels_sum_to_one(scores: np.ndarray) -> None:
     one_row = scores[:, :1]
     losses = [cross_entropy(one_row, np.array([label])) for label in range(scores.shape[2])]
