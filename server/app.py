@@ -27,11 +27,13 @@ from server.transport.clock import Clock
 from server.transport.deadline_grid import DeadlineGrid, prepare_grid
 from server.transport.roster import Roster
 from shared import DISTRIBUTION
+from shared.basis import read_basis
 from shared.blob_store import BlobStore
 from shared.choices import automatic_values
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.features import check_features
+from shared.files import write_durably
 from shared.frames.instructions import GLOBAL_TRACK, Split
 from shared.layout import Layout
 from shared.ledger.records import LedgerHeader
@@ -39,6 +41,7 @@ from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
 from shared.runs import run_folder, run_id_of
 from shared.scalar_ratio import summarize_scalar_ratios
+from shared.start import START_FILE, Start, read_start
 from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
@@ -117,6 +120,8 @@ def serve(
         result = _result(config, run_id, layout, roster, strategy.events())
         result["wall_seconds"] = time.monotonic() - started
         result |= grid.clock.finish_run(result["rounds"])
+        if isinstance(strategy, ScalarStrategy) and strategy.rounds:
+            _write_start(config, store, roster.model_id)
         write_result(folder, strategy.complete_result(result))
     finally:
         strategy.close()
@@ -141,6 +146,23 @@ def _run(
     for split in splits:
         if config.makes_personal_models:
             strategy.evaluate(grid, split, PERSONAL_ACTION)
+
+
+def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
+    """Write the global model as a start, so that another federation can begin with it."""
+    adapter, file = config.adapter, store.folder / START_FILE
+    try:
+        start = Start.from_state(
+            store.ledger.state,
+            store.layout,
+            model_id,
+            adapter.layers,
+            read_start(adapter.start) if adapter.start else None,
+            read_basis(adapter.basis) if adapter.basis else None,
+        )
+        write_durably(file, start.encode())
+    except (SamaraError, OSError) as error:
+        log.warning("%s is not written, so no run can begin with this one: %s", file, error)
 
 
 def _await_layout(grid: DeadlineGrid, config: RunConfig, roster: Roster, patient: bool) -> Layout:

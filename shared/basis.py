@@ -172,6 +172,15 @@ class Basis:
             )
         return lifted << np.int64(STATE_BITS - _LIFT_UNIT_BITS)
 
+    def elements(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the elements of all tensors under a state, whose coordinates come first.
+
+        Raises:
+            ReplayError: if an element leaves the range of a state.
+        """
+        size = len(self.scales)
+        return np.concatenate([self.lift(state[:size]), state[size:]])
+
     def as_float32(self) -> NDArray[np.float32]:
         """Return the basis vectors, float32 [k, d]; a direction in B is z·U."""
         scales = np.ldexp(self.scales.astype(np.float32), -SCALE_BITS)

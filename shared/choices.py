@@ -46,6 +46,8 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     elif flat.get("fleet.devices"):
         layers = Choice(INNER, "emulated devices are timed with adapters inside the model")
     given = flat.get("adapter.layers", AUTO)
+    if flat.get("adapter.start") and given != AUTO:
+        layers = Choice(given, "the adapter begins with a start, which has these layers")
     if (layers.value if given == AUTO else given) == READOUT:
         return {
             "adapter.layers": layers,

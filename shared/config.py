@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from shared.choices import with_choices
+from shared.choices import AUTO, with_choices
 from shared.directions import Differences, Gradients
 from shared.errors import ConfigError
 from shared.features import refusals
@@ -236,6 +236,28 @@ class RunConfig(Settings):
             "scalar limit": "set" if self.data.scalar_limit else "none",
             "start": "given" if self.adapter.start else "none",
         }
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str) -> Self:
+        """Validate settings, nested or dotted; open layers are those of the start, which is read.
+
+        Args:
+            settings: from a TOML file, ``--set`` or Flower.
+            source: place that they come from, named in the error.
+
+        Raises:
+            ConfigError: listing every mistake.
+            ModelError: if `adapter.layers` is open and the start cannot be read.
+            MissingBlobError: if it is not in this machine's store.
+        """
+        flat = flattened(settings)
+        start = flat.get("adapter.start")
+        if start and isinstance(start, str) and flat.get("adapter.layers", AUTO) == AUTO:
+            from shared.start import read_start  # here, since most runs have none
+
+            if layers := read_start(start).layers:
+                flat["adapter.layers"] = layers
+        return super().of(flat, source)
 
     def among(self, clients: int) -> Self:
         """Return the settings of the same run for the number of clients that Flower reports.

@@ -5,7 +5,7 @@ pairwise; what is excluded is refused as soon as both sides are known: when the 
 read, when a simulation, server or gateway begins, or when the task is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -181,27 +181,53 @@ EXCLUSIONS = (
 )
 
 
-def refusals(combination: Combination) -> list[str]:
+TUNING_EXCLUSIONS = (
+    Exclusion(
+        {"adapter": ("readout", "both"), "space": ("lora", "prefix", "full")},
+        "only the space of the adapter's tensors has a readout; set space to lora-fa, or "
+        "adapter.layers to top:1",
+    ),
+    Exclusion(
+        {
+            "adapter": ("readout", "both"),
+            "tuning method": ("zero-shot", "icl", "linear-probe"),
+        },
+        "it trains no adapter; leave adapter.layers out",
+    ),
+    Exclusion(
+        {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "whole vocabulary; set adapter.layers to top:1",
+    ),
+)
+"""Combinations that do not exist in `samara tune`, whose dimensions are ``tuning method``,
+``space``, ``adapter`` and ``task``."""
+
+
+def refusals(combination: Combination, exclusions: Sequence[Exclusion] = EXCLUSIONS) -> list[str]:
     """Return why a combination does not exist, one message per exclusion; empty if it does."""
     return [
         " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
         + f": {exclusion.reason}"
-        for exclusion in EXCLUSIONS
+        for exclusion in exclusions
         if exclusion.excludes(combination)
     ]
 
 
-def check_features(combination: Combination, source: str = "") -> None:
+def check_features(
+    combination: Combination, source: str = "", exclusions: Sequence[Exclusion] = EXCLUSIONS
+) -> None:
     """Refuse a combination that does not exist.
 
     Args:
         combination: what is known so far.
         source: file, task or command to be named in the error.
+        exclusions: combinations that do not exist.
 
     Raises:
         ConfigError: with the reasons.
     """
-    if messages := refusals(combination):
+    if messages := refusals(combination, exclusions):
         raise ConfigError((f"{source}: " if source else "") + "\n  ".join(messages))
 
 
@@ -230,11 +256,15 @@ def is_supported(combination: Combination) -> bool:
 def tables() -> dict[str, str]:
     """Return Markdown tables of what goes with each method, engine and kind of client."""
     made = {name: _table(name) for name in ("method", "engine", "clients")}
+    return made | {"refused": _refusals(EXCLUSIONS), "tune": _refusals(TUNING_EXCLUSIONS)}
+
+
+def _refusals(exclusions: Sequence[Exclusion]) -> str:
     lines = ["| refused | reason |", "|---|---|"]
-    for exclusion in EXCLUSIONS:
+    for exclusion in exclusions:
         sides = [f"{name} {', '.join(map(_code, own))}" for name, own in exclusion.values.items()]
         lines.append(f"| {' with '.join(sides)} | {exclusion.reason} |")
-    return made | {"refused": "\n".join(lines)}
+    return "\n".join(lines)
 
 
 def _table(columns: str) -> str:

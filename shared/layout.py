@@ -173,7 +173,12 @@ class Layout:
 
         Adapters with the same one can exchange their weights.
         """
-        return replace(self, distribution="gaussian", basis=None, start="").hash
+        return self.weights_layout.hash
+
+    @cached_property
+    def weights_layout(self) -> "Layout":
+        """The layout without what does not change the meaning of the tensors' elements."""
+        return replace(self, distribution="gaussian", basis=None, start="")
 
     def tensor_slice(self, name: str) -> tuple[slice, int]:
         """Return the slice of the flat elements that holds a tensor, and its number of rows."""

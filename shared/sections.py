@@ -88,7 +88,8 @@ class AdapterSettings(Section):
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
         "last representation alone; or both, such as `readout,top:1`. `auto` is `readout`, and "
-        "`top:1` with a basis, with emulated devices, and in `samara tune`",
+        "`top:1` with a basis, with emulated devices, and in `samara tune`; with a start it is "
+        "what the start was trained with",
         pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="readout.md",
     )
@@ -121,8 +122,9 @@ class AdapterSettings(Section):
     )
     start: Text = setting(
         "",
-        "weights that the adapter begins with: an `--out` folder of `samara tune` on the same "
-        "model and adapter, or its `start.safetensors`. Empty begins with the base model",
+        "weights that the adapter begins with: the folder of a run of `samara tune`, or of a "
+        "finished federation, on the same model and adapter, or its `start.safetensors`. Empty "
+        "begins with the base model",
         blob=True,
         page="tune.md#the-start-of-a-federation",
     )

@@ -11,9 +11,11 @@ from shared.start import START_FILE, Start
 
 def start_for(settings: Settings, folder: Path) -> str:
     """Write a random start that belongs to the model and the adapter of some settings."""
-    runtime = load_run(config_of(settings)).runtime
+    config = config_of(settings)
+    runtime = load_run(config).runtime
     count = runtime.layout.element_count
     weights = np.random.default_rng(3).normal(0, 0.1, count).astype(np.float32)
-    start = Start.from_weights(weights, runtime.layout, runtime.model_id)
+    layers = config.adapter.layers
+    start = Start.from_weights(weights, runtime.layout, runtime.model_id, layers)
     (folder / START_FILE).write_bytes(start.encode())
     return str(folder / START_FILE)

@@ -238,6 +238,22 @@ class ReadoutForward:
         whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
         return whole.reshape(count, len(prompts), self._labels).cpu().numpy()
 
+    def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
+        """Score prompts at once, with gradients where autograd is on.
+
+        Call `prepare` with the whole split before, outside of inference mode.
+
+        Args:
+            perturbations: P perturbations of each of C clients.
+            prompts: n prompts in all, equally many of each client, client by client.
+
+        Returns:
+            float32 [P, n, labels] on the model's device.
+        """
+        count, clients = perturbations.count, perturbations.clients
+        numbers = self._gather(prompts).view(clients, len(prompts) // clients, -1)
+        return self._score(perturbations, numbers).reshape(count, len(prompts), self._labels)
+
     def loss_gradients(
         self,
         center: Perturbations,

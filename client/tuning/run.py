@@ -3,7 +3,7 @@
 OUT/tune.json      identity of the run: all settings, model, task, data
 OUT/metrics.jsonl  every evaluation, written as soon as it is made
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
-OUT/start.safetensors: the best state, for `adapter.start` of a federation
+OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
 OUT/result.json    the summary, written at the end
 
 A run that was killed continues from the files in its folder, to the same result.
@@ -165,14 +165,14 @@ def _train(
     if method.warning:
         log.warning("%s", method.warning)
     with closing(method), closing(open_curves(folder, method.steps)) as curves:
-        validations = _take_steps(setup, method, evaluations, curves, on_step)
+        validations = _take_steps(setup, method, evaluations, curves, on_step, folder)
         best = _best_step(validations)
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
         digest = method.digest()
-        _write_start(method, folder / START_FILE)
     to_json = evaluations.to_json
-    return {
+    start = _log_start(validations) if (folder / START_FILE).exists() else {}
+    return start | {
         "zero_shot": {split: to_json(result) for split, result in before.items()},
         "curve": [{"step": step} | to_json(result) for step, result in validations.items()],
         "best_step": best,
@@ -182,11 +182,27 @@ def _train(
     }
 
 
+def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
+    """Log which state the start is, and return its step as a part of the result."""
+    step = _start_step(validations)
+    if step == 0:
+        log.warning(
+            "%s is the base model: no state after it has a lower validation loss; use more "
+            "training examples, or a lower learning-rate",
+            START_FILE,
+        )
+    else:
+        loss = validations[step].loss
+        log.info("%s: the state after step %d, validation loss %.4f", START_FILE, step, loss)
+    return {"start_step": step}
+
+
 def _write_start(method: TrainingMethod, file: Path) -> None:
-    """Write the best state as a start, where a federation's adapter could have it."""
+    """Write the current state as a start, where a federation's adapter could have it."""
     try:
         start = method.make_start()
     except ModelError as error:
+        file.unlink(missing_ok=True)
         log.warning("%s is not written: %s", file, error)
         return
     if start is not None:
@@ -199,8 +215,12 @@ def _take_steps(
     evaluations: _EvaluationLog,
     curves: Curves,
     on_step: Callable[[int, int], None],
+    folder: Path,
 ) -> dict[int, EvaluationResult]:
-    """Take all remaining steps and return the validations of the whole run, by step from 0."""
+    """Take all remaining steps and return the validations of the whole run, by step from 0.
+
+    The start is written when its state is reached, and replaced by a better one.
+    """
     settings, validation = setup.settings, setup.splits["validation"]
     first = method.steps
     stops = sorted({*range(0, settings.steps, settings.validate_every), settings.steps})
@@ -217,6 +237,8 @@ def _take_steps(
         )
         if _best_step(validations) == stop == method.steps:
             method.keep_best()
+        if _start_step(validations) == stop == method.steps:
+            _write_start(method, folder / START_FILE)
         if stop >= first:
             curves.add("validation/loss", result.loss, stop)
             curves.add(f"validation/{setup.task.metric}", result.metric, stop)
@@ -236,6 +258,16 @@ def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> Evaluat
 def _best_step(validations: dict[int, EvaluationResult]) -> int:
     """Return the first of the steps with the best validation."""
     return max(validations, key=lambda step: validations[step].rank)
+
+
+def _start_step(validations: dict[int, EvaluationResult]) -> int:
+    """Return the first of the steps with the lowest validation loss.
+
+    A start is chosen by the loss and not by the metric: an accuracy on some hundred examples has an
+    error of some points, more than training on other data changes it, while the loss of the same
+    examples tells the states apart.
+    """
+    return min(validations, key=lambda step: validations[step].loss)
 
 
 def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[str, Any]:

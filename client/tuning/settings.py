@@ -5,16 +5,19 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from shared.choices import AUTO, INNER
-from shared.directions import Differences
+from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
+from shared.config import NO_STREAMED_GRADIENTS
+from shared.directions import Differences, Gradients
+from shared.features import TUNING_EXCLUSIONS, refusals
 from shared.sections import (
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
     LearningRate,
     ModelSettings,
+    adapter_kind,
 )
-from shared.settings import Section, Settings, Text, describe, flattened, nest, setting
+from shared.settings import Scalar, Section, Settings, Text, describe, flattened, nest, setting
 from shared.tasks.sampling import LOW_DATA
 
 Method = Literal[
@@ -45,6 +48,7 @@ ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam"
 _ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
 _QUERIES: dict[Method, int] = {"prge": 4}
+_BATCH = 16
 _EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
 _ADAM_RATE: dict[SpaceName, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
 
@@ -90,7 +94,10 @@ class TuneSettings(Settings):
         "constant", "`constant`, or `linear`, rising to q", read_by=ZEROTH_ORDER
     )
     batch: int = setting(
-        16, "examples B of a step; of `prge` for all directions, of MeZO for each", ge=1
+        0,
+        "examples B of a step; of `prge` for all directions, of MeZO for each. 0 is 10,000 with a "
+        "readout alone, otherwise 16",
+        ge=0,
     )
     micro_batch: int = setting(
         8,
@@ -113,6 +120,12 @@ class TuneSettings(Settings):
         "`central`, 2·q losses a step, or `forward`, q + 1",
         read_by=("prge",),
         page="step-size.md#less-noise-for-the-same-rows",
+    )
+    gradients: Gradients = setting(
+        "differences",
+        "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass",
+        read_by=("prge",),
+        page="steps.md#exact-derivatives",
     )
     learning_rate: LearningRate = setting(
         "auto",
@@ -221,10 +234,9 @@ class TuneSettings(Settings):
             mistakes.append(
                 "model.stream: the backward pass of fo-adam needs all blocks at once; set it to off"
             )
-        if self.adapter.has_readout:
-            mistakes.append(
-                "adapter.layers: tune has no readout; set it to top:1, or use method linear-probe"
-            )
+        mistakes += refusals(self.features, TUNING_EXCLUSIONS)
+        if self.gradients == "exact" and self.model.stream in ("host", "disk"):
+            mistakes.append(NO_STREAMED_GRADIENTS)
         if self.adapter.basis:
             mistakes.append(
                 "adapter.basis: tune trains every element of an adapter; leave it empty"
@@ -263,6 +275,26 @@ class TuneSettings(Settings):
         return mistakes
 
     @property
+    def features(self) -> dict[str, str]:
+        """The values in the feature matrix of tuning that the settings decide."""
+        space = SPACES[self.method][:1] if self.space == "auto" else (self.space,)
+        return {
+            "tuning method": self.method,
+            "space": space[0] if space else "none",
+            "adapter": adapter_kind(self.adapter.layers),
+        }
+
+    def identity(self) -> dict[str, Scalar]:
+        """Return the settings that are part of a run's identity, by dotted key.
+
+        Differences of losses are left out, as in runs from before there were exact gradients.
+        """
+        identity = super().identity()
+        if self.gradients == "differences":
+            del identity["gradients"]
+        return identity
+
+    @property
     def estimates_its_rate(self) -> bool:
         """Return whether `shared.step_size` finds the learning rate while the method runs."""
         return self.learning_rate == "auto" and self.method in _ESTIMATING
@@ -284,8 +316,12 @@ class TuneSettings(Settings):
         Args:
             threads: number of threads of this machine.
         """
-        changes: dict[str, object] = {"threads": self.threads or threads}
-        if self.method == "fo-adam" and self.model.stream == "auto":
+        batch = READOUT_BATCH if self.adapter.layers == READOUT else _BATCH
+        changes: dict[str, object] = {
+            "threads": self.threads or threads,
+            "batch": self.batch or batch,
+        }
+        if self.model.stream == "auto" and (self.method == "fo-adam" or self.gradients == "exact"):
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space

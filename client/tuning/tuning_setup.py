@@ -12,13 +12,24 @@ from numpy.typing import NDArray
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
+from client.forward.readout import (
+    ReadoutForward,
+    make_base_engine,
+    make_readout,
+    make_representation_store,
+)
 from client.forward.resident import ResidentForward
-from client.forward.streamed import make_forward_engine
+from client.forward.streamed import BlockwiseParameters, make_forward_engine
+from client.forward.trunk_cache import TrunkCache
 from client.spaces.space import ScoreFunction
 from client.streaming.loading import load_model
 from client.tuning.settings import TuneSettings
+from shared.choices import READOUT
 from shared.directions import batch_order, round_root
-from shared.model.lora_fa import PerturbedAdapters, empty_adapter
+from shared.errors import ConfigError
+from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
+from shared.layout import ADAPTER_GROUP, READOUT_GROUP
+from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
@@ -33,6 +44,8 @@ from shared.tasks.sampling import sample_splits
 EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
 
+ForwardEngine = ResidentForward | ReadoutForward
+"""Scores prompts under perturbations; the second one runs the model once per example."""
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 """Calls a function with the adapters of one state, as `Space.evaluate` without seeds does."""
 
@@ -101,16 +114,26 @@ class TuningSetup:
         self.settings = settings
         self.root = round_root(settings.seed, 0, 0)
         self.task: Task = load_task(settings.task)
+        features = settings.features | {"task": kind_of(self.task)}
+        check_features(features, f"task {self.task.name!r}", TUNING_EXCLUSIONS)
         default: ObjectiveName = (
             "likelihood" if isinstance(self.task, GenerationTask) else "cross-entropy"
         )
         self.goal: ObjectiveName = default if settings.objective == "auto" else settings.objective
+        if settings.gradients == "exact" and self.goal != "cross-entropy":
+            raise ConfigError(
+                f"gradients: exact ones are those of the cross-entropy, and the objective is "
+                f"{self.goal}; set gradients to differences"
+            )
         self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
         self._evaluation_loss = objective_for(self.task, default)
         examples = _draw_examples(settings, self.task)
         self.data_hash = _hash_examples(examples)
         self.load()
+        self._representations = make_representation_store(
+            self.base, self.scorer.labels, settings.trunk_cache
+        )
         keep_freed_memory()
         self.splits = {
             name: self._make_split([example for example in examples if example.split == name])
@@ -135,6 +158,39 @@ class TuningSetup:
         del self.loaded, self.base, self.stream, self.scorer
         gc.collect()  # modules and their observers refer to each other
 
+    def make_forward(
+        self,
+        adapter: Adapter,
+        cache: TrunkCache | None = None,
+        parameters: BlockwiseParameters | None = None,
+    ) -> ForwardEngine:
+        """Make the forward engine of the loaded model with an adapter.
+
+        The representations of a readout alone are computed once, for all engines of this setup.
+
+        Args:
+            adapter: adapter in the model.
+            cache: cache of the trunk's outputs.
+            parameters: parameters that are perturbed in place, of a streamed model.
+        """
+        base, scorer, settings = self.base, self.scorer, self.settings
+        streamed, readout = self.stream is not None, None
+        if adapter.layout.group(READOUT_GROUP):
+            damping = settings.adapter.damping
+            readout = make_readout(base, self.task, scorer, damping, self._tokenize, streamed)
+        if readout is None or adapter.layout.group(ADAPTER_GROUP):
+            return make_forward_engine(base, adapter, scorer, streamed, cache, parameters, readout)
+        forward = ReadoutForward(
+            make_base_engine(base, scorer, streamed),
+            adapter.layout,
+            scorer.labels,
+            readout,
+            self._representations,
+            lambda: settings.micro_batch or EVALUATION_MICRO_BATCH,
+        )
+        forward.prepare(self.splits["train"].prompts)
+        return forward
+
     def base_engine(self) -> tuple[ResidentForward, Evaluate]:
         """Return a forward engine of the base model, and a function that evaluates with it."""
         adapter, no_adapters = empty_adapter()
@@ -153,10 +209,15 @@ class TuningSetup:
 
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
+        if self.settings.adapter.layers == READOUT:  # its scores are kept with representations
+            adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
+            forward = self.make_forward(adapter)
+            assert isinstance(forward, ReadoutForward)
+            return self.result_of(forward.base_scores(split.prompts), split)
         return self.evaluate(*self.base_engine(), split)
 
     def evaluate(
-        self, forward: ResidentForward, evaluate: Evaluate, split: TaskSplit
+        self, forward: ForwardEngine, evaluate: Evaluate, split: TaskSplit
     ) -> EvaluationResult:
         """Evaluate one state of the model on a split.
 
@@ -169,7 +230,7 @@ class TuningSetup:
         answers: list[str] = []
 
         def score(adapters: PerturbedAdapters) -> NDArray[np.float32]:
-            if split.open_prompts:
+            if isinstance(forward, ResidentForward) and split.open_prompts:
                 answers.extend(forward.decode_answers(adapters, split.open_prompts, size))
             return forward.scores(adapters, split.prompts, Schedule("both", size))
 
@@ -196,12 +257,15 @@ class TuningSetup:
             metric = label_metric(self.task, confusion)
         return EvaluationResult(len(split.labels), loss, metric)
 
+    def _tokenize(self, example: Example) -> Prompt:
+        return self.scorer.prompt(example.text, example.answers, example.cut)
+
     def _make_split(self, examples: Sequence[Example]) -> TaskSplit:
         prompt = self.scorer.prompt
         decoded = examples if isinstance(self.task, GenerationTask) else []
         return TaskSplit(
             tuple(examples),
-            tuple(prompt(example.text, example.answers, example.cut) for example in examples),
+            tuple(map(self._tokenize, examples)),
             tuple(prompt(example.text, (), example.cut) for example in decoded),
             np.array([example.label for example in examples], np.int64),
         )

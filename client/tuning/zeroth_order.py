@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from client.estimators.exact import directional_derivatives, exact_estimator
 from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
 from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
 from client.forward.grouping import Schedule, split_by_grouping
-from client.forward.streamed import make_forward_engine
+from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.full import FullSpace, check_trainable
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
@@ -23,8 +25,9 @@ from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
 from client.tuning.settings import Method
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from shared.model.lora_fa import PerturbedAdapters
+from shared.model.lora_fa import Perturbations, PerturbedAdapters
 from shared.model.replay_torch import backend_for
+from shared.model.scorers import Prompt
 from shared.start import Start
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
@@ -69,6 +72,7 @@ class ZerothOrder:
         self._blocks = folder / BLOCKS_FOLDER
         settings = setup.settings
         self._rule = UPDATE_RULES[settings.method]
+        self._backend = backend_for(torch.device(settings.model.torch_device), settings.threads)
         self._schedule = Schedule(settings.grouping, settings.micro_batch)
         self._build_space()
         header = make_header(
@@ -113,7 +117,9 @@ class ZerothOrder:
         size = self._step_sizes.size
         curvature = size.measures_curvature(step, queries, settings.differences)
         estimator: Estimator
-        if settings.method == "prge":
+        if settings.gradients == "exact":
+            estimator = exact_estimator(seeds, setup.batch(step), settings.epsilon, curvature)
+        elif settings.method == "prge":
             batch, differences = setup.batch(step), settings.differences
             estimator = prge_estimator(seeds, batch, settings.epsilon, curvature, differences)
         else:
@@ -175,7 +181,8 @@ class ZerothOrder:
         if not isinstance(space, LoRAFASpace):
             return None
         weights = space.values(0, space.size).cpu().numpy()
-        return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id)
+        layers = self._setup.settings.adapter.layers
+        return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id, layers)
 
     def close(self) -> None:
         """Close the trajectory and delete the trained blocks, which it can rebuild."""
@@ -189,10 +196,7 @@ class ZerothOrder:
         adapter = space.adapter
         cache = make_trunk_cache(setup.base, adapter.first_block, setup.settings.trunk_cache)
         parameters = space if isinstance(space, StreamedFullSpace) else None
-        streamed = setup.stream is not None
-        self._forward = make_forward_engine(
-            setup.base, adapter, setup.scorer, streamed, cache, parameters
-        )
+        self._forward = setup.make_forward(adapter, cache, parameters)
 
     def _replay(self, steps: int | None) -> None:
         """Move the space from its initial state to after so many steps, or all."""
@@ -210,6 +214,8 @@ class ZerothOrder:
             return self._losses_of_answers(request)
         train = self._setup.splits["train"]
         prompts = [train.prompts[index] for index in request.batch]
+        if request.exact:
+            return self._exact_derivatives(request, prompts, train.labels[request.batch])
 
         def score(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             return self._forward.scores(perturbations, prompts, self._schedule)
@@ -217,18 +223,30 @@ class ZerothOrder:
         scores = self._space.evaluate(score, request.seeds, request.epsilon, request.signs)
         return self._setup.objective(scores, train.labels[request.batch])
 
+    def _exact_derivatives(
+        self, request: LossRequest, prompts: Sequence[Prompt], labels: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
+        space = self._space
+        layout = space.adapter.layout
+        center = Perturbations(layout, space.values(0, space.size))
+        size = self._schedule.micro_batch
+        losses, gradients = self._forward.loss_gradients(center, prompts, labels[None], size)
+        z = self._backend.directions(request.seeds, space.size, space.distribution)
+        return np.append(losses, directional_derivatives(gradients[0], z))
+
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
         task, train = self._setup.task, self._setup.splits["train"]
+        forward = self._forward
         assert isinstance(task, GenerationTask)
+        assert isinstance(forward, ResidentForward)
         prompts = [train.open_prompts[index] for index in request.batch]
         accepted = [train.examples[index].answers for index in request.batch]
 
         def minus_metric(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
             losses = np.empty(perturbations.count, np.float32)
             for indices, perturbation in split_by_grouping(perturbations, "sequential"):
-                answers = self._forward.decode_answers(
-                    perturbation, prompts, self._schedule.micro_batch
-                )
+                answers = forward.decode_answers(perturbation, prompts, self._schedule.micro_batch)
                 losses[indices] = minus_answer_metric(task, [answers], accepted)
             return losses
 

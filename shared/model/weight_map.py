@@ -40,7 +40,7 @@ class WeightMap:
         Raises:
             ReplayError: if the state is too large for the start or the basis.
         """
-        elements = self._lift(state)
+        elements = state if self.basis is None else self.basis.elements(state)
         if self.start is None:
             return to_float32(elements)
         if np.any(np.abs(elements) >= STATE_LIMIT):
@@ -70,12 +70,6 @@ class WeightMap:
         end = self.basis.element_count
         coordinates = self.basis.as_float32().astype(np.float64) @ elements[:end]
         return np.concatenate([coordinates, elements[end:]])
-
-    def _lift(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self.basis is None:
-            return state
-        size = len(self.basis.scales)
-        return np.concatenate([self.basis.lift(state[:size]), state[size:]])
 
     @cached_property
     def _vectors(self) -> torch.Tensor:

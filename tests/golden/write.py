@@ -395,9 +395,14 @@ def made_frozen_a() -> list[dict[str, Any]]:
     return cases
 
 
-def made_start() -> bytes:
+def made_start() -> Start:
     values = (np.arange(LAYOUT.size) - LAYOUT.size // 2) * 2**46 + 1
-    return Start(bytes(range(32)), LAYOUT.weights_hash, values).encode()
+    return Start.from_state(values, LAYOUT, bytes(range(32)), "top:1")
+
+
+def made_start_without_layout() -> Start:
+    """A start as earlier versions wrote it."""
+    return replace(made_start(), layout=None, layers="")
 
 
 def as_json(made: Any) -> bytes:
@@ -437,7 +442,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frozen_a.json": lambda: as_json(made_frozen_a()),
     "basis.safetensors": lambda: golden_basis().encoded,
     "basis.json": lambda: as_json(made_basis()),
-    "start.safetensors": made_start,
+    "start.safetensors": lambda: made_start_without_layout().encode(),
+    "start-2.safetensors": lambda: made_start().encode(),
 }
 """The content of every golden file."""
 

@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
+from client.tuning.settings import SPACES, TuneSettings
 from devices.phone.relay import gateway_app
 from server.commands import app as server
 from shared.config import RunConfig
@@ -18,6 +19,7 @@ from shared.errors import ConfigError
 from shared.features import (
     DIMENSIONS,
     EXCLUSIONS,
+    TUNING_EXCLUSIONS,
     Combination,
     check_features,
     is_supported,
@@ -102,6 +104,35 @@ def test_every_exclusion_names_values_that_there_are() -> None:
     for exclusion in EXCLUSIONS:
         for name, values in exclusion.values.items():
             assert set(values) < set(DIMENSIONS[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"space": "full", "method": "mezo"}, "adapter readout with space full: only the space"),
+        ({"space": "prefix", "method": "mezo"}, "set space to lora-fa"),
+        ({"method": "mezo"}, "adapter readout with space full"),
+        ({"method": "zero-shot"}, "with tuning method zero-shot: it trains no adapter"),
+        ({"method": "linear-probe"}, "with tuning method linear-probe"),
+    ],
+)
+def test_tune_refuses_a_readout_by_name_where_there_is_none(
+    settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        TuneSettings.of(settings | {"adapter.layers": "readout"}, "test")
+
+
+def test_every_exclusion_of_tune_names_values_that_there_are() -> None:
+    dimensions = {
+        "tuning method": set(SPACES),
+        "space": {space for spaces in SPACES.values() for space in spaces},
+        "adapter": set(DIMENSIONS["adapter"]),
+        "task": set(DIMENSIONS["task"]),
+    }
+    for exclusion in TUNING_EXCLUSIONS:
+        for name, values in exclusion.values.items():
+            assert set(values) < dimensions[name]
 
 
 def test_every_value_is_supported_somewhere_but_tasks_of_tune() -> None:

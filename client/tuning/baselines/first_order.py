@@ -16,8 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from client.estimators.mezo import learning_rate_at
-from client.forward.body import PerturbedBody
-from client.forward.resident import ResidentForward
+from client.forward.readout import ReadoutForward
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
 from shared.files import write_durably
@@ -57,8 +56,7 @@ class FirstOrder:
             center = torch.zeros(adapter.layout.element_count, device=base.network.device)
             self._adapters = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
-        body = PerturbedBody(base, adapter.first_block)
-        self._forward = ResidentForward(adapter, setup.scorer, body)
+        self._forward = setup.make_forward(adapter)
         self._optimizer = torch.optim.Adam(list(self._trained.values()), setup.settings.rate)
         self._steps = 0
         if self._checkpoint.exists():
@@ -83,6 +81,8 @@ class FirstOrder:
         self._optimizer.zero_grad()
         total = 0.0
         size = settings.micro_batch or len(batch)
+        if isinstance(self._forward, ReadoutForward):
+            size = len(batch)  # the model has run already
         for start in range(0, len(batch), size):
             some = batch[start : start + size]
             scores = self._forward.score_pass(self._adapters, [train.prompts[i] for i in some])[0]
@@ -148,7 +148,8 @@ class FirstOrder:
         if ADAPTER_NAME not in self._trained:
             return None
         weights = self._trained[ADAPTER_NAME].detach().cpu().numpy()
-        return Start.from_weights(weights, self._adapters.layout, self._setup.base.model_id)
+        layers = self._setup.settings.adapter.layers
+        return Start.from_weights(weights, self._adapters.layout, self._setup.base.model_id, layers)
 
     def close(self) -> None:
         """Do nothing, since no file is open."""
