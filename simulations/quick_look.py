@@ -11,10 +11,10 @@ from scipy.special import softmax
 from client.forward.body import PerturbedBody
 from client.forward.readout import (
     ReadoutForward,
-    RepresentationStore,
     make_base_engine,
     make_readout,
 )
+from client.forward.representation_store import RepresentationStore
 from client.forward.resident import ResidentForward
 from client.training.client_data import ExampleTokenizer
 from shared.errors import DataError, ModelError

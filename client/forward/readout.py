@@ -6,11 +6,8 @@ pass depends in its last bits on the examples that share it. So the examples of 
 divided in the same way, whatever is kept already and whichever of them a step asks for.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client.forward.grouping import Schedule
+from client.forward.representation_store import RepresentationStore, SplitRows
 from client.forward.resident import SINGLE_PASS, ResidentForward
 from client.forward.streamed import make_forward_engine
-from client.forward.trunk_cache import DiskCache, Ids
+from client.forward.trunk_cache import Ids
 from shared.layout import Layout
 from shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
 from shared.model.loading import BaseModel
@@ -57,107 +55,6 @@ class RepresentationScorer(Scorer):
         """Return the scores and the representation, float32 [P, n, labels + features]."""
         scores = self._scorer.scores(hidden, lengths, prompts)
         return torch.cat([scores, representations(self._scorer, hidden, lengths, prompts)], dim=2)
-
-
-@dataclass(eq=False)
-class _SplitRows:
-    """Examples whose forward passes are shared.
-
-    Attributes:
-        prompts: the examples; while they are referred to here, an id means one of them.
-        first: index of the first example among those of all splits.
-        numbers: scores of the base and features, float32 [n, labels + features]; None if they are
-            not in memory.
-        computing: lock of whoever computes them.
-    """
-
-    prompts: tuple[Prompt, ...]
-    first: int
-    numbers: Tensor | None = None
-    computing: threading.Lock = field(default_factory=threading.Lock)
-
-
-class RepresentationStore:
-    """The splits whose representations are in memory, under a byte budget; threads share it.
-
-    The least recently used split is dropped first, and computed again when it is needed.
-
-    Args:
-        limit: most bytes in memory; the latest split stays in any case.
-        disk: cache on disk, if any, of scores and representations as they are.
-    """
-
-    def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
-        self.disk, self._limit, self._lock = disk, limit, threading.Lock()
-        self._splits: dict[tuple[int, ...], _SplitRows] = {}
-        self._index_of: dict[int, int] = {}
-        self._kept: OrderedDict[int, _SplitRows] = OrderedDict()
-
-    def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> _SplitRows:
-        """Return the split of exactly these examples.
-
-        Args:
-            prompts: the examples.
-            lasting: whether an example that is in another split too is taken from this one from
-                now on.
-        """
-        ids = tuple(map(id, prompts))
-        with self._lock:
-            if ids not in self._splits:
-                first = sum(len(split.prompts) for split in self._splits.values())
-                self._splits[ids] = _SplitRows(tuple(prompts), first)
-            split = self._splits[ids]
-            for index, identity in enumerate(ids, split.first):
-                if lasting or identity not in self._index_of:
-                    self._index_of[identity] = index
-            return split
-
-    def locate(
-        self, prompts: Sequence[Prompt]
-    ) -> tuple[list[_SplitRows], NDArray[np.int64]] | None:
-        """Return the splits that examples are taken from; None if an example has no split.
-
-        Returns:
-            The distinct splits, and the row of each example in their numbers, one split's after
-            the other's: int64 [n].
-        """
-        with self._lock:
-            indices = list(map(self._index_of.get, map(id, prompts)))
-            splits = list(self._splits.values())
-        if None in indices:
-            return None
-        rows = np.array(indices, np.int64)
-        firsts = np.array([split.first for split in splits])
-        which = np.searchsorted(firsts, rows, side="right") - 1
-        is_used = np.bincount(which, minlength=len(splits)) > 0
-        used = [split for split, one_is_used in zip(splits, is_used, strict=True) if one_is_used]
-        starts = np.zeros_like(firsts)
-        starts[is_used] = np.cumsum([0, *(len(split.prompts) for split in used[:-1])])
-        return used, rows + (starts - firsts)[which]
-
-    def numbers(self, split: _SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
-        """Return the numbers of a split, which are computed unless they are in memory."""
-        with split.computing:
-            numbers = split.numbers
-            if numbers is None:
-                numbers = compute(split.prompts)
-            self._keep(split, numbers)
-        return numbers
-
-    def _keep(self, split: _SplitRows, numbers: Tensor) -> None:
-        with self._lock:
-            split.numbers = numbers
-            self._kept[id(split)] = split
-            self._kept.move_to_end(id(split))
-            total = sum(map(_bytes, self._kept.values()))
-            while total > self._limit and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                total -= _bytes(dropped)
-                dropped.numbers = None
-
-
-def _bytes(split: _SplitRows) -> int:
-    return 0 if split.numbers is None else split.numbers.nbytes
 
 
 class ReadoutForward:
@@ -306,7 +203,7 @@ class ReadoutForward:
         whole = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
         return whole.index_select(0, torch.from_numpy(rows).to(whole.device))
 
-    def _numbers_of(self, split: _SplitRows) -> Tensor:
+    def _numbers_of(self, split: SplitRows) -> Tensor:
         return self._store.numbers(split, self._compute)
 
     @torch.no_grad()  # not inference mode: exact gradients flow past these numbers
@@ -333,29 +230,6 @@ class ReadoutForward:
         self.passes += len(prompts)
         raw = torch.from_numpy(run_base(self._engine, prompts, size))
         return raw if disk is None else disk.put(key, raw)
-
-
-def make_representation_store(
-    base: BaseModel, labels: int, limit: int, folder: Path | None = None
-) -> RepresentationStore:
-    """Make a store of representations.
-
-    Args:
-        base: the model.
-        labels: number of labels of the task.
-        limit: most bytes in memory, and again on disk.
-        folder: folder for a cache on disk, if any.
-
-    Raises:
-        ConfigError: if the folder cannot be used.
-    """
-    if folder is None or not limit:
-        return RepresentationStore(limit)
-    variant = f"{base.quantization} {base.network.dtype} readout"
-    identity = base.model_id + variant.encode()
-    return RepresentationStore(
-        limit, DiskCache(folder, limit, identity, labels + base.features, exact=True)
-    )
 
 
 def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> ResidentForward:

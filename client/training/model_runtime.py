@@ -20,9 +20,11 @@ from client.forward.grouping import Schedule
 from client.forward.peak_memory import keep_freed_memory
 from client.forward.readout import (
     ReadoutForward,
-    RepresentationStore,
     make_base_engine,
     make_readout,
+)
+from client.forward.representation_store import (
+    RepresentationStore,
     make_representation_store,
 )
 from client.forward.resident import ResidentForward

@@ -16,8 +16,8 @@ from client.forward.readout import (
     ReadoutForward,
     make_base_engine,
     make_readout,
-    make_representation_store,
 )
+from client.forward.representation_store import make_representation_store
 from client.forward.resident import ResidentForward
 from client.forward.streamed import BlockwiseParameters, make_forward_engine
 from client.forward.trunk_cache import TrunkCache

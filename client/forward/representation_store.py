@@ -1,0 +1,137 @@
+"""The representations of a readout's examples, kept split by split under a byte budget."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client.forward.trunk_cache import DiskCache
+from shared.model.loading import BaseModel
+from shared.model.scorers import Prompt
+
+
+@dataclass(eq=False)
+class SplitRows:
+    """Examples whose forward passes are shared.
+
+    Attributes:
+        prompts: the examples; while they are referred to here, an id means one of them.
+        first: index of the first example among those of all splits.
+        numbers: scores of the base and features, float32 [n, labels + features]; None if they are
+            not in memory.
+        computing: lock of whoever computes them.
+    """
+
+    prompts: tuple[Prompt, ...]
+    first: int
+    numbers: Tensor | None = None
+    computing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class RepresentationStore:
+    """The splits whose representations are in memory, under a byte budget; threads share it.
+
+    The least recently used split is dropped first, and computed again when it is needed.
+
+    Args:
+        limit: most bytes in memory; the latest split stays in any case.
+        disk: cache on disk, if any, of scores and representations as they are.
+    """
+
+    def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
+        self.disk, self._limit, self._lock = disk, limit, threading.Lock()
+        self._splits: dict[tuple[int, ...], SplitRows] = {}
+        self._index_of: dict[int, int] = {}
+        self._kept: OrderedDict[int, SplitRows] = OrderedDict()
+
+    def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> SplitRows:
+        """Return the split of exactly these examples.
+
+        Args:
+            prompts: the examples.
+            lasting: whether an example that is in another split too is taken from this one from
+                now on.
+        """
+        ids = tuple(map(id, prompts))
+        with self._lock:
+            if ids not in self._splits:
+                first = sum(len(split.prompts) for split in self._splits.values())
+                self._splits[ids] = SplitRows(tuple(prompts), first)
+            split = self._splits[ids]
+            for index, identity in enumerate(ids, split.first):
+                if lasting or identity not in self._index_of:
+                    self._index_of[identity] = index
+            return split
+
+    def locate(self, prompts: Sequence[Prompt]) -> tuple[list[SplitRows], NDArray[np.int64]] | None:
+        """Return the splits that examples are taken from; None if an example has no split.
+
+        Returns:
+            The distinct splits, and the row of each example in their numbers, one split's after
+            the other's: int64 [n].
+        """
+        with self._lock:
+            indices = list(map(self._index_of.get, map(id, prompts)))
+            splits = list(self._splits.values())
+        if None in indices:
+            return None
+        rows = np.array(indices, np.int64)
+        firsts = np.array([split.first for split in splits])
+        which = np.searchsorted(firsts, rows, side="right") - 1
+        is_used = np.bincount(which, minlength=len(splits)) > 0
+        used = [split for split, one_is_used in zip(splits, is_used, strict=True) if one_is_used]
+        starts = np.zeros_like(firsts)
+        starts[is_used] = np.cumsum([0, *(len(split.prompts) for split in used[:-1])])
+        return used, rows + (starts - firsts)[which]
+
+    def numbers(self, split: SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
+        """Return the numbers of a split, which are computed unless they are in memory."""
+        with split.computing:
+            numbers = split.numbers
+            if numbers is None:
+                numbers = compute(split.prompts)
+            self._keep(split, numbers)
+        return numbers
+
+    def _keep(self, split: SplitRows, numbers: Tensor) -> None:
+        with self._lock:
+            split.numbers = numbers
+            self._kept[id(split)] = split
+            self._kept.move_to_end(id(split))
+            total = sum(map(_bytes, self._kept.values()))
+            while total > self._limit and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                total -= _bytes(dropped)
+                dropped.numbers = None
+
+
+def _bytes(split: SplitRows) -> int:
+    return 0 if split.numbers is None else split.numbers.nbytes
+
+
+def make_representation_store(
+    base: BaseModel, labels: int, limit: int, folder: Path | None = None
+) -> RepresentationStore:
+    """Make a store of representations.
+
+    Args:
+        base: the model.
+        labels: number of labels of the task.
+        limit: most bytes in memory, and again on disk.
+        folder: folder for a cache on disk, if any.
+
+    Raises:
+        ConfigError: if the folder cannot be used.
+    """
+    if folder is None or not limit:
+        return RepresentationStore(limit)
+    variant = f"{base.quantization} {base.network.dtype} readout"
+    identity = base.model_id + variant.encode()
+    return RepresentationStore(
+        limit, DiskCache(folder, limit, identity, labels + base.features, exact=True)
+    )
