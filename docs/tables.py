@@ -62,7 +62,7 @@ def blocks() -> dict[str, str]:
     """Return the content of every marked block by its name."""
     run = RunConfig().flat() | OPEN
     tune = TuneSettings().flat() | {"adapter.layers": AUTO}
-    sections = ("model", "adapter", "data", "cohort", "evaluate", "personal", "ledger", "fleet")
+    sections = tuple(dict.fromkeys(key.split(".")[0] for key in run if "." in key))
     group = {
         key: setting.default
         for key, setting in describe(DeviceGroup).items()

@@ -22,6 +22,7 @@ from shared.sections import (
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
+    AggregationSettings,
     CohortSettings,
     DataSettings,
     EvaluateSettings,
@@ -30,6 +31,7 @@ from shared.sections import (
     ModelSettings,
     PersonalSettings,
     adapter_kind,
+    aggregation_kind,
 )
 from shared.settings import (
     Section,
@@ -188,6 +190,7 @@ class RunConfig(Settings):
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: DataSettings = setting(DataSettings(), "Data", owner="device")
     cohort: CohortSettings = setting(CohortSettings(), "Cohort")
+    aggregation: AggregationSettings = setting(AggregationSettings(), "Aggregation")
     evaluate: EvaluateSettings = setting(EvaluateSettings(), "Evaluation")
     personal: PersonalSettings = setting(PersonalSettings(), "Private rounds", page="personal.md")
     ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="ledger.md")
@@ -229,6 +232,7 @@ class RunConfig(Settings):
             "method": self.method,
             "seed-policy": self.seed_policy,
             "late reports": "counted" if self.cohort.late_rounds else "refused",
+            "aggregation": aggregation_kind(self.aggregation.rule),
             "label bias": "trained" if self.adapter.label_bias else "none",
             "adapter": adapter_kind(self.adapter.layers),
             "gradients": self.gradients,

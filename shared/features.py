@@ -26,6 +26,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "task": ("classification", "listed choice", "open choice", "generation"),
     "cohorts": ("sampled", "recorded"),
     "late reports": ("refused", "counted"),
+    "aggregation": ("reports", "coordinates"),
     "label bias": ("none", "trained"),
     "adapter": ("inner", "readout", "both"),
     "gradients": ("differences", "exact"),
@@ -36,7 +37,8 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
 candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
-``basis``: ``informed`` is `adapter.basis`.
+``aggregation``: rules that weigh whole reports, or medians and trimmed means ``coordinates`` by
+coordinate. ``basis``: ``informed`` is `adapter.basis`.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -173,6 +175,11 @@ EXCLUSIONS = (
         {"late reports": ("counted",), "seed-policy": ("shared", "pool")},
         "a late report needs directions of its own; set cohort.late-rounds to 0, or seed-policy "
         "to independent",
+    ),
+    Exclusion(
+        {"aggregation": ("coordinates",), "seed-policy": ("independent", "pool")},
+        "a median or trimmed mean of projected gradients needs the same directions in every "
+        "report; set seed-policy to shared, or aggregation.rule to median-norm",
     ),
     Exclusion(
         {"scalar limit": ("set",), "clients": ("emulated",)},

@@ -199,7 +199,8 @@ class CohortSettings(Section):
     weight_cap: int = setting(
         10_000,
         "largest number of examples that counts as a client's weight, since clients report their "
-        "numbers themselves",
+        "numbers themselves; with any `aggregation.rule` but `mean` the cohort's median is another "
+        "limit",
         ge=1,
     )
     timeout: float = setting(
@@ -242,6 +243,30 @@ class CohortSettings(Section):
         former="cohort.grouping-rounds",
         ge=1,
     )
+
+
+AggregationRule = Literal[
+    "mean", "median-norm", "trimmed-mean", "median", "multi-krum", "centered-clipping"
+]
+
+
+class AggregationSettings(Section):
+    """The way in which the reports of a round become one update."""
+
+    rule: AggregationRule = setting(
+        "median-norm",
+        "`mean` believes every report; `median-norm`: no report weighs more or moves the model "
+        "farther than the median one; `multi-krum` and `centered-clipping` compare reports with "
+        "each other; `trimmed-mean` and `median` of every projected gradient need shared seeds. "
+        "With any but `mean`, losses and curvatures are trimmed means over the clients",
+        before="mean",
+        page="robustness.md",
+    )
+
+
+def aggregation_kind(rule: AggregationRule) -> Literal["reports", "coordinates"]:
+    """Return what a value of ``aggregation.rule`` is in the feature matrix."""
+    return "coordinates" if rule in ("trimmed-mean", "median") else "reports"
 
 
 class PersonalSettings(Section):

@@ -49,6 +49,8 @@ class Setting:
         former: key under which earlier versions stored it; may be empty.
         blob: whether the value names a file that clients need (`shared.blobs`).
         words: values of such a setting that are no file.
+        before: value that versions without this setting computed with; None if there is none. It
+            is left out of the run id, so that runs of those versions keep theirs.
     """
 
     key: str
@@ -62,6 +64,7 @@ class Setting:
     former: str
     blob: bool
     words: tuple[str, ...]
+    before: Scalar | None
 
     @property
     def makes_a_variant(self) -> bool:
@@ -85,6 +88,7 @@ def setting(
     former: str = "",
     blob: bool = False,
     words: tuple[str, ...] = (),
+    before: Scalar | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare a setting as a field of a `Section`; see `Setting` for what is not listed here.
@@ -102,6 +106,7 @@ def setting(
         blob: see `Setting`. The layout's hash must cover the file's content; the value itself, a
             path or a hash, is then not part of the run id.
         words: see `Setting`.
+        before: see `Setting`.
         constraints: what pydantic's ``Field`` takes, such as ``ge``.
     """
     about: dict[str, Any] = {
@@ -113,6 +118,7 @@ def setting(
         "former": former,
         "blob": blob,
         "words": words,
+        "before": before,
     }
     return Field(default, description=help, json_schema_extra=about, **constraints)
 
@@ -170,7 +176,11 @@ class Settings(Section):
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key."""
         described = describe(type(self))
-        return {key: value for key, value in self.flat().items() if described[key].identity}
+        return {
+            key: value
+            for key, value in self.flat().items()
+            if described[key].identity and value != described[key].before
+        }
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
@@ -220,9 +230,15 @@ def _about(info: FieldInfo) -> dict[str, Any]:
 
 
 def with_current_keys(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that an earlier version stored, by the keys that they have now."""
-    current = {setting.former: key for key, setting in describe(section).items() if setting.former}
-    return {current.get(key, key): value for key, value in flat.items()}
+    """Return settings that an earlier version stored, as this version would have stored them.
+
+    Those that have another key now get it, and those that it did not have the value that it
+    computed with.
+    """
+    described = describe(section)
+    current = {setting.former: key for key, setting in described.items() if setting.former}
+    before = {key: s.before for key, s in described.items() if s.before is not None}
+    return before | {current.get(key, key): value for key, value in flat.items()}
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

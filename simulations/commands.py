@@ -35,6 +35,7 @@ def demo(
         "seed": seed,
         "data.seed": seed,
         "adapter.layers": "top:1",
+        "aggregation.rule": "mean",
         "learning-rate": 0.1,
         "personal.learning-rate": 0.1,
         "out": str(out.resolve()) if out else "",

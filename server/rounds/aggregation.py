@@ -1,18 +1,59 @@
 """Aggregation of a round's reports into one round delta. Pure; their order is irrelevant."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from server.rounds.robust_rules import (
+    centering_weights,
+    coordinate_median,
+    krum_selection,
+    lower_median,
+    norm_factors,
+    trimmed_mean,
+)
+from shared.directions import DIRECTION_BITS, pool_seeds
 from shared.errors import ReportError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.replay import quantize
+from shared.layout import Layout
+from shared.replay import default_backend, quantize, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from shared.sections import AggregationRule
 from shared.step_size import Observation
+
+Answer = tuple[TrainInstruction, Report]
+"""A report with the instruction that it answers."""
+Gradients = NDArray[np.float64]
+
+_COORDINATE_RULES: dict[str, Callable[[Gradients], Gradients]] = {
+    "trimmed-mean": trimmed_mean,
+    "median": coordinate_median,
+}
+_UNIT = 30
+"""Bits after the point of the coefficients that contributions are compared by: small enough that
+2²⁰ of them cannot leave the range of int64."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule by which reports become one update.
+
+    Attributes:
+        name: value of `aggregation.rule`.
+        layout: layout of the trained numbers, which `multi-krum` and `centered-clipping` need
+            unless seeds are shared: they compare the reports' updates, d numbers each, so a round
+            costs the server one direction more per reported scalar, and 4·d bytes per client.
+    """
+
+    name: AggregationRule = "mean"
+    layout: Layout | None = None
+
+
+MEAN = Rule()
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
@@ -48,14 +89,19 @@ def aggregate(
     instruction: TrainInstruction,
     reports: Sequence[Report],
     weight_cap: int,
-    late: Sequence[tuple[TrainInstruction, Report]] = (),
+    late: Sequence[Answer] = (),
+    rule: Rule = MEAN,
 ) -> RoundDelta:
     """Return the round delta that the reports of a round make.
 
-    A report's weight is w = min(examples, cap) / Σ. As in FedNova (Wang et al., 2020), the steps of
-    a client that did k of K steps are scaled by τ / k with τ = Σ w·k, so that clients with fewer
-    steps do not bend the direction of the average. With equal steps that factor is 1, and
-    averaging coefficients is averaging the clients' models.
+    A report's weight is w = min(examples, cap) / Σ, and with any rule but `mean` the median number
+    of examples is another cap. As in FedNova (Wang et al., 2020), the steps of a client that did k
+    of K steps are scaled by τ / k with τ = Σ w·k, so that clients with fewer steps do not bend the
+    direction of the average. With equal steps that factor is 1, and averaging coefficients is
+    averaging the clients' models.
+
+    Medians and trimmed means of projected gradients take every report as it is: without weights,
+    and with zeros for the steps that a client did not take.
 
     Args:
         instruction: instruction of the round.
@@ -64,6 +110,7 @@ def aggregate(
         late: reports of earlier rounds that count in this one, each with the instruction that it
             answers; only with independent seeds. Each weighs `staleness_weight` times its usual
             weight, and its directions are those of its own round.
+        rule: rule by which the reports become one update.
 
     Returns:
         The delta: one group per client with independent seeds, one group in all with shared seeds
@@ -79,12 +126,8 @@ def aggregate(
     clients = [report.client for report in all_reports]
     if len(set(clients)) < len(clients):
         raise ReportError(f"a client reports twice among {clients}")
-    examples: list[float] = [min(report.examples, weight_cap) for report in reports]
-    examples += [
-        staleness_weight(instruction.round - answered.round) * min(report.examples, weight_cap)
-        for answered, report in late
-    ]
-    scalars = _scalars(instruction, reports, late, examples) if all_reports else ()
+    answers = [*((instruction, report) for report in reports), *late]
+    scalars = _scalars(instruction, answers, weight_cap, rule) if answers else ()
     groups = [
         Group(origin, source, block)
         for origin, source, coefficients in scalars
@@ -103,46 +146,65 @@ def aggregate(
 
 
 def observe_round(
-    instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int
+    instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int, rule: Rule = MEAN
 ) -> Observation:
     """Return what a round's reports say of the step size.
+
+    With any rule but `mean`, loss, curvature and squares are trimmed means over the clients, so
+    that they stay within the range of what clients that are not hostile report.
 
     Args:
         instruction: instruction of the round.
         reports: reports on it that have passed `check_report`, at least one.
         weight_cap: number of examples beyond which a report gains no weight.
+        rule: rule by which the reports become one update.
     """
     reports = sorted(reports, key=lambda report: report.client)
-    weights = [min(report.examples, weight_cap) for report in reports]
     unit = replace(instruction, learning_rate=1.0)
-    coefficients = [block for _, _, block in _scalars(unit, reports, (), weights)]
+    answers = [(unit, report) for report in reports]
+    coefficients = [block for _, _, block in _scalars(unit, answers, weight_cap, rule)]
     squares = [_sum_of_squares(instruction, report) for report in reports]
     queries = [report.steps * instruction.queries for report in reports]
-    curvatures = [
-        (report.curvature, instruction.measured_directions(report.steps))
-        for report in reports
-        if report.curvature is not None
-    ]
-    directions = sum(count for _, count in curvatures)
+    measured = [report for report in reports if report.curvature is not None]
+    curvatures = np.array([report.curvature for report in measured], np.float64)
+    counts = [instruction.measured_directions(report.steps) for report in measured]
+    directions = sum(counts)
+    curvature: float | None = None
+    if rule.name == "mean":
+        weights = [min(report.examples, weight_cap) for report in reports]
+        loss = float(np.average([report.mean_loss for report in reports], weights=weights))
+        mean_square, local_square = sum(squares) / sum(queries), float(np.mean(squares))
+        if directions:
+            products = zip(curvatures.tolist(), counts, strict=True)
+            curvature = sum(value * count for value, count in products) / directions
+    else:
+        loss = float(trimmed_mean(np.array([report.mean_loss for report in reports])))
+        mean_square = float(trimmed_mean(np.divide(squares, queries)))
+        local_square = float(trimmed_mean(np.array(squares)))
+        if directions:
+            curvature = float(trimmed_mean(curvatures))
     return Observation(
-        loss=float(np.average([report.mean_loss for report in reports], weights=weights)),
-        mean_square=sum(squares) / sum(queries),
+        loss=loss,
+        mean_square=mean_square,
         squared_norm=sum(float(block @ block) for block in coefficients),
-        local_squared_norm=float(np.mean(squares)) / instruction.queries**2,
+        local_squared_norm=local_square / instruction.queries**2,
         learning_rate=instruction.learning_rate,
-        curvature=sum(curvature * n for curvature, n in curvatures) / directions
-        if directions
-        else None,
+        curvature=curvature,
         directions=directions,
     )
 
 
-def mean_loss(reports: Collection[Report], weight_cap: int) -> float | None:
-    """Return the clients' mean loss, weighted like their reports; None without any."""
-    weights = [min(report.examples, weight_cap) for report in reports]
-    losses = [report.mean_loss for report in reports]
-    if not weights:
+def mean_loss(reports: Collection[Report], weight_cap: int, rule: Rule = MEAN) -> float | None:
+    """Return the clients' mean loss; None without any.
+
+    It is weighted like the reports with the rule `mean`, and otherwise a trimmed mean.
+    """
+    if not reports:
         return None
+    losses = [report.mean_loss for report in reports]
+    if rule.name != "mean":
+        return float(trimmed_mean(np.array(losses)))
+    weights = [min(report.examples, weight_cap) for report in reports]
     return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
 
 
@@ -151,49 +213,138 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 
     With a pool g's are summed by index; a sum of n independent g's has Σ g² as its mean square.
     """
-    uses: NDArray[np.int64] | int = 1
-    if instruction.seed_policy is SeedPolicy.POOL:
-        uses = instruction.uses(report.steps)
-    return float(np.sum(np.square(instruction.clipped_sums(report.gradients, uses))))
+    return float(np.sum(np.square(_clipped(instruction, report))))
 
 
 def _scalars(
-    instruction: TrainInstruction,
-    reports: Sequence[Report],
-    late: Sequence[tuple[TrainInstruction, Report]],
-    examples: Sequence[float],
-) -> list[tuple[int, DerivedSeeds | PoolSeeds, NDArray[np.float64]]]:
+    instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
+) -> list[tuple[int, DerivedSeeds | PoolSeeds, Gradients]]:
     """Return round, seeds and coefficients (float64 [n]) of each group; late ones come last."""
-    answers = [*((instruction, report) for report in reports), *late]
-    weights, total = _weights([report for _, report in answers], examples), sum(examples)
+    gradients = [_clipped(instruction, report) for _, report in answers]
     number = instruction.round
+    if combine := _COORDINATE_RULES.get(rule.name):
+        shared = instruction.coefficients(combine(_padded(gradients)))
+        return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
+    weights, total = _weights(instruction, answers, gradients, weight_cap, rule)
     if instruction.seed_policy is SeedPolicy.POOL:
-        indices, sums = _sums_by_index(instruction, weights, reports)
+        reports = [report for _, report in answers]
+        indices, sums = _sums_by_index(instruction, weights, reports, gradients)
         seeds = PoolSeeds(instruction.pool_root, indices)
         return [(number, seeds, instruction.coefficients(sums / total))]
     if instruction.seed_policy is SeedPolicy.SHARED:
-        clipped = [instruction.clipped(report.gradients) for report in reports]
-        shared = instruction.coefficients(_weighted_sums(weights, clipped) / total)
+        shared = instruction.coefficients(_weighted_sums(weights, gradients) / total)
         return [(number, DerivedSeeds(instruction.root, 0, *shared.shape), shared.ravel())]
-    groups: list[tuple[int, DerivedSeeds | PoolSeeds, NDArray[np.float64]]] = []
-    for (answered, report), weight in zip(answers, weights, strict=True):
-        block = weight / total * instruction.coefficients(instruction.clipped(report.gradients))
+    groups: list[tuple[int, DerivedSeeds | PoolSeeds, Gradients]] = []
+    for (answered, report), weight, own in zip(answers, weights, gradients, strict=True):
+        block = weight / total * instruction.coefficients(own)
         stream = answered.seed_stream(report.client)
         derived = DerivedSeeds(answered.root, stream, *block.shape)
         groups.append((answered.round, derived, block.ravel()))
     return groups
 
 
-def _weights(reports: Sequence[Report], examples: Sequence[float]) -> list[float]:
-    """Return examples·τ/k of each report; exactly its examples if all did the same steps."""
-    steps = [report.steps for report in reports]
-    mean_steps = sum(n * k for n, k in zip(examples, steps, strict=True)) / sum(examples)
-    return [n * (mean_steps / k) for n, k in zip(examples, steps, strict=True)]
+def _clipped(instruction: TrainInstruction, report: Report) -> Gradients:
+    """Return a report's projected gradients clipped to ±clip, same shape; of a pool their sums."""
+    uses: NDArray[np.int64] | int = 1
+    if instruction.seed_policy is SeedPolicy.POOL:
+        uses = instruction.uses(report.steps)
+    return instruction.clipped_sums(report.gradients, uses)
 
 
-def _weighted_sums(
-    weights: Sequence[float], gradients: Sequence[NDArray[np.float64]]
+def _padded(gradients: Sequence[Gradients]) -> Gradients:
+    """Return projected gradients of several clients, [n, K, q], zeros where steps are missing."""
+    padded = np.zeros((len(gradients), max(map(len, gradients)), gradients[0].shape[1]))
+    for row, own in zip(padded, gradients, strict=True):
+        row[: len(own)] = own
+    return padded
+
+
+def _weights(
+    instruction: TrainInstruction,
+    answers: Sequence[Answer],
+    gradients: Sequence[Gradients],
+    weight_cap: int,
+    rule: Rule,
+) -> tuple[list[float], float]:
+    """Return by what each report's projected gradients are multiplied, and the divisor of the sum.
+
+    With the rule `mean` these are examples·τ/k and Σ examples, so that the weight is exactly the
+    number of examples if all did the same steps.
+    """
+    examples = _counted_examples(instruction, answers, weight_cap, rule)
+    total = sum(examples)
+    steps = [report.steps for _, report in answers]
+    mean_steps = sum(n * k for n, k in zip(examples, steps, strict=True)) / total
+    scales = [mean_steps / k for k in steps]
+    if rule.name != "mean":
+        scaled = [scale * own for scale, own in zip(scales, gradients, strict=True)]
+        shares = np.array(examples)
+        match rule.name:
+            case "median-norm":
+                shares *= norm_factors(np.array([np.linalg.norm(own) for own in scaled]))
+            case "multi-krum":
+                shares *= krum_selection(_products(instruction, answers, scaled, rule))
+                total = float(shares.sum())
+            case "centered-clipping":
+                products = _products(instruction, answers, scaled, rule)
+                shares, total = centering_weights(products, shares / total), 1.0
+        examples = shares.tolist()
+    return [n * scale for n, scale in zip(examples, scales, strict=True)], total
+
+
+def _counted_examples(
+    instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
+) -> list[float]:
+    """Return the number of examples that each report counts."""
+    cap = float(weight_cap)
+    if rule.name != "mean":
+        cap = min(cap, lower_median(np.array([float(report.examples) for _, report in answers])))
+    return [
+        min(report.examples, cap) * staleness_weight(instruction.round - answered.round)
+        for answered, report in answers
+    ]
+
+
+def _products(
+    instruction: TrainInstruction,
+    answers: Sequence[Answer],
+    gradients: Sequence[Gradients],
+    rule: Rule,
+) -> Gradients:
+    """Return the inner products of the updates that the reports stand for, [n, n].
+
+    Along shared directions those of the projected gradients do, since independent directions are
+    almost orthogonal.
+    """
+    norms = np.array([np.linalg.norm(own) for own in gradients])
+    units = [own / (norm or 1.0) for own, norm in zip(gradients, norms, strict=True)]
+    if instruction.seed_policy is SeedPolicy.SHARED:
+        rows = _padded(units).reshape(len(units), -1)
+    else:
+        assert rule.layout is not None, "the updates of reports are as wide as the layout"
+        rows = np.empty((len(units), rule.layout.size), np.float32)
+        for row, (answered, report), own in zip(rows, answers, units, strict=True):
+            row[:] = _update(answered, report, own, rule.layout)
+    products: Gradients = (rows @ rows.T).astype(np.float64)
+    return products * norms[:, None] * norms[None, :]
+
+
+def _update(
+    instruction: TrainInstruction, report: Report, gradients: Gradients, layout: Layout
 ) -> NDArray[np.float64]:
+    """Return Σ g·z(seed) of a report, float64 [d], for g's of norm 1."""
+    if instruction.seed_policy is SeedPolicy.POOL:
+        used = instruction.pool_indices(report.client).ravel()[: len(gradients)]
+        seeds = pool_seeds(instruction.pool_root, used)
+    else:
+        seeds = instruction.seeds(report.client)[: len(gradients)].ravel()
+    coefficients = np.rint(np.ldexp(gradients.ravel(), _UNIT)).astype(np.int64)
+    total = zero_state(layout.size)
+    default_backend().fold(total, seeds, coefficients, layout.distribution)
+    return np.ldexp(total.astype(np.float64), -_UNIT - DIRECTION_BITS)
+
+
+def _weighted_sums(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
     """Return Σ weight·g per step and query, each rounded once.
 
     `math.fsum` is exact before it rounds, so neither the order of the clients nor the division of
@@ -211,15 +362,16 @@ def _weighted_sums(
 
 
 def _sums_by_index(
-    instruction: TrainInstruction, weights: Sequence[float], reports: Sequence[Report]
-) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    instruction: TrainInstruction,
+    weights: Sequence[float],
+    reports: Sequence[Report],
+    gradients: Sequence[Gradients],
+) -> tuple[NDArray[np.uint32], Gradients]:
     """Return the tried indices of the pool, ascending, and Σ weight·g of each, rounded once."""
     products: dict[int, list[float]] = {}
-    for weight, report in zip(weights, reports, strict=True):
-        uses = instruction.uses(report.steps)
-        indices = instruction.pool_indices(report.client).ravel()[: len(uses)]
-        sums = weight * instruction.clipped_sums(report.gradients, uses)
-        for index, product in zip(indices.tolist(), sums.tolist(), strict=True):
+    for weight, report, own in zip(weights, reports, gradients, strict=True):
+        indices = instruction.pool_indices(report.client).ravel()[: len(own)]
+        for index, product in zip(indices.tolist(), (weight * own).tolist(), strict=True):
             products.setdefault(index, []).append(product)
     tried = sorted(products)
     return np.array(tried, np.uint32), np.array([math.fsum(products[i]) for i in tried])

@@ -7,14 +7,12 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from server.rounds.aggregation import aggregate, mean_loss, observe_round
 from server.rounds.evaluation import find_best_round, summarize_evaluations
 from server.rounds.event_log import (
     EvaluationEvent,
@@ -27,14 +25,14 @@ from server.rounds.health import ClientHealth
 from server.rounds.late_reports import LateReportFilter
 from server.rounds.planner import Request, RoundPlanner
 from server.rounds.recorded_cohorts import RecordedCohorts
-from server.rounds.validator import ReplyValidator, ValidatedReplies
+from server.rounds.round_aggregator import TOO_LARGE, RoundAggregator
+from server.rounds.validator import ReplyValidator
 from server.store import RunStore
 from server.transport.clock import Clock, SystemClock
 from server.transport.roster import Roster
 from shared.config import RunConfig
-from shared.errors import LedgerError, ReplayError, TrainingError
+from shared.errors import LedgerError, TrainingError
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
-from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, revert_delta
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
@@ -71,6 +69,7 @@ class ScalarStrategy(Strategy):
         self._late_reports = LateReportFilter(config.cohort.late_rounds)
         self._events = EventLog(store)
         self._planner = RoundPlanner(config, store, roster, self._health, cohorts)
+        self._aggregator = RoundAggregator(config, store)
         self._validator = ReplyValidator(config, roster, self._late_reports, self._events)
         given = None if config.learning_rate == "auto" else config.learning_rate
         size = StepSize(config.federated_rounds, given, config.epsilon)
@@ -127,16 +126,19 @@ class ScalarStrategy(Strategy):
         if self._cohorts:
             messages = self._cohorts.take_replies(number, messages, self._roster)
 
-        # 3. Validate: keep sound reports, refuse the others, count who failed.
+        # 3. Validate: keep sound reports, refuse the others.
         replies = self._validator.validate_reports(messages, instruction)
+
+        # 4. Aggregate: fold the reports that fit into a round delta, count who failed.
+        aggregated = self._aggregator.aggregate(instruction, replies, self._planner.minimum)
+        delta, problem = aggregated.delta, aggregated.problem
+        self._validator.leave_out(replies, aggregated.too_large, TOO_LARGE)
         reports = replies.all_reports()
         absent = self._update_health(request, reports.keys(), replies.refused)
 
-        # 4. Aggregate: fold the reports into a round delta.
-        delta, problem = self._aggregate(instruction, replies)
-
         # 5. Step size: note what was observed; a loss that rose reverts rounds instead.
-        size = self._observe(instruction, replies.answers, is_unused=bool(problem))
+        observation = self._aggregator.observe(instruction, replies.answers, bool(problem))
+        size = self._step_sizes.record(observation, replies.answers.keys())
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
             problem = f"the loss rose: back to the state after round {reached}"
@@ -149,7 +151,7 @@ class ScalarStrategy(Strategy):
         # 7. Record: write the round's event.
         event = RoundEvent(
             round=number,
-            loss=mean_loss(reports.values(), self._config.cohort.weight_cap),
+            loss=self._aggregator.loss(reports.values()),
             learning_rate=instruction.learning_rate,
             reports=len(delta.contributors),
             refused=reasons_by_text(replies.refused),
@@ -312,35 +314,6 @@ class ScalarStrategy(Strategy):
             if rounds := self._health.record_failure(client, request.instruction.round):
                 log.warning("client %d keeps failing and rests for %d rounds", client, rounds)
         return absent
-
-    def _aggregate(
-        self, instruction: TrainInstruction, replies: ValidatedReplies[Report]
-    ) -> tuple[RoundDelta, str]:
-        """Return the round's delta, or one that changes nothing and the reason."""
-        weight_cap = self._config.cohort.weight_cap
-        reports, late = list(replies.answers.values()), list(replies.late.values())
-        unchanged = aggregate(instruction, [], weight_cap)
-        if (count := len(reports) + len(late)) < self._planner.minimum:
-            return unchanged, f"{count} reports, fewer than cohort.minimum"
-        try:
-            delta = aggregate(instruction, reports, weight_cap, late)
-            self._store.ledger.check(delta)
-        except ReplayError as error:
-            log.warning("round %d changes nothing: %s", instruction.round, error)
-            return unchanged, str(error)
-        return delta, ""
-
-    def _observe(
-        self, instruction: TrainInstruction, reports: Mapping[int, Report], is_unused: bool
-    ) -> StepSize:
-        """Record what a round's reports say of the step size; return the next round's."""
-        observation = None
-        if reports:
-            weight_cap = self._config.cohort.weight_cap
-            observation = observe_round(instruction, list(reports.values()), weight_cap)
-            if is_unused:
-                observation = replace(observation, learning_rate=0.0)
-        return self._step_sizes.record(observation, reports.keys())
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
         """Return a round that reverts all after an earlier one, or as far as the ledger goes.

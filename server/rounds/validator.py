@@ -103,6 +103,21 @@ class ReplyValidator:
             self._refuse(result, client, reason)
         return result
 
+    def leave_out(
+        self, result: ValidatedReplies[Report], clients: Iterable[int], reason: str
+    ) -> None:
+        """Refuse clients whose sound reports cannot be used after all.
+
+        Args:
+            result: replies that hold the reports.
+            clients: the clients.
+            reason: why.
+        """
+        for client in clients:
+            result.answers.pop(client, None)
+            result.late.pop(client, None)
+            self._refuse(result, client, reason)
+
     def _add_answer(
         self,
         result: ValidatedReplies[Answer],

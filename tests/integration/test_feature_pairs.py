@@ -65,6 +65,9 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
                 "readout": "readout",
                 "both": "readout,top:2",
             }[combination["adapter"]],
+            "aggregation.rule": {"reports": "median-norm", "coordinates": "trimmed-mean"}[
+                combination["aggregation"]
+            ],
             "personal.part": {"readout": "label bias"}.get(combination["adapter"], "*.1.*"),
             "cohort.clustering-rounds": 1,
             "rounds": 1,

@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from helpers import files_of
 
 from server.app import serve
-from server.rounds import strategy
+from server.rounds import round_aggregator
 from server.rounds.aggregation import observe_round
 from server.store import read_layout, replay_run
 from shared.config import RunConfig
@@ -125,7 +125,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
         loss = 9.0 if instruction.round == 6 else 0.7
         return replace(observe_round(instruction, *rest), loss=loss)
 
-    monkeypatch.setattr(strategy, "observe_round", rising)
+    monkeypatch.setattr(round_aggregator, "observe_round", rising)
     caplog.set_level("INFO", "samara.server")
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}

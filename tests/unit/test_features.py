@@ -48,6 +48,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
     own["adapter.layers"] = layers[combination.get("adapter", "inner")]
     if combination.get("late reports") == "counted":
         own["cohort.late-rounds"] = 2
+    if combination.get("aggregation") == "coordinates":
+        own["aggregation.rule"] = "median"
     if combination.get("scalar limit") == "set":
         own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":
@@ -72,6 +74,8 @@ def usual(combination: Combination) -> dict[str, str]:
     first = {name: values[0] for name, values in DIMENSIONS.items()}
     if combination.get("method") == "readout":
         first["label bias"] = "trained"
+    if combination.get("aggregation") == "coordinates":
+        first["seed-policy"] = "shared"
     return first | dict(combination)
 
 
