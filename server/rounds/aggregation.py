@@ -325,8 +325,8 @@ def _products(
         rows = np.empty((len(units), rule.layout.size), np.float32)
         for row, (answered, report), own in zip(rows, answers, units, strict=True):
             row[:] = _update(answered, report, own, rule.layout)
-    products: Gradients = (rows @ rows.T).astype(np.float64)
-    return products * norms[:, None] * norms[None, :]
+    products: Gradients = (rows @ rows.T).astype(np.float64) * np.outer(norms, norms)
+    return products
 
 
 def _update(
@@ -341,7 +341,8 @@ def _update(
     coefficients = np.rint(np.ldexp(gradients.ravel(), _UNIT)).astype(np.int64)
     total = zero_state(layout.size)
     default_backend().fold(total, seeds, coefficients, layout.distribution)
-    return np.ldexp(total.astype(np.float64), -_UNIT - DIRECTION_BITS)
+    update: NDArray[np.float64] = np.ldexp(total.astype(np.float64), -_UNIT - DIRECTION_BITS)
+    return update
 
 
 def _weighted_sums(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:

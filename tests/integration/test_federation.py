@@ -261,7 +261,7 @@ def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text)
     common = {"data__path": str(folder), "seed_policy": "shared", "steps": 1, "rounds": 2}
-    common |= {"adapter__layers": layers}
+    common |= {"adapter__layers": layers, "aggregation__rule": "mean"}
     many = config_of(settings, **common, data__clients=4, batch=6, out=str(tmp_path / "many"))
     one = config_of(settings, **common, data__clients=1, batch=24, out=str(tmp_path / "one"))
     data = RUNS.run_for(many).data
