@@ -42,8 +42,13 @@ from client.training.local_steps import take_local_steps
 from client.training.model_runtime import load_run
 from shared.basis import SCALE_BITS, read_basis
 from shared.config import RunConfig
-from shared.directions import DIRECTION_BITS, batch_order, directions, round_root
-from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, Split, TrainInstruction
+from shared.directions import DIRECTION_BITS, batch_order, directions
+from shared.frames.instructions import (
+    GLOBAL_TRACK,
+    Split,
+    TrainInstruction,
+    make_local_instruction,
+)
 from shared.frames.report import Report
 from shared.model.readout import contrasts
 from shared.replay import zero_state
@@ -256,19 +261,16 @@ def compare_with_passes(texts: Texts, data: str, model: str) -> float:
 
 def instruction_for(condition: Condition, seed: int, number: int, clip: float) -> TrainInstruction:
     """Return the instruction of a round of a federation with this seed."""
-    return TrainInstruction(
-        run_id=bytes(8),
-        round=number,
-        track=GLOBAL_TRACK,
+    return make_local_instruction(
+        number,
+        GLOBAL_TRACK,
+        seed,
         steps=condition.steps,
         queries=condition.queries,
         batch=condition.batch,
-        seed_policy=SeedPolicy.INDEPENDENT,
-        root=round_root(seed, number, GLOBAL_TRACK),
         epsilon=0.01,
         learning_rate=condition.learning_rate,
         clip=clip,
-        deadline=0.0,
         layout_hash=bytes(32),
         start_digest=bytes(32),
         differences="forward",

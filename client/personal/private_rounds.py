@@ -25,9 +25,14 @@ from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.directions import round_root
 from shared.errors import ReplayError, TrainingError
-from shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction, token_of
+from shared.frames.instructions import (
+    PERSONAL_TRACK,
+    Split,
+    TrainInstruction,
+    make_local_instruction,
+    token_of,
+)
 from shared.frames.report import Report
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
@@ -178,19 +183,16 @@ def _private_instruction(
     config: RunConfig, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
 ) -> TrainInstruction:
     """Return the instruction of a private round; its seeds differ from the federation's."""
-    return TrainInstruction(
-        run_id=bytes(8),
-        round=number,
-        track=PERSONAL_TRACK,
+    return make_local_instruction(
+        number,
+        PERSONAL_TRACK,
+        config.seed,
         steps=config.steps,
         queries=config.queries,
         batch=config.batch,
-        seed_policy=SeedPolicy.INDEPENDENT,
-        root=round_root(config.seed, number, PERSONAL_TRACK),
         epsilon=config.epsilon,
         learning_rate=size.learning_rate,
         clip=config.clip or size.clip,
-        deadline=0.0,
         layout_hash=layout.hash,
         start_digest=digest(layout.hash, state),
         curvature_every=size.curvature_every(config.queries, config.differences),

@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from devices.hardware.memory_footprint import (
-    DIRECTION_BYTES,
-    STATE_BYTES,
     MemoryFootprint,
     memory_footprint,
+    readout_footprint,
 )
 from devices.hardware.model_shape import ModelShape
 from devices.hardware.profile import DeviceProfile
@@ -23,7 +22,6 @@ from shared.errors import ConfigError
 
 UNIT = 256
 """Examples that are computed together before a readout's steps, as in `client.forward.readout`."""
-_NUMBER_BYTES = 4
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 
@@ -125,12 +123,7 @@ def estimate_readout(
     alone = replace(work, queries=1, grouping="sequential", differences="forward", top=1, rank=1)
     passing = estimate_step(shape, device, alone)
     time = readout_step_time(shape, device, work, labels - 1, examples)
-    elements = (labels - 1) * shape.hidden
-    memory = replace(
-        passing.memory,
-        adapters=elements * STATE_BYTES + examples * (labels + shape.hidden) * _NUMBER_BYTES,
-        directions=work.queries * elements * DIRECTION_BYTES,
-    )
+    memory = readout_footprint(shape, device, work, labels, examples)
     # A streamed model is read once for all examples of a unit.
     units = -(-examples // UNIT) if work.stream == "disk" else 0
     in_memory = base_pass_time(shape, device, replace(work, stream="off"))

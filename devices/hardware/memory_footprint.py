@@ -1,6 +1,6 @@
 """The predicted peak memory of a P-RGE step, part by part."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from devices.hardware.model_shape import ModelShape
 from devices.hardware.profile import DeviceProfile
@@ -15,10 +15,16 @@ from devices.hardware.roofline import (
 STATE_BYTES = 8 + 4
 """Bytes of an adapter element: int64 state and float32 value."""
 DIRECTION_BYTES = 2
+_FLOAT32_BYTES = 4
 _BUFFERS = 2
 """Streamed blocks in memory: the one being computed, and the next."""
 _LOGITS_ALIVE = 2
 """Copies of the logits in memory at a time: the logits, and an intermediate of the loss."""
+_FEATURE_COPIES = 3
+"""Copies of a readout's scores and features in a step: those that are kept, the rows of the batch,
+and the features side by side for the product."""
+_SCORE_BYTES = 4 + 8 + 8
+"""Bytes of a readout's score in a step: float32, and two intermediates of the loss in float64."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class MemoryFootprint:
         runtime: interpreter, libraries and contexts.
         blocks: stored matrices of the blocks; when streaming, of the blocks in the buffers.
         others: embeddings, head and norms in the compute type.
-        adapters: trained state and frozen A matrices.
+        adapters: trained state and frozen A matrices; with a readout alone, its state and the
+            representations of the examples.
         directions: directions of all queries of a step.
         dequantized: largest matrix in the compute type, kept while it is multiplied.
         activations: activations at the peak of a pass.
-        logits: logits of one tile, with the loss's intermediate.
+        logits: logits of one tile, with the loss's intermediate; with a readout alone, at least
+            the scores of a step.
     """
 
     runtime: int
@@ -86,4 +94,32 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
         dequantized=largest * width if work.quantization in ("int8", "nf4") else 0,
         activations=alive * width,
         logits=tile * shape.vocabulary * 4 * _LOGITS_ALIVE,
+    )
+
+
+def readout_footprint(
+    shape: ModelShape, device: DeviceProfile, work: Workload, labels: int, examples: int
+) -> MemoryFootprint:
+    """Predict the peak memory of a readout alone: of the pass before its steps, and of a step.
+
+    Args:
+        shape: shape of the model.
+        device: device profile.
+        work: settings of a step; its batch are the examples that share a forward pass.
+        labels: number of labels.
+        examples: examples of a step, whose representations are kept.
+
+    Raises:
+        ModelError: if the model has no block.
+    """
+    alone = replace(work, queries=1, grouping="sequential", differences="forward", top=1, rank=1)
+    passing = memory_footprint(shape, device, alone)
+    elements = (labels - 1) * shape.hidden
+    numbers = examples * (labels + shape.hidden) * _FLOAT32_BYTES
+    losses = sum(rows * passes for rows, passes in work.passes) // work.batch
+    return replace(
+        passing,
+        adapters=elements * STATE_BYTES + _FEATURE_COPIES * numbers,
+        directions=work.queries * elements * DIRECTION_BYTES,
+        logits=max(passing.logits, losses * examples * labels * _SCORE_BYTES),
     )

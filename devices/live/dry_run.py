@@ -11,7 +11,7 @@ from client.protocol.resident_trainer import ResidentTrainer
 from client.training.local_steps import take_local_steps
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
-from shared.frames.instructions import GLOBAL_TRACK, SeedPolicy, TrainInstruction
+from shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
 from shared.machine import peak_memory_bytes
 from shared.replay import digest, zero_state
 
@@ -31,19 +31,16 @@ def dry_run(settings: ClientSettings) -> str:
         resident = ResidentTrainer.load(config, settings.client_index, Path(folder))
         loaded, runtime = time.monotonic(), resident.runtime
         state = zero_state(runtime.layout.size)
-        instruction = TrainInstruction(
-            run_id=bytes(8),
-            round=1,
-            track=GLOBAL_TRACK,
+        instruction = make_local_instruction(
+            1,
+            GLOBAL_TRACK,
+            config.seed,
             steps=1,
             queries=config.queries,
             batch=config.batch,
-            seed_policy=SeedPolicy.INDEPENDENT,
-            root=0,
             epsilon=config.epsilon,
             learning_rate=0.0,
             clip=0.0,
-            deadline=0.0,
             layout_hash=runtime.layout.hash,
             start_digest=digest(runtime.layout.hash, state),
         )

@@ -3,7 +3,13 @@
 import psutil
 
 from client.streaming.loading import choose_tier
-from devices.hardware.memory_footprint import MemoryFootprint, memory_footprint
+from client.training.model_runtime import EVALUATION_MICRO_BATCH
+from devices.hardware.estimate import UNIT
+from devices.hardware.memory_footprint import (
+    MemoryFootprint,
+    memory_footprint,
+    readout_footprint,
+)
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import DeviceProfile, shipped_devices
 from devices.hardware.roofline import Grouping, Quantization, Workload
@@ -11,6 +17,8 @@ from devices.jetson import telemetry
 from shared.config import RunConfig
 from shared.model.loading import find_embedded_model
 from shared.sections import EMBEDDED_MODEL
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 _GROUPINGS: dict[str, Grouping] = {
     "sequential": "sequential",
@@ -42,34 +50,59 @@ def default_profile(device: str) -> DeviceProfile:
 
 
 def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootprint:
-    """Return the expected peak memory of a step.
+    """Return the expected peak memory of a step and, with a readout alone, of the pass before it.
 
     The settings that the server decides (queries, examples, adapters) are taken from `config`,
-    which holds their defaults as long as the client has not connected.
+    which holds their defaults as long as the client has not connected. The data are not read: a
+    readout is expected to keep as many examples as a step may have, and a client with fewer needs
+    less.
 
     Args:
         config: run configuration with the device's settings.
         profile: profile of the device.
 
     Raises:
-        SamaraError: if the model's shape cannot be read, for example before its download.
+        SamaraError: if the model's shape cannot be read, for example before its download, or the
+            task of a readout.
     """
     model = config.model
     shape = model_shape(str(find_embedded_model()) if model.path == EMBEDDED_MODEL else model.path)
-    layers = config.adapter.layers
+    inner = config.adapter.inner_layers
     work = Workload(
         sequence=min(model.max_length, shape.context or model.max_length),
-        batch=min(config.batch, config.micro_batch or config.batch),
+        batch=examples_in_pass(config),
         queries=config.queries,
         grouping=_GROUPINGS[config.grouping],
         differences=config.differences,
         curvature=config.learning_rate == "auto",
         quantization=_stored(config),
-        top=int(layers.removeprefix("top:")) if layers.startswith("top:") else 0,
+        top=int(inner.removeprefix("top:")) if inner.startswith("top:") else 0,
         rank=config.adapter.rank,
         stream="disk" if choose_tier(model) == "disk" else "off",
     )
-    return memory_footprint(shape, profile, work)
+    if inner:
+        return memory_footprint(shape, profile, work)
+    return readout_footprint(shape, profile, work, _label_count(config.task), config.batch)
+
+
+def examples_in_pass(config: RunConfig) -> int:
+    """Return the most examples of a forward pass."""
+    if config.adapter.inner_layers:
+        return min(config.batch, config.micro_batch or config.batch)
+    return min(config.batch, config.micro_batch or EVALUATION_MICRO_BATCH, UNIT)
+
+
+def _label_count(task: str) -> int:
+    """Return the number of labels of a task; 1 where a readout is not possible.
+
+    Raises:
+        SamaraError: if the task cannot be read.
+    """
+    match load_task(task):
+        case ClassificationTask(words=labels) | ChoiceTask(candidates=tuple() as labels):
+            return len(labels)
+        case _:
+            return 1
 
 
 def _stored(config: RunConfig) -> Quantization:

@@ -21,7 +21,12 @@ from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.jetson import telemetry
-from devices.live.memory_check import default_profile, expected_footprint, free_memory
+from devices.live.memory_check import (
+    default_profile,
+    examples_in_pass,
+    expected_footprint,
+    free_memory,
+)
 from devices.live.settings import ClientSettings, parse_address
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -152,10 +157,10 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
     except SamaraError:
         finding = f"{_size(free)} free; the shape of {config.model.path} cannot be read"
         return CheckResult(Outcome.WARN, "memory", finding, "measure it with --dry-run")
-    examples = min(config.batch, config.micro_batch or config.batch)
+    most = "" if config.adapter.inner_layers else f"up to {config.batch:,} examples, "
     finding = (
         f"{_size(free)} free, about {_size(need)} needed for steps of {config.queries} queries on "
-        f"{examples} examples at a time, by {profile.name}"
+        f"{most}{examples_in_pass(config)} examples at a time, by {profile.name}"
     )
     if free < need:
         remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"

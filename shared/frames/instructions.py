@@ -9,7 +9,7 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.directions import Differences, pool_indices, pool_seeds, query_seeds
+from shared.directions import Differences, pool_indices, pool_seeds, query_seeds, round_root
 from shared.errors import FrameError
 from shared.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
@@ -240,6 +240,53 @@ class TrainInstruction:
     def seed_stream(self, client: int) -> int:
         """Return a client's number in the derivation of seeds: index + 1, or 0 if shared."""
         return 0 if self.seed_policy is SeedPolicy.SHARED else client + 1
+
+
+def make_local_instruction(
+    number: int,
+    track: int,
+    seed: int,
+    *,
+    steps: int,
+    queries: int,
+    batch: int,
+    epsilon: float,
+    learning_rate: float,
+    clip: float,
+    layout_hash: bytes,
+    start_digest: bytes,
+    curvature_every: int = 0,
+    differences: Differences = "central",
+) -> TrainInstruction:
+    """Return an instruction that no server sends: of a private round, or of a measurement.
+
+    Run id and deadline are zero, and directions are the client's own.
+
+    Args:
+        number: number of the round, counted from 1.
+        track: track that is trained; the round's root seed depends on it.
+        seed: seed of the run.
+        steps, queries, batch, epsilon, learning_rate, clip, layout_hash, start_digest,
+            curvature_every, differences: those of `TrainInstruction`.
+    """
+    return TrainInstruction(
+        run_id=bytes(8),
+        round=number,
+        track=track,
+        steps=steps,
+        queries=queries,
+        batch=batch,
+        seed_policy=SeedPolicy.INDEPENDENT,
+        root=round_root(seed, number, track),
+        epsilon=epsilon,
+        learning_rate=learning_rate,
+        clip=clip,
+        deadline=0.0,
+        layout_hash=layout_hash,
+        start_digest=start_digest,
+        curvature_every=curvature_every,
+        differences=differences,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Real text and a real encoder: zero-shot as published, and a few rounds that do not hurt."""
+"""Real text and a real encoder: zero-shot as published, and two rounds that gain."""
 
 from importlib import resources
 from pathlib import Path
@@ -27,13 +27,17 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "data.path": SST2,
         "model.path": minilm(),
+        "data.limit": 800,
+        "evaluate.test": "false",
         "rounds": 2,
         "threads": 2,
         "out": tmp_path / "run",
     }
     scenario = ROOT / "simulations" / "scenarios" / "sst2.toml"
     folder = simulate(load_scenario(scenario, [f"{k}={v}" for k, v in settings.items()]))
-    zero_shot = read_result(folder)["evaluations"][0]
-    assert zero_shot["split"] == "validation"
-    assert zero_shot["columns"]["global"]["accuracy"] == pytest.approx(0.714, abs=0.01)
+    zero_shot, final = (
+        event["columns"]["global"]["accuracy"] for event in read_result(folder)["evaluations"]
+    )
+    assert zero_shot == pytest.approx(0.714, abs=0.01)
+    assert final > zero_shot + 0.01
     assert [step.round for step in replay_run(folder)] == [0, 1, 2]

@@ -5,12 +5,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from federations import config_of
 from live import make_certificate
 from typer.testing import CliRunner
 
 import samara
+from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
 from devices.jetson.telemetry import Reading, parse_power_mode, pause_reason, read
 from devices.live import preflight
@@ -190,6 +193,38 @@ def test_memory_is_weighed_against_model_and_profile(model_folder: Callable[[str
     assert check_memory(8 * GIB, elsewhere, board).outcome is Outcome.WARN
     assert check_memory(8 * GIB, RunConfig(), default_profile("cpu")).outcome is Outcome.PASS
     assert default_profile("cuda:1").compute.processor == "gpu"
+
+
+def test_a_readout_needs_memory_for_representations_and_its_first_pass(
+    model_folder: Callable[[str], Path],
+) -> None:
+    board = load_device(next(d.name for d in shipped_devices() if d.compute.processor == "gpu"))
+    settings = {"model.path": str(model_folder("causal")), "data.path": "d.jsonl", "task": "sst2"}
+
+    def footprint(**changes: Any) -> MemoryFootprint:
+        return expected_footprint(config_of(settings, **changes), board)
+
+    readout = footprint(adapter__layers="readout")
+    assert config_of(settings).adapter.layers == "readout"
+    assert footprint() == readout
+    rows, hidden, labels = 10_000, 32, 2
+    kept = rows * (hidden + labels) * 4
+    assert kept <= readout.adapters <= 4 * kept
+    assert footprint(adapter__layers="readout", batch=100).adapters < readout.adapters / 50
+    # The pass before the first step has no perturbations; inside the model each has its rows.
+    inside = footprint(adapter__layers="all", batch=8, queries=16)
+    assert readout.activations == footprint(adapter__layers="readout", queries=64).activations
+    assert inside.activations == 32 * readout.activations
+    alone, larger = (footprint(adapter__layers="readout", micro_batch=n) for n in (1, 8))
+    assert larger.activations == 8 * alone.activations
+    assert footprint(adapter__layers="readout", micro_batch=500).activations == (
+        256 * alone.activations
+    )
+    beside = footprint(adapter__layers="readout,top:1", batch=8)
+    assert beside == footprint(adapter__layers="top:1", batch=8)
+    config = config_of(settings)
+    found = check_memory(expected_footprint(config, board).total + 1, config, board)
+    assert "up to 10,000 examples, 8 examples at a time" in found.finding
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.5, Outcome.WARN), (0.9, Outcome.PASS)])
