@@ -4,6 +4,7 @@ OUT/ledger/        round deltas (shared/ledger)
 OUT/layout.json    layout of the trained numbers
 OUT/metrics.jsonl  one JSON object per round and per evaluation, as they happen
 OUT/result.json    the result, written at the end
+OUT/start.safetensors: the global model, for `adapter.start` of another run (shared/start.py)
 """
 
 import json

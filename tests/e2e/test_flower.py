@@ -51,7 +51,10 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     "adapter",
     [
         "readout",
-        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("top:2", "basis", "start")),
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in ("top:2", "basis", "start", "readout with a start")
+        ),
     ],
 )
 def test_flowers_engine_writes_the_same_ledger(
@@ -62,6 +65,10 @@ def test_flowers_engine_writes_the_same_ledger(
     settings |= {"personal.rounds": 1}
     if adapter == "basis":
         settings |= {"adapter.basis": basis_for(settings, tmp_path)}
+    elif adapter == "readout with a start":
+        settings |= {"adapter.layers": "readout"}
+        start = start_for(settings, tmp_path)
+        settings |= {"adapter.layers": "auto", "adapter.start": start}
     elif adapter == "start":
         settings |= {"gradients": "exact", "adapter.start": start_for(settings, tmp_path)}
     else:
@@ -74,7 +81,7 @@ def test_flowers_engine_writes_the_same_ledger(
     for client in range(3):
         # Each of Flower's processes that works for a client makes its first pass.
         repeated = passes[client] - expected[client]
-        assert repeated % expected[client] == 0 if adapter == "readout" else repeated == 0
+        assert repeated % expected[client] == 0 if adapter.startswith("readout") else repeated == 0
     for client in range(3):
         personal = Path("clients") / str(client) / "personal.ledger"
         assert files_of(theirs / personal) == files_of(ours / personal)

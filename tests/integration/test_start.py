@@ -59,8 +59,8 @@ def with_start(settings: Settings, tmp_path: Path) -> Settings:
         ("prge", "top:2"),
         ("fo-adam", "readout"),
         ("prge", "readout"),
-        ("mezo", "readout"),
-        ("fo-adam", "readout,top:2"),
+        pytest.param("mezo", "readout", marks=pytest.mark.exhaustive),
+        pytest.param("fo-adam", "readout,top:2", marks=pytest.mark.exhaustive),
         ("prge", "readout,top:2"),
     ],
 )
