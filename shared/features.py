@@ -95,7 +95,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("readout",), "clients": ("phone",)},
-        "a phone has no solver for the private part; choose another method",
+        "a phone keeps no private weights and has no solver for them; choose another method",
     ),
     Exclusion(
         {"method": ("readout",), "label bias": ("none",)},
@@ -134,8 +134,9 @@ EXCLUSIONS = (
         "adapter.layers to readout,top:1",
     ),
     Exclusion(
-        {"adapter": ("readout", "both"), "clients": ("phone",)},
-        "a phone's program has no readout; set adapter.layers to top:1",
+        {"adapter": ("both",), "clients": ("phone",)},
+        "a phone's program has a readout or adapters inside the model; set adapter.layers to "
+        "readout or top:1",
     ),
     Exclusion(
         {"adapter": ("readout", "both"), "task": ("open choice", "generation")},

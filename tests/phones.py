@@ -1,10 +1,21 @@
 """A small exported program and a phone's rows for tests."""
 
+import io
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from devices.phone import export
 from devices.phone.export import ProgramShapes, export_program, prepare_model
+from devices.phone.lowering import Methods
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
+from devices.phone.reference_client import readout_program, runtime
 from shared.config import RunConfig
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
@@ -18,6 +29,34 @@ def exported(
     form: Form = "functional",
 ) -> Path:
     config = RunConfig.of(settings, "test")
-    ready = prepare_model(config.model.path, config.task, config.adapter, quantization)
+    ready = prepare_model(config, quantization)
     export_program(ready, SHAPES, quantization, delegate, out, form)
     return out
+
+
+def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have programs be graphs of `torch.export`, which torch runs where ExecuTorch is missing."""
+    monkeypatch.setattr(export, "lower_to_executorch", _lowered)
+    for module in (runtime, readout_program):
+        monkeypatch.setattr(module, "require_executorch", lambda: None)
+    monkeypatch.setattr(runtime, "load_module", _loaded)
+    monkeypatch.setattr(runtime, "run_method", _outputs)
+
+
+def _lowered(methods: Methods, *_: Any) -> bytes:
+    graphs = {}
+    for name, (module, inputs) in methods.items():
+        with torch.no_grad(), io.BytesIO() as file:
+            torch.export.save(torch.export.export(module.eval(), inputs), file)
+            graphs[name] = file.getvalue()
+    return pickle.dumps(graphs)
+
+
+def _loaded(file: Path) -> dict[str, Any]:
+    graphs = pickle.loads(file.read_bytes())
+    return {name: torch.export.load(io.BytesIO(graph)).module() for name, graph in graphs.items()}
+
+
+def _outputs(module: dict[str, Any], method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+    with torch.no_grad():
+        return list(module[method](*map(torch.from_numpy, map(np.ascontiguousarray, inputs))))

@@ -183,7 +183,7 @@ def main() -> None:
             config = RunConfig.of(settings, "bench")
             runtime, source = load_run(config)
             data = source.share_of(0, CLIENTS)
-            ready = prepare_model(config.model.path, config.task, config.adapter, quantization)
+            ready = prepare_model(config, quantization)
             export_program(
                 ready, ProgramShapes(QUERIES, BATCH, LENGTH), quantization, delegate, file
             )

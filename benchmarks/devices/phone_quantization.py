@@ -44,7 +44,7 @@ def programs(
     phones = {}
     for kind in KINDS:
         file, lines = folder / f"{kind}.pte", folder / "rows.jsonl"
-        ready = prepare_model(config.model.path, config.task, config.adapter, kind)
+        ready = prepare_model(config, kind)
         export_program(ready, shapes, kind, "xnnpack", file)
         program = PhoneProgram(file)
         clients = range(config.data.clients)
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rate", type=float, default=0.1)
     given = parser.parse_args()
-    flat = {"model.max-length": given.seq, "threads": 1}
+    flat = {"model.max-length": given.seq, "threads": 1, "adapter.layers": "top:1"}
     config = RunConfig.of(flat | dict(map(parse_assignment, given.settings)), "bench")
     shapes = ProgramShapes(given.queries, given.batch, given.seq)
     runtime, source = load_run(config)

@@ -117,7 +117,8 @@ def make(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[st
             lower_to_executorch({"forward": half}, delegate, (), quantization == "8da4w")
         )
     else:
-        ready = PreparedModel(base, layout, scores, tuple(TASK.words))
+        tokens = tuple(scores.words.tolist())
+        ready = PreparedModel(base, layout, scores, tuple(TASK.words), tokens)
         export_program(ready, shapes, quantization, delegate, file)
     seconds, size = time.perf_counter() - begun, file.stat().st_size / 2**20
     return {"d": layout.size, "seconds": seconds, "peak": _peak(), "file": size}

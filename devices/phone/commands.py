@@ -44,10 +44,12 @@ def phone() -> None:
 
 @app.command()
 def export(
-    queries: Annotated[int, typer.Option(min=1, help="Directions of a call, q.")],
     batch: Annotated[int, typer.Option(min=1, help="Examples of a call, B.")],
     seq: Annotated[int, typer.Option(min=2, help="Tokens of an example, S.")],
     out: Annotated[Path, typer.Option(help="Program file; the manifest is written beside it.")],
+    queries: Annotated[
+        int, typer.Option(min=1, help="Directions of a call, q; a readout's calls take none.")
+    ] = 8,
     model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
@@ -59,8 +61,7 @@ def export(
 ) -> None:
     """Export a model with its adapter as a program for the ExecuTorch runtime.
 
-    Example: samara phone export --model MODEL --task sst2 --queries 4 --batch 4 --seq 64
-    --out model.pte
+    Example: samara phone export --model MODEL --task sst2 --batch 4 --seq 64 --out model.pte
     """
     from devices.phone.export import ProgramShapes, export_program, prepare_model
     from devices.phone.extra import require_executorch
@@ -72,12 +73,12 @@ def export(
     require_executorch()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
-    ready = prepare_model(model, task, config.adapter, quantization.value)
+    ready = prepare_model(config, quantization.value)
     shapes = ProgramShapes(queries, batch, seq)
     manifest = export_program(ready, shapes, quantization.value, delegate.value, out, form.value)
     print(
-        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, d = {ready.layout.size}, "
-        f"layout {manifest.layout_hash[:12]}"
+        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, adapter.layers = {config.adapter.layers}, "
+        f"d = {ready.layout.size}, layout {manifest.layout_hash[:12]}"
     )
 
 
@@ -117,9 +118,9 @@ def check(
 
     Example: samara phone check model.pte
     """
-    from devices.phone.reference_client.runtime import PhoneProgram
+    from devices.phone.reference_client.readout_program import load_program
 
-    worst = PhoneProgram(program).check()
+    worst = load_program(program).check()
     print(f"{program}: replay is exact; losses differ by at most {worst:.2g} nats")
 
 

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from devices.phone.lowering import lower_to_executorch
+from client.forward.body import PerturbedBody
+from devices.phone.lowering import Methods, lower_to_executorch
 from devices.phone.manifest import Delegate, Form, Manifest, PhoneQuantization, SelfCheck
 from devices.phone.program import AlgorithmOneModule, ReplayModule, ScoresModule, TrainStepModule
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
+from devices.phone.readout_export import ReadoutParts
+from shared.config import RunConfig
 from shared.directions import prefix_tokens, query_seeds
 from shared.errors import ConfigError, DeviceError
 from shared.features import check_features, kind_of
@@ -19,16 +22,17 @@ from shared.files import write_durably
 from shared.layout import Layout
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import inject
-from shared.model.scorers import CausalScorer
+from shared.model.scorers import CausalScorer, EncoderScorer, scorer_for
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
-from shared.sections import AdapterSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 
 REPLAY_SEEDS = 16
-"""Number of directions of one call of ``replay``."""
-CHECK_EPSILON = 0.01
+"""Number of directions of one call of ``replay``, or of a readout's ``directions``."""
+CHECK_EPSILON, READOUT_CHECK_EPSILON = 0.01, 1.0
+"""ε of the self-checks. Adapters are compared by their losses, which the whole model decides; at
+a small ε those of a readout would say nothing of its features."""
 
 
 @dataclass(frozen=True)
@@ -53,47 +57,64 @@ class PreparedModel:
     Attributes:
         base: base model with the adapter in it.
         layout: layout of the adapter.
-        scores: module that computes scores and losses with the weights.
+        parts: module that computes scores and losses with the weights, or the readout.
         words: label words of the task.
+        word_tokens: token of each label word; empty for a sentence encoder.
     """
 
     base: BaseModel
     layout: Layout
-    scores: ScoresModule
+    parts: ScoresModule | ReadoutParts
     words: tuple[str, ...]
+    word_tokens: tuple[int, ...]
 
 
-def prepare_model(
-    model: str, task_name: str, adapter: AdapterSettings, quantization: PhoneQuantization
-) -> PreparedModel:
-    """Load a model, quantize it and insert the adapter.
+def prepare_model(config: RunConfig, quantization: PhoneQuantization) -> PreparedModel:
+    """Load a model, quantize it and insert the adapter; measure a readout's damping.
+
+    Args:
+        config: settings with model, task and adapter.
+        quantization: quantization of the linear layers in the blocks.
 
     Raises:
-        SamaraError: if model, task or adapter cannot be used; a program needs a causal model and
-            label words of one token each.
+        SamaraError: if model, task or adapter cannot be used. Adapters inside the model need a
+            causal model, a readout a causal model or a sentence encoder; label words of a causal
+            model must be of one token each.
     """
-    task = load_task(task_name)
-    label_bias = "trained" if adapter.label_bias else "none"
-    features = {"clients": "phone", "task": kind_of(task), "label bias": label_bias}
-    features["basis"] = "informed" if adapter.basis else "none"
-    check_features(features, f"task {task.name!r}")
-    base = load_base_model(model, quantization="int8" if quantization == "int8" else "none")
-    if base.family != "causal" or not isinstance(task, ClassificationTask):
+    task = load_task(config.task)
+    check_features(
+        {"clients": "phone", "engine": "flower", "task": kind_of(task)} | config.features,
+        f"task {task.name!r}",
+    )
+    base = load_base_model(
+        config.model.path, quantization="int8" if quantization == "int8" else "none"
+    )
+    families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
+    if base.family not in families or not isinstance(task, ClassificationTask):
         raise ConfigError(
-            f"{base.folder} with task {task.name}: a phone's program needs a causal model and a "
+            f"{base.folder} with task {task.name}: a phone's program with adapter.layers = "
+            f"{config.adapter.layers} needs a model of the family {' or '.join(families)} and a "
             "classification task; choose others"
         )
-    tokens = CausalScorer(base, task, base.context).label_tokens
-    if any(len(word) != 1 for word in tokens):
+    with torch.no_grad():
+        scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
+    assert isinstance(scorer, CausalScorer | EncoderScorer)
+    words = scorer.label_tokens if isinstance(scorer, CausalScorer) else []
+    if any(len(word) != 1 for word in words):
         raise ConfigError(
             f"task {task.name}: a label word has several tokens in {base.folder}; choose label "
             "words of one token"
         )
-    injected = inject(base, adapter, len(tokens))
-    scores = ScoresModule(base, injected, [word[0] for word in tokens])
+    tokens = tuple(word[0] for word in words)
+    injected = inject(base, config.adapter, scorer.labels)
+    parts: ScoresModule | ReadoutParts
+    if config.adapter.has_readout:
+        parts = ReadoutParts(base, task, scorer, config.adapter.damping, injected.layout)
+    else:
+        parts = ScoresModule(base, injected, list(tokens))
     if quantization == "int8":
         use_batched_products(base)
-    return PreparedModel(base, injected.layout, scores, task.words)
+    return PreparedModel(base, injected.layout, parts, task.words, tokens)
 
 
 def export_program(
@@ -124,11 +145,23 @@ def export_program(
         )
     if quantization == "8da4w" and delegate == "portable":
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
+    parts = ready.parts
+    if form == "algorithm-1" and isinstance(parts, ReadoutParts):
+        raise ConfigError(
+            "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "
+            "set adapter.layers to top:1"
+        )
     check = _check(ready, shapes)
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
-    make = _algorithm_1 if form == "algorithm-1" else _functional
-    program = make(ready, check, delegate, quantization == "8da4w")
+    if isinstance(parts, ReadoutParts):
+        methods = parts.methods(check, REPLAY_SEEDS)
+    elif form == "algorithm-1":
+        methods = _algorithm_1(parts, ready.layout, check)
+    else:
+        methods = _functional(parts, ready.layout, check)
+    initialized = ("b",) if form == "algorithm-1" else ()
+    program = lower_to_executorch(methods, delegate, initialized, quantization == "8da4w")
     manifest = Manifest(
         program_sha256=hashlib.sha256(program).hexdigest(),
         model_id=ready.base.model_id.hex(),
@@ -139,11 +172,12 @@ def export_program(
         sequence=shapes.sequence,
         replay_seeds=REPLAY_SEEDS,
         words=list(ready.words),
-        word_tokens=ready.scores.words.tolist(),
+        word_tokens=list(ready.word_tokens),
         quantization=quantization,
         delegate=delegate,
         form=form,
         check=check,
+        readout=parts.description if isinstance(parts, ReadoutParts) else None,
     )
     try:
         write_durably(out, program)
@@ -153,25 +187,19 @@ def export_program(
     return manifest
 
 
-def _functional(
-    ready: PreparedModel, check: SelfCheck, delegate: Delegate, quantized_inputs: bool
-) -> bytes:
+def _functional(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Methods:
     unused = torch.zeros(REPLAY_SEEDS, dtype=torch.int64)
-    state = zero_state(ready.layout.size)
-    step = TrainStepModule(ready.scores, ready.layout), step_inputs(state, check)
-    replay = ReplayModule(ready.layout), (torch.from_numpy(state), unused, unused.clone())
-    methods = {"forward": step, "replay": replay}
-    return lower_to_executorch(methods, delegate, quantized_inputs=quantized_inputs)
+    state = zero_state(layout.size)
+    step = TrainStepModule(scores, layout), step_inputs(state, check)
+    replay = ReplayModule(layout), (torch.from_numpy(state), unused, unused.clone())
+    return {"forward": step, "replay": replay}
 
 
-def _algorithm_1(
-    ready: PreparedModel, check: SelfCheck, delegate: Delegate, quantized_inputs: bool
-) -> bytes:
+def _algorithm_1(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Methods:
     queries = len(check.seeds)
-    _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(ready.layout.size), check)
+    _, *batch, _, _, seeds, epsilon = step_inputs(zero_state(layout.size), check)
     inputs = (*batch, torch.zeros(queries), torch.zeros(1), epsilon, seeds)
-    module = AlgorithmOneModule(ready.scores, ready.layout, queries)
-    return lower_to_executorch({"forward": (module, inputs)}, delegate, ("b",), quantized_inputs)
+    return {"forward": (AlgorithmOneModule(scores, layout, queries), inputs)}
 
 
 def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tensor, ...]:
@@ -192,6 +220,7 @@ def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tenso
 
 def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     """Make a self-check of random tokens and directions, with the eager modules' results."""
+    parts = ready.parts
     vocabulary = int(ready.base.network.config.vocab_size)
     ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
     rows = np.arange(shapes.batch)
@@ -206,11 +235,13 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
         labels=(rows % len(ready.words)).tolist(),
         seeds=seeds.tolist(),
         coefficients=coefficients.tolist(),
-        epsilon=CHECK_EPSILON,
+        epsilon=READOUT_CHECK_EPSILON if isinstance(parts, ReadoutParts) else CHECK_EPSILON,
         losses=[],
         digest=digest(ready.layout.hash, state).hex(),
     )
     with torch.inference_mode():
-        step = TrainStepModule(ready.scores, ready.layout)
+        if isinstance(parts, ReadoutParts):
+            return replace(check, losses=parts.losses(check))
+        step = TrainStepModule(parts, ready.layout)
         _, losses, _ = step(*step_inputs(zero_state(ready.layout.size), check))
     return replace(check, losses=losses.tolist())

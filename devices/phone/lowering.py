@@ -13,9 +13,12 @@ from devices.phone.extra import MISSING
 from devices.phone.manifest import Delegate
 from shared.errors import DeviceError
 
+Methods = Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]
+"""A module and example inputs by method name."""
+
 
 def lower_to_executorch(
-    methods: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]],
+    methods: Methods,
     delegate: Delegate,
     initialized: tuple[str, ...] = (),
     quantized_inputs: bool = False,

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from shared.errors import DeviceError, SamaraError
 from shared.files import write_durably
-from shared.layout import Layout
+from shared.layout import READOUT_GROUP, Layout
 
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -44,6 +46,53 @@ class SelfCheck:
 
 
 @dataclass(frozen=True)
+class ReadoutDescription:
+    """A description of a readout: what a phone computes with beside the program's outputs.
+
+    Attributes:
+        labels: number of labels.
+        features: number of features of an example.
+        contrasts: orthonormal contrasts between labels [labels − 1][labels], in float32.
+        damping: source of the damping, which is part of the program.
+        damping_sha256: SHA-256 (hex) of the damping's mean and root as float32; empty for `none`.
+    """
+
+    labels: int
+    features: int
+    contrasts: list[list[float]]
+    damping: Literal["none", "random-tokens", "file"]
+    damping_sha256: str
+
+    def check(self, layout: Layout, words: int) -> None:
+        """Check the description against the layout and the number of label words.
+
+        Raises:
+            ValueError: if they contradict each other, or the contrasts are not orthonormal.
+        """
+        tensors = [(t.group, t.rows, t.columns) for t in layout.tensors]
+        if tensors != [(READOUT_GROUP, self.labels - 1, self.features)] or self.labels != words:
+            raise ValueError(
+                f"its readout of {self.labels} labels and {self.features} features is not that of "
+                f"its layout and its {words} label words"
+            )
+        basis = np.array(self.contrasts, np.float64)
+        if basis.shape != (self.labels - 1, self.labels) or not (
+            np.allclose(basis @ basis.T, np.eye(self.labels - 1), atol=1e-5)
+            and np.allclose(basis.sum(axis=1), 0, atol=1e-5)
+        ):
+            raise ValueError(
+                f"its readout's contrasts are not {self.labels - 1} orthonormal rows with sum 0"
+            )
+        source = layout.damping.source if layout.damping else None
+        digits = 0 if self.damping == "none" else 32
+        if self.damping != source or len(bytes.fromhex(self.damping_sha256)) != digits:
+            raise ValueError(
+                f"its readout's damping {self.damping!r} is not its layout's, {source!r}, or has "
+                "no hash"
+            )
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The description of a program, in a JSON file beside it.
 
@@ -52,16 +101,17 @@ class Manifest:
         model_id: model id (hex) of the base model.
         layout: canonical JSON of the adapter's layout.
         layout_hash: hash (hex) of the layout.
-        queries: q, directions of a call.
+        queries: q, directions of a call; of a readout's program, those of the self-check.
         batch: B, examples of a call.
         sequence: S, tokens of an example.
-        replay_seeds: directions of a call of ``replay``.
+        replay_seeds: directions of a call of ``replay``, or of a readout's ``directions``.
         words: label words of the task.
-        word_tokens: token of each label word.
+        word_tokens: token of each label word; empty for a sentence encoder.
         quantization: quantization of the linear layers in the blocks.
         delegate: backend of the float part.
         form: ``functional``, or the paper's stateful ``algorithm-1``.
         check: self-check of the program.
+        readout: description of the readout; None for adapters inside the model.
     """
 
     program_sha256: str
@@ -78,6 +128,7 @@ class Manifest:
     delegate: Delegate
     form: Form
     check: SelfCheck
+    readout: ReadoutDescription | None = None
 
     def write(self, program: Path) -> None:
         """Write the manifest beside the program.
@@ -86,7 +137,10 @@ class Manifest:
             DeviceError: if the file cannot be written.
         """
         file = manifest_file(program)
-        text = json.dumps({"version": MANIFEST_VERSION} | asdict(self), indent=1)
+        content = {"version": MANIFEST_VERSION} | asdict(self)
+        if self.readout is None:
+            del content["readout"]
+        text = json.dumps(content, indent=1)
         try:
             write_durably(file, text.encode())
         except OSError as error:
@@ -107,8 +161,14 @@ class Manifest:
             if content.pop("version") != MANIFEST_VERSION:
                 raise ValueError("of another version")
             check = SelfCheck(**content.pop("check"))
-            manifest = cls(**content, check=check)
+            described = content.pop("readout", None)
+            readout = None if described is None else ReadoutDescription(**described)
+            manifest = cls(**content, check=check, readout=readout)
             layout = Layout.from_json(manifest.layout)
+            if readout is not None:
+                readout.check(layout, len(manifest.words))
+            elif layout.group(READOUT_GROUP):
+                raise ValueError("its layout has a readout that it does not describe")
             sound = (
                 manifest._shaped()
                 and layout.hash.hex() == manifest.layout_hash
@@ -133,7 +193,8 @@ class Manifest:
         check = self.check
         return (
             all(type(size) is int and size >= 1 for size in sizes)
-            and len(self.words) == len(self.word_tokens) >= 2
+            and len(self.words) >= 2
+            and len(self.word_tokens) in ({len(self.words)} | ({0} if self.readout else set()))
             and self.quantization in get_args(PhoneQuantization)
             and self.delegate in get_args(Delegate)
             and self.form in get_args(Form)

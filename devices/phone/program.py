@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from client.forward.body import PerturbedBody
 from shared.directions import DIRECTION_BITS
 from shared.layout import Layout
+from shared.model.damping import Damping
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, PerturbedAdapters
 from shared.model.replay_torch import directions
+from shared.model.scorers import COSINE_TEMPERATURE, CausalScorer, EncoderScorer
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
 
@@ -87,13 +89,90 @@ class ScoresModule(nn.Module):
             hidden = self._body.forward_padded(ids, perturbations.count)
         rows = torch.arange(len(hidden))
         read = hidden[rows, positions.repeat(perturbations.count)]
-        logits = torch.cat(list(tiled_logits(self._base, read)))
-        # subtracting the largest logit keeps the exponentials in range
-        shifted = logits - logits.amax(1, keepdim=True)
-        scores = shifted.index_select(1, self.words) - shifted.exp().sum(1, keepdim=True).log()
+        scores = _word_scores(self._base, read, self.words)
         chosen = torch.log_softmax(scores, 1).gather(1, labels.repeat(perturbations.count)[:, None])
         shape = perturbations.count, len(ids)
         return scores.view(*shape, -1), -chosen.view(shape)
+
+
+class RepresentationModule(nn.Module):
+    """Scores under the base model and features of a batch: what a readout needs of the model.
+
+    The damping is part of the program, so that a phone multiplies by no matrix but the readout's
+    and the program's hash covers it.
+
+    Args:
+        base: causal model or sentence encoder.
+        scorer: scorer of the model; of a causal model, with label words of one token each.
+        damping: damping of the readout; None leaves representations as they are.
+    """
+
+    def __init__(
+        self, base: BaseModel, scorer: CausalScorer | EncoderScorer, damping: Damping | None
+    ) -> None:
+        super().__init__()
+        self.network = base.network
+        self._base, self._scorer = base, scorer
+        self.register_buffer("mean", damping.mean if damping else None)
+        self.register_buffer("root", damping.root.T.contiguous() if damping else None)
+        labels = scorer.label_tokens if isinstance(scorer, CausalScorer) else []
+        words = [tokens[0] for tokens in labels]
+        self.register_buffer("words", torch.tensor(words, dtype=torch.int64))
+
+    def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores of the base model, and the features φ(h).
+
+        Args:
+            ids: int64 [B, S], padded on the right with anything.
+            positions: int64 [B], last token of each example.
+
+        Returns:
+            float32 [B, labels] and float32 [B, features].
+        """
+        if isinstance(self._scorer, CausalScorer):
+            hidden = self._base.body(input_ids=ids).last_hidden_state
+            read = hidden[torch.arange(len(ids)), positions].float()
+            scores = _word_scores(self._base, read, self.get_buffer("words"))
+        else:
+            mask = (torch.arange(ids.shape[1]) <= positions[:, None]).to(torch.int64)
+            hidden = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
+            read = self._scorer.pooled(hidden, positions + 1)
+            scores = nn.functional.linear(read, self._scorer.label_embeddings) / COSINE_TEMPERATURE
+        if self.mean is None or self.root is None:
+            return scores, read
+        return scores, nn.functional.linear(read - self.get_buffer("mean"), self.get_buffer("root"))
+
+
+class DirectionsModule(nn.Module):
+    """The directions of some seeds, in integers.
+
+    Args:
+        layout: layout of the adapter.
+    """
+
+    table: Tensor
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
+
+    def forward(self, seeds: Tensor) -> tuple[Tensor]:
+        """Return the directions of seeds, int64 [n, d] with unit 2⁻¹¹, in a tuple.
+
+        Args:
+            seeds: int64 [n], the bits of 64-bit seeds.
+        """
+        z = directions(seeds, self.table, self.layout.size, self.layout.distribution)
+        return (z.to(torch.int64),)
+
+
+def _word_scores(base: BaseModel, read: Tensor, words: Tensor) -> Tensor:
+    """Return the log-likelihoods of label words after hidden states [n, hidden]: [n, labels]."""
+    logits = torch.cat(list(tiled_logits(base, read)))
+    # subtracting the largest logit keeps the exponentials in range
+    shifted = logits - logits.amax(1, keepdim=True)
+    return shifted.index_select(1, words) - shifted.exp().sum(1, keepdim=True).log()
 
 
 class TrainStepModule(nn.Module):

@@ -31,7 +31,6 @@ from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.replay import digest, rebuild, replay, zero_state
 from shared.result import RunResult
-from shared.sections import AdapterSettings
 from simulations.adapter import FinishedRun, diff, export
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
@@ -229,8 +228,8 @@ def test_partial_without_a_label_bias_is_refused(informed: Settings) -> None:
 
 
 def test_tune_and_phones_refuse_a_basis(informed: Settings) -> None:
-    adapter = AdapterSettings(layers="top:1", basis=informed["adapter.basis"])
+    config = config_of(informed, adapter__layers="top:1", adapter__label_bias=False)
     with pytest.raises(ConfigError, match=r"adapter\.basis: tune trains every element"):
         TuneSettings.of({"adapter.basis": informed["adapter.basis"]}, "test")
     with pytest.raises(ConfigError, match="a phone's program moves the adapter's elements"):
-        prepare_model(informed["model.path"], "sst2", adapter, "none")
+        prepare_model(config, "none")

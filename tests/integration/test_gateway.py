@@ -173,7 +173,7 @@ def test_attached_phones_get_a_blob_through_the_gateway_and_join(
     )
     second.store.add(tmp_path / "basis")
     app = relay.gateway_app(served.gateway, served.loop)
-    settings = RunConfig.of({"adapter.layers": "top:1"}, "test").flat()
+    settings = RunConfig.of({}, "test").flat()
     grid = PhoneGrid(InProcessGrid(app, 1, settings))
     roster = Roster(blobs=BlobSender({blob: tmp_path / "basis"}))
     with attached_phones(served, keys[0], first), attached_phones(served, keys[1], second):

@@ -184,7 +184,7 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
         ({"method": "partial"}, "method partial with clients phone"),
         ({"method": "local"}, "method local with clients phone"),
         ({"adapter.label-bias": True}, "label bias trained with clients phone"),
-        ({"adapter.layers": "readout"}, "adapter readout with clients phone"),
+        ({"adapter.layers": "readout,top:1"}, "adapter both with clients phone"),
     ],
 )
 def test_a_gateway_passes_on_no_run_that_phones_cannot_take_part_in(

@@ -14,7 +14,7 @@ from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.reference_client.readout_program import load_program
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
@@ -60,7 +60,7 @@ def _up(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     key = PhoneKey(key_file)
-    program = PhoneProgram(program_file)
+    program = load_program(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))
     client = client_index_of_key(key.public)

@@ -6,6 +6,7 @@ the bindings for Kotlin, Swift and C++ do not need it.
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,28 +29,94 @@ TOLERANCE_4_BIT = 1.0
 """Largest allowed difference with 4-bit weights, whose self-check has unrounded weights."""
 
 
-class PhoneProgram:
-    """The methods of a loaded program; used by one thread.
+class LoadedProgram(ABC):
+    """A loaded program and its manifest; used by one thread.
 
     Attributes:
         manifest: manifest of the program.
         layout: layout of the adapter.
+        has_readout: whether programs of this kind are those of a readout.
     """
 
-    def __init__(self, file: Path) -> None:
-        """Load a program and the manifest beside it.
+    has_readout: bool
+
+    def __init__(self, file: Path, manifest: Manifest | None = None) -> None:
+        """Load a program.
+
+        Args:
+            file: program.
+            manifest: manifest of the program; read from the file beside it if not given.
 
         Raises:
             DeviceError: if ExecuTorch is missing, or program or manifest cannot be used.
         """
         require_executorch()
-        self.manifest = Manifest.read(file)
+        self.manifest = manifest or Manifest.read(file)
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
             raise DeviceError(
                 f"{file}: --form {self.manifest.form} joins no run; export functional"
             )
+        if (self.manifest.readout is not None) != self.has_readout:
+            kinds = "adapters inside the model", "a readout"
+            raise DeviceError(
+                f"{file}: a program with {kinds[not self.has_readout]}, where one with "
+                f"{kinds[self.has_readout]} is needed; export it with other adapter.layers"
+            )
         self._module = load_module(file)
+
+    @abstractmethod
+    def replay(
+        self, state: NDArray[np.int64], seeds: NDArray[np.uint64], coefficients: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return state + Σ c·z, int64 [d], for any number of coefficients with unit 2⁻⁴⁰."""
+
+    @abstractmethod
+    def check(self) -> float:
+        """Run the manifest's self-check.
+
+        Returns:
+            The largest difference of a loss, in nats.
+
+        Raises:
+            DeviceError: if replay is not exact, or a loss differs too much from the expected one.
+        """
+
+    def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+        """Run a method and copy its outputs, whose memory the runtime may reuse."""
+        outputs = run_method(self._module, method, inputs)
+        return [output.numpy().copy() for output in outputs]
+
+    def compare(self, exact: bool, losses: NDArray[np.floating]) -> float:
+        """Return the largest difference of the self-check's losses [2q, B] to the manifest's.
+
+        Args:
+            exact: whether replay gave the expected states.
+            losses: losses of the self-check.
+
+        Raises:
+            DeviceError: if replay was not exact, or the difference is too large.
+        """
+        if not exact:
+            raise DeviceError(
+                "the program's replay is not exact on this machine, so it joins no run; report "
+                "the device and the ExecuTorch version"
+            )
+        expected = np.array(self.manifest.check.losses).reshape(-1)
+        worst = float(np.abs(losses.reshape(-1) - expected).max())
+        most = TOLERANCE_4_BIT if self.manifest.quantization == "8da4w" else TOLERANCE
+        if not worst <= most:
+            raise DeviceError(
+                f"the program's losses differ by up to {worst:.3g} from the model's, more than "
+                f"{most:g}; export it again, or with other --quantization or --delegate"
+            )
+        return worst
+
+
+class PhoneProgram(LoadedProgram):
+    """The methods of a program with adapters inside the model."""
+
+    has_readout = False
 
     def step(
         self,
@@ -76,15 +143,15 @@ class PhoneProgram:
             Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, +ε first; the state.
         """
         q = self.manifest.queries
-        scores, losses, after = self._run(
+        scores, losses, after = self.run(
             "forward",
             state,
             ids,
             positions,
             labels,
-            _pad(previous[0].view(np.int64), q),
-            _pad(previous[1], q),
-            _pad(seeds.view(np.int64), q),
+            pad(previous[0].view(np.int64), q),
+            pad(previous[1], q),
+            pad(seeds.view(np.int64), q),
             np.array([epsilon], np.float32),
         )
         tried = max(1, len(seeds))
@@ -98,23 +165,16 @@ class PhoneProgram:
         size = self.manifest.replay_seeds
         for start in range(0, len(seeds), size):
             some = slice(start, start + size)
-            (state,) = self._run(
+            (state,) = self.run(
                 "replay",
                 state,
-                _pad(seeds[some].view(np.int64), size),
-                _pad(coefficients[some], size),
+                pad(seeds[some].view(np.int64), size),
+                pad(coefficients[some], size),
             )
         return state
 
     def check(self) -> float:
-        """Run the manifest's self-check.
-
-        Returns:
-            The largest difference of a loss, in nats.
-
-        Raises:
-            DeviceError: if replay is not exact, or a loss differs too much from the expected one.
-        """
+        """Run the manifest's self-check; see `LoadedProgram.check`."""
         check = self.manifest.check
         state = zero_state(self.layout.size)
         seeds = np.array(check.seeds, np.uint64)
@@ -125,32 +185,16 @@ class PhoneProgram:
         _, losses, same = self.step(state, *batch, nothing, seeds, check.epsilon)
         _, _, stepped = self.step(state, *batch, (seeds, coefficients), seeds, check.epsilon)
         exact = digest(self.layout.hash, moved).hex() == check.digest
-        if not (exact and np.array_equal(same, state) and np.array_equal(stepped, moved)):
-            raise DeviceError(
-                "the program's replay is not exact on this machine, so it joins no run; report "
-                "the device and the ExecuTorch version"
-            )
-        worst = float(np.abs(losses.reshape(-1) - np.array(check.losses).reshape(-1)).max())
-        most = TOLERANCE_4_BIT if self.manifest.quantization == "8da4w" else TOLERANCE
-        if not worst <= most:
-            raise DeviceError(
-                f"the program's losses differ by up to {worst:.3g} from the model's, more than "
-                f"{most:g}; export it again, or with other --quantization or --delegate"
-            )
-        return worst
-
-    def _run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Run a method and copy its outputs, whose memory the runtime may reuse."""
-        outputs = run_method(self._module, method, inputs)
-        return [output.numpy().copy() for output in outputs]
+        exact = exact and np.array_equal(same, state) and np.array_equal(stepped, moved)
+        return self.compare(exact, losses)
 
 
 class ProgramBackend:
-    """A `shared.replay.Backend` that replays by the program's ``replay`` method."""
+    """A `shared.replay.Backend` that replays by the program's own directions."""
 
     name = "program"
 
-    def __init__(self, program: PhoneProgram) -> None:
+    def __init__(self, program: LoadedProgram) -> None:
         self._program = program
 
     def fold(
@@ -205,7 +249,7 @@ def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list
     return outputs
 
 
-def _pad(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def pad(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Pad an array with zeros up to a size."""
     whole = np.zeros(size, np.int64)
     whole[: len(values)] = values

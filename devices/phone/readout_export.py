@@ -1,0 +1,84 @@
+"""The readout's part of an export: the model's damped representations, and their description."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from client.forward.readout import make_readout
+from client.training.client_data import ExampleTokenizer
+from devices.phone.lowering import Methods
+from devices.phone.manifest import ReadoutDescription, SelfCheck
+from devices.phone.program import DirectionsModule, RepresentationModule
+from shared.directions import directions
+from shared.layout import Layout
+from shared.model.damping import Damping
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import Perturbations
+from shared.model.readout import contrasts
+from shared.model.scorers import CausalScorer, EncoderScorer
+from shared.tasks.kinds import ClassificationTask
+
+
+class ReadoutParts:
+    """The parts of a readout that an export needs; its damping is read or measured here, once.
+
+    Args:
+        base: base model, before its weights are quantized to 4 bits.
+        task: task that random tokens are put into.
+        scorer: scorer of the model.
+        damping: value of ``adapter.damping``.
+        layout: layout of the readout.
+
+    Attributes:
+        module: module that computes scores of the base model and features.
+        description: description for the manifest.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        task: ClassificationTask,
+        scorer: CausalScorer | EncoderScorer,
+        damping: str,
+        layout: Layout,
+    ) -> None:
+        self._layout, source = layout, layout.damping.source if layout.damping else "none"
+        self._readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
+        measured = None if source == "none" else self._readout.load_damping()
+        self.module = RepresentationModule(base, scorer, measured)
+        self.description = ReadoutDescription(
+            labels=scorer.labels,
+            features=base.features,
+            contrasts=contrasts(scorer.labels).tolist(),
+            damping=source,
+            damping_sha256=_damping_hash(measured) if measured else "",
+        )
+
+    def methods(self, check: SelfCheck, replay_seeds: int) -> Methods:
+        """Return the program's methods ``forward`` and ``directions`` with example inputs."""
+        inputs = torch.tensor(check.ids), torch.tensor(check.positions)
+        seeds = torch.zeros(replay_seeds, dtype=torch.int64)
+        return {
+            "forward": (self.module, inputs),
+            "directions": (DirectionsModule(self._layout), (seeds,)),
+        }
+
+    def losses(self, check: SelfCheck) -> list[list[float]]:
+        """Return the losses [2q][B] of a check's batch at the zero state, in nats."""
+        seeds = np.array(check.seeds, np.uint64)
+        z = directions(seeds, self._layout.size, self._layout.distribution)
+        center = np.zeros(self._layout.size, np.float32)
+        perturbations = Perturbations.from_arrays(self._layout, center, z, check.epsilon)
+        base_scores, features = self.module(torch.tensor(check.ids), torch.tensor(check.positions))
+        scores = base_scores + self._readout.added_scores(perturbations, features)
+        labels = torch.tensor(check.labels).expand(len(scores), -1)[..., None]
+        losses: list[list[float]] = (
+            -torch.log_softmax(scores.double(), dim=2).gather(2, labels)[..., 0]
+        ).tolist()
+        return losses
+
+
+def _damping_hash(damping: Damping) -> str:
+    numbers = [damping.mean.numpy(), damping.root.numpy()]
+    return hashlib.sha256(b"".join(n.astype("<f4").tobytes() for n in numbers)).hexdigest()

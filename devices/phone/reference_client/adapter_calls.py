@@ -1,0 +1,111 @@
+"""Steps and evaluations with adapters inside the model: every call of the program is a step's."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.estimators.prge import LossRequest
+from devices.phone.reference_client.examples import TokenizedExamples
+from devices.phone.reference_client.runtime import PhoneProgram
+from shared.frames.instructions import Split
+
+_Number = TypeVar("_Number", bound=np.generic)
+_NO_SEEDS = np.zeros(0, np.uint64)
+Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
+"""Seeds and coefficients of an update that is applied in the next step."""
+NOTHING: Pending = (_NO_SEEDS, np.zeros(0, np.int64))
+ScoredExamples = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.floating]]
+"""Indices [n], scores [n, labels] and losses [n] of examples."""
+
+
+class AdapterCalls:
+    """A phone's program with adapters inside the model, together with its examples."""
+
+    def __init__(self, program: PhoneProgram, examples: dict[Split, TokenizedExamples]) -> None:
+        self._program, self._examples = program, examples
+
+    def begin_step(self, state: NDArray[np.int64], pending: Pending) -> "_StepCalls":
+        """Return the calls of a training step.
+
+        Args:
+            state: state int64 [d] before the pending update.
+            pending: update of the step before.
+        """
+        return _StepCalls(self._program, self._examples[Split.TRAIN], state, pending)
+
+    def evaluate(self, state: NDArray[np.int64], split: Split) -> Iterator[ScoredExamples]:
+        """Yield a split's scores and losses under a state, by ``forward`` with ε = 0."""
+        examples = self._examples[split]
+        calls = _StepCalls(self._program, examples, state, NOTHING)
+        for batch in batches(np.arange(len(examples)), self._program.manifest.batch):
+            scores, losses = calls.run(batch, _NO_SEEDS, 0.0)
+            yield batch, scores[0, 0], losses[0, 0]
+
+
+class _StepCalls:
+    """The calls of ``forward`` in one step; the first applies the update of the step before.
+
+    Attributes:
+        state: state int64 [d] after the latest call.
+    """
+
+    def __init__(
+        self,
+        program: PhoneProgram,
+        examples: TokenizedExamples,
+        state: NDArray[np.int64],
+        pending: Pending,
+    ) -> None:
+        self._program, self._examples = program, examples
+        seeds, coefficients = pending
+        more = max(0, len(seeds) - program.manifest.queries)
+        # a call applies at most q coefficients; `replay` applies the others
+        self.state = program.replay(state, seeds[:more], coefficients[:more])
+        self._pending = seeds[more:], coefficients[more:]
+
+    def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
+        """Return the losses of a request, float64 [signs · q], or [1] of the centre."""
+        if not len(request.seeds):
+            return np.array([self._mean_losses(request.batch, _NO_SEEDS, 0.0)[0, 0]])
+        parts = [
+            self._mean_losses(request.batch, some, request.epsilon)
+            for some in batches(request.seeds, self._program.manifest.queries)
+        ]
+        both = np.concatenate(parts, axis=1)
+        return np.concatenate([both[0 if sign > 0 else 1] for sign in request.signs])
+
+    def run(
+        self, batch: NDArray[np.int64], seeds: NDArray[np.uint64], epsilon: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return scores [2, q, n, labels] and losses [2, q, n] of at most B examples."""
+        count, examples = len(batch), self._examples
+        filled = np.resize(batch, self._program.manifest.batch)
+        scores, losses, self.state = self._program.step(
+            self.state,
+            examples.ids[filled],
+            examples.positions[filled],
+            examples.labels[filled],
+            self._pending,
+            seeds,
+            epsilon,
+        )
+        self._pending = NOTHING
+        return scores[:, :, :count], losses[:, :, :count]
+
+    def _mean_losses(
+        self, batch: NDArray[np.int64], seeds: NDArray[np.uint64], epsilon: float
+    ) -> NDArray[np.float64]:
+        """Return the mean losses over a batch of any size, float64 [2, q]."""
+        parts = [
+            self.run(some, seeds, epsilon)[1]
+            for some in batches(batch, self._program.manifest.batch)
+        ]
+        means: NDArray[np.float64] = np.concatenate(parts, 2).astype(np.float64).mean(2)
+        return means
+
+
+def batches(values: NDArray[_Number], size: int) -> Iterator[NDArray[_Number]]:
+    """Yield an array in parts of a size."""
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,0 +1,127 @@
+"""Steps and evaluations with a readout: the program runs once per example, the rest is numpy."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.estimators.prge import LossRequest
+from devices.phone.reference_client.adapter_calls import Pending, ScoredExamples, batches
+from devices.phone.reference_client.examples import TokenizedExamples
+from devices.phone.reference_client.readout_program import ReadoutProgram, cross_entropies
+from shared.frames.instructions import Split
+
+KEPT_BYTES = 64 * 2**20
+"""Most bytes of representations that a phone keeps in memory."""
+EXAMPLES_AT_ONCE, DIRECTIONS_AT_ONCE = 256, 16
+"""The examples and the directions whose scores are in memory at the same time."""
+
+
+class ReadoutCalls:
+    """A readout's program together with its examples, whose numbers are kept.
+
+    An example's scores under the base model and its features never change. They are kept in the
+    order of the splits while they fit the limit; what does not fit is computed at every use.
+
+    Args:
+        program: program of the model.
+        examples: examples by split.
+        kept_bytes: most bytes of numbers in memory.
+
+    Attributes:
+        example_passes: number of examples that went through the model so far.
+    """
+
+    def __init__(
+        self, program: ReadoutProgram, examples: dict[Split, TokenizedExamples], kept_bytes: int
+    ) -> None:
+        self._program, self._examples, self.example_passes = program, examples, 0
+        self._labels = len(program.manifest.words)
+        width, left = self._labels + program.features, kept_bytes
+        self._kept: dict[Split, NDArray[np.float32]] = {}
+        self._is_computed: dict[Split, NDArray[np.bool_]] = {}
+        for split in Split:
+            rows = min(len(examples[split]), left // (4 * width))
+            self._kept[split] = np.empty((rows, width), np.float32)
+            self._is_computed[split] = np.zeros(rows, np.bool_)
+            left -= self._kept[split].nbytes
+
+    def begin_step(self, state: NDArray[np.int64], pending: Pending) -> "_ReadoutStep":
+        """Return a training step.
+
+        Args:
+            state: state int64 [d] before the pending update.
+            pending: update of the step before.
+        """
+        return _ReadoutStep(self, self._program, self._program.replay(state, *pending))
+
+    def evaluate(self, state: NDArray[np.int64], split: Split) -> Iterator[ScoredExamples]:
+        """Yield a split's scores and losses under a state."""
+        weights = self._program.perturbed_weights(state, np.zeros((0, len(state)), np.int16), 0.0)
+        for rows in batches(np.arange(len(self._examples[split])), EXAMPLES_AT_ONCE):
+            scores = self._program.perturbed_scores(weights, *self.numbers(split, rows))
+            yield rows, scores[0], cross_entropies(scores, self.labels(split, rows))[0]
+
+    def labels(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the labels of n examples, int64 [n]."""
+        return self._examples[split].labels[rows]
+
+    def numbers(
+        self, split: Split, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return scores under the base model [n, labels] and features [n, features] of n examples.
+
+        Args:
+            split: split of the examples.
+            rows: indices of the examples, int64 [n].
+        """
+        kept, is_computed = self._kept[split], self._is_computed[split]
+        fit = rows < len(kept)
+        missing = np.unique(rows[fit][~is_computed[rows[fit]]])
+        for some in batches(missing, self._program.manifest.batch):
+            kept[some] = self._compute(split, some)
+            is_computed[some] = True
+        numbers = np.empty((len(rows), kept.shape[1]), np.float32)
+        numbers[fit] = kept[rows[fit]]
+        for some in batches(np.flatnonzero(~fit), self._program.manifest.batch):
+            numbers[some] = self._compute(split, rows[some])
+        return numbers[:, : self._labels], numbers[:, self._labels :]
+
+    def _compute(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the numbers of at most B examples by one call, float32 [n, labels + features]."""
+        examples, filled = self._examples[split], np.resize(rows, self._program.manifest.batch)
+        self.example_passes += len(rows)
+        both = self._program.represent(examples.ids[filled], examples.positions[filled])
+        return np.concatenate(both, axis=1)[: len(rows)]
+
+
+class _ReadoutStep:
+    """One training step with a readout.
+
+    Attributes:
+        state: state int64 [d] of the step.
+    """
+
+    def __init__(
+        self, calls: ReadoutCalls, program: ReadoutProgram, state: NDArray[np.int64]
+    ) -> None:
+        self._calls, self._program, self.state = calls, program, state
+
+    def losses_of(self, request: LossRequest) -> NDArray[np.float64]:
+        """Return the losses of a request, float64 [signs · q], or [1] of the centre."""
+        z = self._program.directions(request.seeds)
+        signs = request.signs if len(z) else (1,)
+        sums = np.zeros((len(signs), max(1, len(z))))
+        for rows in batches(request.batch, EXAMPLES_AT_ONCE):
+            numbers = self._calls.numbers(Split.TRAIN, rows)
+            labels = self._calls.labels(Split.TRAIN, rows)
+            for start in range(0, max(1, len(z)), DIRECTIONS_AT_ONCE):
+                some = slice(start, start + DIRECTIONS_AT_ONCE)
+                weights = self._program.perturbed_weights(
+                    self.state, z[some], request.epsilon, signs
+                )
+                scores = self._program.perturbed_scores(weights, *numbers)
+                losses = cross_entropies(scores, labels).sum(axis=1)
+                sums[:, some] += losses.reshape(len(signs), -1)
+        means: NDArray[np.float64] = sums.reshape(-1) / len(request.batch)
+        return means

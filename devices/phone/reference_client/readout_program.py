@@ -1,0 +1,136 @@
+"""The program of a readout: the model's part of it, and a readout's losses in numpy."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.phone.extra import require_executorch
+from devices.phone.manifest import Manifest
+from devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
+from shared.directions import DIRECTION_BITS
+from shared.replay import digest, to_float32, zero_state
+
+
+class ReadoutProgram(LoadedProgram):
+    """The methods of a program that gives scores of the base model and features.
+
+    Attributes:
+        features: number of features of an example.
+        contrasts: orthonormal contrasts between labels, float32 [labels − 1, labels].
+    """
+
+    has_readout = True
+
+    def __init__(self, file: Path, manifest: Manifest | None = None) -> None:
+        super().__init__(file, manifest)
+        assert self.manifest.readout is not None
+        self.features = self.manifest.readout.features
+        self.contrasts = np.array(self.manifest.readout.contrasts, np.float32)
+
+    def represent(
+        self, ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Call ``forward`` once; see `devices.phone.program.RepresentationModule`.
+
+        Args:
+            ids: [B, S].
+            positions: [B].
+
+        Returns:
+            Scores of the base model [B, labels] and features [B, features].
+        """
+        scores, features = self.run("forward", ids, positions)
+        return scores, features
+
+    def directions(self, seeds: NDArray[np.uint64]) -> NDArray[np.int16]:
+        """Return the directions of any number of seeds, int16 [n, d] with unit 2⁻¹¹."""
+        z = np.empty((len(seeds), self.layout.size), np.int16)
+        size = self.manifest.replay_seeds
+        for start in range(0, len(seeds), size):
+            some = seeds[start : start + size].view(np.int64)
+            z[start : start + size] = self.run("directions", pad(some, size))[0][: len(some)]
+        return z
+
+    def replay(
+        self, state: NDArray[np.int64], seeds: NDArray[np.uint64], coefficients: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return state + Σ c·z, int64 [d], for any number of coefficients with unit 2⁻⁴⁰."""
+        state, size = state.copy(), self.manifest.replay_seeds
+        for start in range(0, len(seeds), size):
+            some = slice(start, start + size)
+            for coefficient, z in zip(
+                coefficients[some], self.directions(seeds[some]), strict=True
+            ):
+                state += coefficient * z.astype(np.int64)
+        return state
+
+    def check(self) -> float:
+        """Run the manifest's self-check; see `LoadedProgram.check`."""
+        check, state = self.manifest.check, zero_state(self.layout.size)
+        seeds = np.array(check.seeds, np.uint64)
+        moved = self.replay(state, seeds, np.array(check.coefficients, np.int64))
+        scores, features = self.represent(np.array(check.ids), np.array(check.positions))
+        weights = self.perturbed_weights(state, self.directions(seeds), check.epsilon)
+        perturbed = self.perturbed_scores(weights, scores, features)
+        losses = cross_entropies(perturbed, np.array(check.labels))
+        return self.compare(digest(self.layout.hash, moved).hex() == check.digest, losses)
+
+    def perturbed_weights(
+        self,
+        state: NDArray[np.int64],
+        z: NDArray[np.int16],
+        epsilon: float,
+        signs: tuple[int, ...] = (1, -1),
+    ) -> NDArray[np.float32]:
+        """Return the readouts W + s·ε·z, float32 [signs · n, labels − 1, features].
+
+        Args:
+            state: state, int64 [d].
+            z: directions, int16 [n, d]; without any the result is W alone, [1, …].
+            epsilon: size ε of the perturbations.
+            signs: signs s; all directions with the first sign come first.
+        """
+        weights = to_float32(state)[None]
+        if len(z):
+            step = z.astype(np.float32) * np.float32(epsilon * 2.0**-DIRECTION_BITS)
+            weights = np.concatenate([weights + np.float32(sign) * step for sign in signs])
+        return weights.reshape(len(weights), -1, self.features)
+
+    def perturbed_scores(
+        self,
+        weights: NDArray[np.float32],
+        scores: NDArray[np.float32],
+        features: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Return the scores of n examples under P readouts, float32 [P, n, labels].
+
+        Args:
+            weights: readouts [P, labels − 1, features].
+            scores: scores of the base model [n, labels].
+            features: features of the examples [n, features].
+        """
+        count, contrasts = weights.shape[:2]
+        by_example = features @ weights.reshape(count * contrasts, -1).T
+        coordinates = by_example.reshape(len(features), count, contrasts).transpose(1, 0, 2)
+        return np.asarray(scores + coordinates @ self.contrasts, np.float32)
+
+
+def cross_entropies(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return −log softmax of scores [P, n, labels] at the labels [n], float64 [P, n], in nats."""
+    exact = scores.astype(np.float64)
+    shifted = exact - exact.max(axis=2, keepdims=True)
+    right = shifted[:, np.arange(len(labels)), labels]
+    losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=2)) - right
+    return losses
+
+
+def load_program(file: Path) -> PhoneProgram | ReadoutProgram:
+    """Load a program of either kind with the manifest beside it.
+
+    Raises:
+        DeviceError: if ExecuTorch is missing, or program or manifest cannot be used.
+    """
+    require_executorch()
+    manifest = Manifest.read(file)
+    return (PhoneProgram if manifest.readout is None else ReadoutProgram)(file, manifest)

@@ -1,0 +1,361 @@
+"""Phones with a readout: one pass of an example, then steps in numpy that others' agree with.
+
+Most programs here are graphs of `torch.export`: those of ExecuTorch take longer to make.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Settings
+from helpers import delta_of, history_of, instruction_with
+from phones import exported, use_torch_as_runtime
+from typer.testing import CliRunner
+
+from client.protocol.scalar_counts import ScalarCounts
+from client.protocol.session_store import SessionFolder
+from client.training.client_data import ClientData
+from client.training.local_steps import take_local_steps
+from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
+from devices.phone.commands import app
+from devices.phone.export import prepare_model
+from devices.phone.manifest import Manifest, manifest_file
+from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.readout_calls import ReadoutCalls
+from devices.phone.reference_client.readout_program import ReadoutProgram, load_program
+from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.tokenization import examples_as_jsonl
+from shared.config import RunConfig
+from shared.errors import ConfigError, DeviceError
+from shared.frames.instructions import SeedPolicy, Split
+from shared.frames.report import Report
+from shared.ledger.catch_up import CatchUp
+from shared.model.readout import contrasts
+from shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
+from shared.replay_numpy import NumpyBackend
+from simulations.readout_file import write_damping
+
+Made = Callable[..., tuple[Settings, Path]]
+Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A folder of programs, and the names of those that are made."""
+    return tmp_path_factory.mktemp("programs"), set()
+
+
+@pytest.fixture
+def made(
+    model_folder: Callable[[str], Path],
+    data_file: Path,
+    programs: tuple[Path, set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Made:
+    """Settings of a run that chooses its adapter by itself, and programs of it, made once each."""
+    folder, done = programs
+
+    def make(
+        family: str = "causal", delegate: Any = "torch", quantization: Any = "none"
+    ) -> tuple[Settings, Path]:
+        settings = {
+            "model.path": str(model_folder(family)),
+            "data.path": str(data_file),
+            "data.clients": 3,
+            "data.partition": "iid",
+            "task": "sst2",
+            "micro-batch": 4,
+            "threads": 1,
+            "out": str(folder / "run"),
+        }
+        if delegate == "torch":
+            use_torch_as_runtime(monkeypatch)
+        else:
+            pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
+        file = folder / f"{family}-{delegate}-{quantization}.pte"
+        if file.name not in done:
+            exported(settings, file, "portable" if delegate == "torch" else delegate, quantization)
+            done.add(file.name)
+        return settings, file
+
+    return make
+
+
+@pytest.fixture
+def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
+    """A model runtime with a client's data, and a phone with the same model and examples."""
+
+    def make(
+        family: str = "causal",
+        delegate: str = "torch",
+        quantization: str = "none",
+        **changes: Any,
+    ) -> Pair:
+        settings, file = made(family, delegate, quantization)
+        more = {"model.quantization": "int8"} if quantization == "int8" else {}
+        runtime, source = load_run(RunConfig.of(settings | more, "test"))
+        data = source.share_of(0, 3)
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(examples_as_jsonl(data))
+        program = load_program(file)
+        program.check()
+        return (
+            runtime,
+            data,
+            PhoneTrainer(program, read_examples(rows, program.manifest), **changes),
+        )
+
+    return make
+
+
+def state_of(runtime: ModelRuntime) -> np.ndarray[Any, Any]:
+    values = np.random.default_rng(1).normal(0, 0.3, runtime.layout.size)
+    return (values * 2.0**STATE_BITS).astype(np.int64)
+
+
+def calls_of(phone: PhoneTrainer) -> ReadoutCalls:
+    assert isinstance(phone._calls, ReadoutCalls)
+    return phone._calls
+
+
+@pytest.mark.parametrize(
+    ("family", "delegate", "quantization"),
+    [
+        ("causal", "torch", "none"),
+        ("encoder", "torch", "none"),
+        ("causal", "torch", "int8"),
+        ("causal", "portable", "none"),
+        pytest.param("encoder", "portable", "none", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "xnnpack", "none", marks=pytest.mark.exhaustive),
+        pytest.param("encoder", "xnnpack", "none", marks=pytest.mark.exhaustive),
+        pytest.param("causal", "xnnpack", "int8", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
+    pair: Any, family: str, delegate: str, quantization: str
+) -> None:
+    runtime, data, phone = pair(family, delegate, quantization)
+    assert phone.layout.hash == runtime.layout.hash
+    state = state_of(runtime)
+    for changes in (
+        # neither queries nor examples are multiples of what the program or numpy takes at once
+        {"steps": 3, "queries": 19, "batch": 1000, "curvature_every": 2},
+        {"batch": 5, "differences": "forward"},
+        {"batch": 5, "seed_policy": SeedPolicy.POOL},
+    ):
+        instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
+        expected = take_local_steps(runtime, data, instruction, state)
+        found = phone.train(instruction, state, 0)
+        assert found.token == expected.token
+        assert found.examples == expected.examples
+        assert found.summed_steps == expected.summed_steps
+        assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
+        np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
+    test = data.tokenized(Split.TEST)
+    whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
+    column = phone.figures("global", state, Split.TEST)
+    np.testing.assert_array_equal(column.counts, whole.counts)
+    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+
+
+def test_without_weights_a_phone_evaluates_the_base_model(pair: Any) -> None:
+    runtime, data, phone = pair()
+    prompts = data.tokenized(Split.VALIDATION)
+    base = runtime.forward.base_scores(prompts.prompts)
+    column = phone.figures("global", zero_state(runtime.layout.size), Split.VALIDATION)
+    assert column.mean_loss == pytest.approx(
+        evaluation_column("", base, prompts.labels).mean_loss, abs=1e-5
+    )
+
+
+def test_every_example_goes_through_the_model_once(pair: Any) -> None:
+    runtime, data, phone = pair()
+    state, calls = state_of(runtime), calls_of(phone)
+    train, test = len(data.tokenized(Split.TRAIN).prompts), len(data.tokenized(Split.TEST).prompts)
+    instruction = instruction_with(
+        steps=3, queries=4, batch=1000, layout_hash=runtime.layout.hash, curvature_every=1
+    )
+    first = phone.train(instruction, state, 0)
+    assert calls.example_passes == train
+    again = phone.train(instruction, state, 0)
+    np.testing.assert_array_equal(again.gradients, first.gradients)
+    phone.figures("global", state, Split.TEST)
+    phone.figures("global", zero_state(len(state)), Split.TEST)
+    assert calls.example_passes == train + test
+
+
+def test_what_does_not_fit_the_limit_is_computed_again_to_the_same_result(pair: Any) -> None:
+    runtime, data, whole = pair()
+    *_, bounded = pair(kept_bytes=3 * 4 * (2 + 32))  # three examples: two labels, 32 features
+    state, train = state_of(runtime), len(data.tokenized(Split.TRAIN).prompts)
+    instruction = instruction_with(steps=2, queries=2, batch=1000, layout_hash=runtime.layout.hash)
+    expected, found = (phone.train(instruction, state, 0) for phone in (whole, bounded))
+    np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-4, atol=1e-4)
+    calls = calls_of(bounded)
+    assert sum(kept.nbytes for kept in calls._kept.values()) == 3 * 4 * (2 + 32)
+    assert calls.example_passes == 3 + 2 * (train - 3)
+
+
+def test_a_phone_catches_up_to_the_digest_of_everybody_and_repeats_its_report(
+    pair: Any, tmp_path: Path
+) -> None:
+    *_, trainer = pair()
+    layout, history = trainer.layout, history_of([delta_of(1), delta_of(2)], trainer.layout)
+    phone = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    instruction = instruction_with(
+        round=3, layout_hash=layout.hash, start_digest=history.digests[2]
+    ).encode()
+    frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
+    assert Report.decode(frame).client == 7
+    again = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    assert again.train(instruction, CatchUp()) == frame
+
+
+def test_replay_by_the_programs_directions_is_exact(made: Made) -> None:
+    program = load_program(made()[1])
+    rng = np.random.default_rng(0)
+    state = rng.integers(-(2**60), 2**60, program.layout.size)
+    seeds = rng.integers(2**64, size=37, dtype=np.uint64)
+    coefficients = rng.integers(-(2**41), 2**41, size=37)
+    expected = state.copy()
+    NumpyBackend().fold(expected, seeds, coefficients, program.layout.distribution)
+    np.testing.assert_array_equal(program.replay(state, seeds, coefficients), expected)
+
+
+def test_the_manifest_describes_the_readout(made: Made) -> None:
+    settings, file = made()
+    manifest = Manifest.read(file)
+    readout = manifest.readout
+    assert readout is not None
+    assert (readout.labels, readout.features, readout.damping) == (2, 32, "random-tokens")
+    np.testing.assert_array_equal(np.array(readout.contrasts, np.float32), contrasts(2))
+    assert len(readout.damping_sha256) == 64
+    assert len(manifest.check.losses) == 4
+    runtime, _ = load_run(RunConfig.of(settings, "test"))
+    assert manifest.layout_hash == runtime.layout.hash.hex()
+
+
+def _without(text: dict[str, Any]) -> None:
+    del text["readout"]
+
+
+def _other(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(text: dict[str, Any]) -> None:
+        text["readout"][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (_without, "has a readout that it does not describe"),
+        (_other("labels", 3), "3 labels and 32 features is not that of its layout"),
+        (_other("features", 31), "2 labels and 31 features is not that of its layout"),
+        (_other("contrasts", [[1.0, 0.0]]), "contrasts are not 1 orthonormal rows"),
+        (_other("contrasts", [["a", "b"]]), "could not convert"),
+        (_other("contrasts", [[float("nan"), 0.0]]), "contrasts are not 1 orthonormal rows"),
+        (_other("damping", "none"), "damping 'none' is not its layout's, 'random-tokens'"),
+        (_other("damping_sha256", ""), "has no hash"),
+        (_other("more", 1), "unexpected keyword argument"),
+    ],
+)
+def test_a_manifest_that_describes_another_readout_is_refused(
+    made: Made, tmp_path: Path, change: Any, problem: str
+) -> None:
+    _, file = made()
+    copy = tmp_path / "model.pte"
+    copy.write_bytes(file.read_bytes())
+    text = json.loads(manifest_file(file).read_text())
+    change(text)
+    manifest_file(copy).write_text(json.dumps(text))
+    with pytest.raises(DeviceError, match=problem) as refused:
+        load_program(copy)
+    assert str(manifest_file(copy)) in str(refused.value)
+    assert "export the program again" in str(refused.value)
+
+
+def test_features_that_differ_from_the_models_are_found(made: Made, tmp_path: Path) -> None:
+    _, file = made()
+    program = load_program(file)
+    assert isinstance(program, ReadoutProgram)
+    represent = program.represent
+    program.represent = lambda *batch: (represent(*batch)[0], 1.1 * represent(*batch)[1])  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match=r"losses differ by up to .*export it again"):
+        program.check()
+    program.represent = represent  # type: ignore[method-assign]
+    program.contrasts = -program.contrasts
+    with pytest.raises(DeviceError, match="losses differ by up to"):
+        program.check()
+
+
+def test_a_program_of_the_other_kind_is_refused(made: Made) -> None:
+    with pytest.raises(DeviceError, match=r"a program with a readout, where one with adapters"):
+        PhoneProgram(made()[1])
+
+
+def test_a_damping_from_a_file_is_part_of_the_program(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, file = made()
+    damping = tmp_path / "damping.safetensors"
+    write_damping(RunConfig.of(settings, "test"), None, 40, damping)
+    config = RunConfig.of(settings | {"adapter.damping": str(damping)}, "test")
+    ready = prepare_model(config, "none")
+    description = ready.parts.description  # type: ignore[union-attr]
+    assert description.damping == "file"
+    assert description.damping_sha256 != Manifest.read(file).readout.damping_sha256  # type: ignore[union-attr]
+    runtime, _ = load_run(config)
+    assert ready.layout.hash == runtime.layout.hash
+
+
+def test_algorithm_1_has_no_readout(made: Made, tmp_path: Path) -> None:
+    settings, _ = made()
+    with pytest.raises(ConfigError, match="--form algorithm-1 keeps perturbed adapters inside"):
+        exported(settings, tmp_path / "stateful.pte", form="algorithm-1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_and_adapters_without_a_program_are_refused(
+    made: Made, model_folder: Callable[[str], Path]
+) -> None:
+    settings, _ = made()
+    masked = settings | {"model.path": str(model_folder("masked"))}
+    with pytest.raises(ConfigError, match="needs a model of the family causal or encoder"):
+        prepare_model(RunConfig.of(masked, "test"), "none")
+    encoder = {"model.path": str(model_folder("encoder")), "adapter.layers": "top:1"}
+    with pytest.raises(ConfigError, match="needs a model of the family causal and"):
+        prepare_model(RunConfig.of(settings | encoder, "test"), "none")
+    both = settings | {"adapter.layers": "readout,top:1"}
+    with pytest.raises(ConfigError, match=r"set adapter\.layers to readout or top:1"):
+        prepare_model(RunConfig.of(both, "test"), "none")
+
+
+def test_the_check_command_runs_a_readouts_self_check(made: Made) -> None:
+    result = CliRunner().invoke(app, ["check", str(made()[1])])
+    assert result.exit_code == 0, result.exception
+    assert "replay is exact" in result.output
+
+
+def test_a_round_of_a_phone_leads_to_the_state_that_everybody_replays(pair: Any) -> None:
+    runtime, _, phone = pair()
+    state = zero_state(runtime.layout.size)
+    instruction = instruction_with(
+        steps=2, queries=3, batch=1000, layout_hash=runtime.layout.hash, learning_rate=0.5
+    )
+    report = phone.train(instruction, state, 0)
+    groups = [
+        (seeds, block)
+        for seeds, gradients in zip(instruction.seeds(0), report.gradients, strict=True)
+        for block in quantize(instruction.coefficients(instruction.clipped(gradients)))
+    ]
+    expected = replay(state, groups, phone.layout.distribution)
+    step = calls_of(phone).begin_step(state, summed(groups))
+    assert digest(phone.layout.hash, step.state) == digest(phone.layout.hash, expected)
+    before = phone.figures("global", state, Split.TRAIN).mean_loss
+    assert phone.figures("global", expected, Split.TRAIN).mean_loss < before
