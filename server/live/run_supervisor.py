@@ -140,6 +140,7 @@ def _supervise(
         if time.monotonic() < checked + _CHECK_SECONDS:
             continue
         checked = time.monotonic()
+        superlink.limit_log()
         if missing := superlink.missing_process():
             return f"{missing} ended"
         if keys and keys.modification_stamp() != keys_stamp:

@@ -10,12 +10,17 @@ in front of it.
 import ipaddress
 import logging
 import os
+import resource
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from server.live.fleet_filter import FleetFilter, RejectedRequestError
+from server.live.keys import KEYS_VARIABLE, ClientKeys
+from server.live.open_requests import OpenRequests
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
+from shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable of a ServerApp whose clients come and go."""
@@ -26,7 +31,11 @@ MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 FILTER_PATH = "/samara/access-filter"
 """Path that the filter itself answers, which shows that it is in front of the SuperLink."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
+_SENT_PATH = "/v1/runtime/push-messages"
+_FETCHED_PATH = "/v1/runtime/confirm-message-received"
+_WATCHED_PATHS = (_SENT_PATH, _FETCHED_PATH, "/v1/control/start-run")
 _MAX_LOG_LINES = 1000
+_MAX_PATH = 100
 _OPEN_PATHS = (_FLEET_PATH, "/health", FILTER_PATH)
 
 log = logging.getLogger("samara.server")
@@ -50,56 +59,74 @@ def max_reply_bytes(config: RunConfig) -> int:
 
 
 class AccessFilter:
-    """ASGI middleware that refuses paths which are not for the host, and bodies that are too long.
+    """ASGI middleware that refuses paths which are not for the host, and what no node may send.
 
     Args:
         app: the ASGI app that gets the other requests.
-        max_bytes: most bytes of a request to the fleet API, which Flower reads whole before it
-            checks the sender's key.
+        max_bytes: most bytes of a request to the fleet API.
+        keys: client keys of the run; None lets any node send.
     """
 
-    def __init__(self, app: Any, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, app: Any, max_bytes: int, keys: ClientKeys | None = None) -> None:
+        requests = OpenRequests(max_bytes)
+        self._app, self._requests = app, requests
+        self._fleet = FleetFilter(app, max_bytes, keys, requests)
         self._logged: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on to the app, or answer it with 403 or 413."""
+        """Pass a request on to the app, or answer it with an error's status."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
-        if path != FILTER_PATH and is_allowed(host, path):
-            whole = await self._read_body(receive) if path.startswith(_FLEET_PATH) else receive
-            if whole:
-                await self._app(scope, whole, partial(self._send, host, path, send))
-                return
-            status = 413
-            self._log_once(host, f"sent more than {self._max_bytes} bytes at once: refused")
-        elif path == FILTER_PATH:
+        status = 403
+        if path == FILTER_PATH:
             status = 204
+        elif not is_allowed(host, path):
+            self._log_once(
+                host, f"requested {path[:_MAX_PATH]!r}, which is for this machine only: refused"
+            )
+        elif path.startswith(_FLEET_PATH):
+            try:
+                await self._fleet(scope, receive, partial(self._send, host, path, send))
+                return
+            except RejectedRequestError as error:
+                status = error.status
+                self._log_once(host, error.reason)
         else:
-            status = 403
-            self._log_once(host, f"requested {path}, which is for this machine only: refused")
+            await self._watch(scope, receive, send)
+            return
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _read_body(self, receive: Any) -> Any:
-        """Read a request's body; returns a `receive` that gives it, or None if it is too long."""
-        body, more = b"", True
-        while more:
+    async def _watch(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass on a request of this machine, and note what the ServerApp sends and fetches."""
+        if scope["path"] not in _WATCHED_PATHS:
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+
+        async def receive_watched() -> Any:
             message = await receive()
-            if message["type"] != "http.request":
-                break
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._max_bytes:
-                return None
-        parts = [{"type": "http.request", "body": body, "more_body": False}]
+            body.extend(message.get("body", b""))
+            return message
 
-        async def receive_whole() -> Any:
-            return parts.pop() if parts else await receive()
+        async def send_watched(message: Any) -> None:
+            if message.get("status") == 200:
+                self._note(scope["path"], bytes(body))
+            await send(message)
 
-        return receive_whole
+        await self._app(scope, receive_watched, send_watched)
+
+    def _note(self, path: str, body: bytes) -> None:
+        """Keep the table of open requests in step with what Flower has just done."""
+        if path == _SENT_PATH:
+            self._requests.add(PushAppMessagesRequest.FromString(body))
+        elif path == _FETCHED_PATH:
+            fetched = ConfirmMessageReceivedRequest.FromString(body)
+            self._requests.remove(fetched.message_object_id)
+        else:
+            self._requests.clear()
 
     async def _send(self, host: str, path: str, send: Any, message: Any) -> None:
         """Send a message of the app's answer, and log which hosts Flower turns away."""
@@ -121,11 +148,15 @@ class AccessFilter:
 
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
-    """Call uvicorn's `run` with an `AccessFilter` around the app."""
+    """Call uvicorn's `run` with an `AccessFilter` around the app, and limits of connections."""
+    from server.live.connection_limits import MAX_HEAD_BYTES, LimitedProtocol
+
+    folder = os.environ.get(KEYS_VARIABLE)
+    keys = ClientKeys(Path(folder)) if folder else None
+    limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
     # a line for every request of every client would fill the disk
-    serve(
-        AccessFilter(app, int(os.environ[MAX_BYTES_VARIABLE])), **settings | {"access_log": False}
-    )
+    limits |= {"ws": "none", "access_log": False}
+    serve(AccessFilter(app, int(os.environ[MAX_BYTES_VARIABLE]), keys), **settings | limits)
 
 
 def main() -> None:
@@ -134,6 +165,8 @@ def main() -> None:
 
     from shared.flower_compat import flower_superlink
 
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     uvicorn.run = partial(_serve_filtered, uvicorn.run)
     with write_server_log(Path.cwd().parent):
         flower_superlink()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import malformed_messages
 from benchmarks.faults.absence import catch_up
 from benchmarks.faults.hostile_clients import attack
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
@@ -23,6 +24,13 @@ def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
     ways, rounds, _ = attack_strategy(300, 1, tmp_path)
     assert sum(ways.values()) >= 300
     assert rounds == 7
+
+
+def test_malformed_messages_of_flowers_end_nothing_and_store_nothing(short: Path) -> None:
+    [footprint] = malformed_messages.attack(short, rounds=2, hostile=1)
+    assert malformed_messages.MalformedDevice.sent.total() == 2 * (malformed_messages.PUSHES + 1)
+    assert footprint.database < 8 * 1024
+    assert footprint.logs < 64
 
 
 def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:

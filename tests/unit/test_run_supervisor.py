@@ -14,7 +14,7 @@ from server import app as server_app
 from server.live import run_supervisor as module
 from server.live.keys import ClientKeys
 from server.live.superlink import RUN_ERROR
-from server.live.superlink_process import Node
+from server.live.superlink_process import Node, SuperLinkProcess
 from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
@@ -52,6 +52,9 @@ class SuperLink:
     def start(self) -> None:
         self.calls.append("start")
         self._is_up = True
+
+    def limit_log(self) -> None:
+        pass
 
     def missing_process(self) -> str:
         return "" if self._is_up else "Flower's SuperLink"
@@ -120,6 +123,22 @@ def serve(tmp_path: Path, clock: Time) -> Serve:
         return module.serve_run(config, superlink, keys, display)
 
     return serve
+
+
+def test_the_superlinks_log_is_begun_anew_when_it_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.live.superlink_process._MAX_LOG_BYTES", 10_000)
+    superlink = SuperLinkProcess(tmp_path, "127.0.0.1", 1, None, 100)
+    with superlink.log_file.open("ab") as log:  # as the SuperLink has it open
+        for number in range(100):
+            log.write(b"%05d" % number * 1000)
+            log.flush()
+            superlink.limit_log()
+            files = list(tmp_path.glob("superlink.log*"))
+            assert sum(file.stat().st_size for file in files) <= 2 * 10_000
+    assert superlink.log_file.read_bytes().startswith(b"00099")
+    assert (tmp_path / "superlink.log.1").read_bytes().endswith(b"00098")
 
 
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:

@@ -155,6 +155,13 @@ def test_other_hosts_may_request_the_fleet_api_only(host: str, path: str, allowe
     assert is_allowed(host, path) is allowed
 
 
+def request_to(path: str) -> dict[str, Any]:
+    """Return the ASGI scope of another host's request."""
+    headers = [(b"content-type", b"application/protobuf")]
+    client = ("10.0.0.7", 1234)
+    return {"type": "http", "method": "POST", "client": client, "path": path, "headers": headers}
+
+
 def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def flower(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 412})
@@ -170,15 +177,14 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
         return {"type": "http.request", "body": b""}
 
     for path in ("/v1/fleet/activate-node", "/v1/fleet/activate-node", "/v1/control/start-run"):
-        scope = {"type": "http", "client": ("10.0.0.7", 1234), "path": path}
-        asyncio.run(access_filter(scope, receive, send))
-    scope = {"type": "http", "client": ("10.0.0.7", 1), "path": FILTER_PATH}
+        asyncio.run(access_filter(request_to(path), receive, send))
+    scope = request_to(FILTER_PATH)
     asyncio.run(access_filter(scope, None, send))
     assert sent == [412, 412, 403, 0, 204, 0]
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert "10.0.0.7 was rejected: its key is not registered" in lines[0]
-    assert "/v1/control/start-run, which is for this machine only" in lines[1]
+    assert "'/v1/control/start-run', which is for this machine only" in lines[1]
 
 
 def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +210,7 @@ def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) ->
     async def send(message: Any) -> None:
         sent.append(message.get("status", 0))
 
-    scope = {"type": "http", "client": ("10.0.0.7", 1), "path": "/v1/fleet/push-object"}
+    scope = request_to("/v1/fleet/pull-messages")
     asyncio.run(AccessFilter(flower, 100)(scope, receiver(), send))
     assert (bodies, sent) == ([], [413, 0])
     assert "10.0.0.7 sent more than 100 bytes at once" in caplog.text

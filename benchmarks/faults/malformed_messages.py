@@ -1,0 +1,313 @@
+"""Devices with sound keys that send Flower's SuperLink messages which no honest device would.
+
+    python -m benchmarks.faults.malformed_messages [--messages 1000] [--hostile 3]
+
+`samara server up` over TLS with device keys, two honest toy devices, and hostile ones in this
+process. Each answers an instruction with a reply that is broken inside or says that another device
+sent it, and before that sends messages as if it were the SuperLink, announcements of thousands of
+objects, objects that nobody asked for, and bytes that are no message. None of it may be folded, no
+process of the server may end, and its memory and its disk must not grow.
+"""
+
+import argparse
+import hashlib
+import logging
+import os
+import tempfile
+from base64 import b64encode
+from collections import Counter
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import Context, Error, Message, MessageType
+
+from benchmarks.faults.hostile_clients import HONEST, PROCESSES
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.server_kill import settings_of
+from benchmarks.faults.toy_clients import Device
+from shared.flower_compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    ObjectTree,
+    PushMessagesRequest,
+    PushObjectRequest,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+    set_message_id,
+)
+from shared.ledger.reading import read_ledger
+
+PUSHES = 20
+"""Messages that a hostile device sends beside each reply."""
+
+
+class Reply(NamedTuple):
+    """A reply as a node pushes it: metadata, the ids of its objects, and the objects."""
+
+    metadata: Any
+    tree: ObjectTree
+    objects: dict[str, bytes]
+
+
+def object_of(kind: str, children: list[str], body: bytes) -> bytes:
+    """Return an object's bytes in Flower's format."""
+    return f"{kind} {','.join(children)} {len(body)}".encode() + b"\x00" + body
+
+
+def reply_of(message: Message) -> Reply:
+    """Return a reply as an honest node pushes it."""
+    set_message_id(message, message.object_id)
+    objects = {i: part.deflate() for i, part in get_all_nested_objects(message).items()}
+    metadata = message_to_proto(message)
+    metadata.ClearField("content")
+    if message.has_content():
+        metadata.content.SetInParent()
+    return Reply(metadata, get_object_tree(message), objects)
+
+
+def made_of(sound: Reply, root: bytes) -> Reply:
+    """Return a reply whose one object has these bytes."""
+    name = hashlib.sha256(root).hexdigest()
+    sound.metadata.metadata.message_id = name
+    return Reply(sound.metadata, ObjectTree(object_id=name), {name: root})
+
+
+def without_parts(sound: Reply, rng: np.random.Generator) -> Reply:
+    return made_of(sound, object_of("Message", [rng.bytes(32).hex()], b""))
+
+
+def of_another_kind(sound: Reply, rng: np.random.Generator) -> Reply:
+    kind = ("ConfigRecord", "ArrayRecord", "Array", "RecordDict", "MetricRecord")[rng.integers(5)]
+    return made_of(sound, object_of(kind, [], rng.bytes(int(rng.integers(200)))))
+
+
+def of_noise(sound: Reply, rng: np.random.Generator) -> Reply:
+    return made_of(sound, object_of("Message", [], rng.bytes(int(rng.integers(300)))))
+
+
+def incomplete(sound: Reply, rng: np.random.Generator) -> Reply:
+    return Reply(sound.metadata, sound.tree, {})
+
+
+def large(sound: Reply, rng: np.random.Generator) -> Reply:
+    return made_of(sound, object_of("Message", [], rng.bytes(2**21 - 1000)))
+
+
+BROKEN = (without_parts, of_another_kind, of_noise, incomplete, large)
+
+
+class MalformedDevice(Device):
+    """Introduces itself as it should, and then sends Flower what it should not.
+
+    Attributes:
+        sent: number of messages by way, of all of these devices.
+        statuses: number of answers by HTTP status.
+        victim: node id that it pretends to be.
+    """
+
+    sent: ClassVar[Counter[str]] = Counter()
+    statuses: ClassVar[Counter[int]] = Counter()
+    victim = 2**40
+
+    def __init__(self, number: int, devices: int, superlink: str, ca: Path, key: Path) -> None:
+        super().__init__(number, devices, superlink, ca, key)
+        self._rng = np.random.default_rng(number)
+        self._http = httpx.Client(base_url=f"https://{superlink}", verify=str(ca), timeout=60.0)
+        self._asked: list[str] = []
+
+    def reply(self, message: Message, context: Context) -> Message:
+        """Return its reply; before one to an instruction it sends everything else."""
+        sound = super().reply(message, context)
+        if message.metadata.message_type != MessageType.TRAIN:
+            return sound
+        node, run = context.node_id, context.run_id
+        self._asked.append(message.metadata.message_id)
+        for _ in range(PUSHES):
+            self._push_beside(node, reply_of(sound))
+        way = self._rng.integers(len(BROKEN) + 2)
+        if way == len(BROKEN):
+            self._count("forged_metadata")
+            sound.metadata.__dict__["_src_node_id"] = self.victim
+            sound.metadata.__dict__["_reply_to_message_id"] = self._asked[0]
+            self._push_reply(node, run, reply_of(sound), message.metadata.message_id)
+        elif way > len(BROKEN):
+            self._count("long_error")
+            error = Error(ErrorCode.NODE_UNAVAILABLE, "a lie " * 10_000)
+            self._push_reply(node, run, reply_of(Message(error, reply_to=message)), "")
+        else:
+            self._count(BROKEN[way].__name__)
+            broken = BROKEN[way](reply_of(sound), self._rng)
+            self._push_reply(node, run, broken, message.metadata.message_id)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "again"), reply_to=message)
+
+    def _push_reply(self, node: int, run: int, reply: Reply, reply_to: str) -> None:
+        """Announce a reply and send its objects."""
+        metadata = reply.metadata.metadata
+        metadata.src_node_id = node
+        metadata.reply_to_message_id = reply_to or metadata.reply_to_message_id
+        self._announce(node, reply)
+        for name, content in reply.objects.items():
+            self._store(node, run, name, content)
+
+    def _push_beside(self, node: int, sound: Reply) -> None:
+        """Send something that answers no instruction."""
+        metadata, run = sound.metadata.metadata, sound.metadata.metadata.run_id
+        way = int(self._rng.integers(9))
+        name = self._rng.bytes(32).hex()
+        if way == 0:
+            self._count("as_superlink")
+            metadata.src_node_id, metadata.dst_node_id = SUPERLINK_NODE_ID, node
+            metadata.reply_to_message_id = ""
+        elif way == 1:
+            self._count("many_objects")
+            sound.tree.children.extend(ObjectTree(object_id=f"{n:064x}") for n in range(20_000))
+        elif way == 2:
+            self._count("announced_without_objects")
+            metadata.message_id = name
+        elif way == 3:
+            self._count("impossible_times")
+            metadata.created_at, metadata.ttl = 1.8e9, float(("inf", "nan", "1e18")[len(name) % 3])
+        elif way == 4:
+            self._count("no_message")
+            self._send("push-messages", self._rng.bytes(int(self._rng.integers(5000))))
+            return
+        elif way == 5:
+            self._count("objects_nobody_asked_for")
+            content = object_of("ConfigRecord", [], self._rng.bytes(10**6))
+            self._store(node, run, hashlib.sha256(content).hexdigest(), content)
+            return
+        elif way == 6:
+            self._count("twenty_megabytes")
+            with suppress(httpx.TransportError):  # it is cut off in the middle
+                self._send("push-object", bytes(20 * 2**20))
+            return
+        elif way == 7:
+            self._count("to_an_old_message")
+            metadata.reply_to_message_id = self._asked[self._rng.integers(len(self._asked))]
+            sound = made_of(sound, object_of("Message", [], self._rng.bytes(100)))
+        else:
+            self._count("in_anothers_name")
+            metadata.src_node_id = self.victim
+        self._announce(node, sound)
+
+    def _count(self, way: str) -> None:
+        self.sent[way] += 1
+
+    def _announce(self, node: int, reply: Reply) -> None:
+        request = PushMessagesRequest(
+            messages_list=[reply.metadata], message_object_trees=[reply.tree]
+        )
+        request.node.node_id = node
+        self._send("push-messages", request.SerializeToString())
+
+    def _store(self, node: int, run: int, name: str, content: bytes) -> None:
+        request = PushObjectRequest(run_id=run, object_id=name, object_content=content)
+        request.node.node_id = node
+        self._send("push-object", request.SerializeToString())
+
+    def _send(self, path: str, body: bytes) -> None:
+        """Send a request as Flower does, signed with the device's key."""
+        assert self._keys is not None, "these devices have keys"
+        private, public = self._keys
+        timestamp = datetime.now(UTC).isoformat()
+        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        headers = {
+            "content-type": "application/protobuf",
+            "flwr-public-key": b64encode(pem).decode(),
+            "flwr-timestamp": timestamp,
+            "flwr-signature": b64encode(
+                private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
+            ).decode(),
+        }
+        answer = self._http.post(f"/v1/fleet/{path}", content=body, headers=headers)
+        self.statuses[answer.status_code] += 1
+
+
+class Footprint(NamedTuple):
+    """The memory of a server's processes alone, in MiB, and the size of its files, in KiB."""
+
+    memory: dict[str, int]
+    database: int
+    logs: int
+    events: int
+
+    @classmethod
+    def of(cls, live: LiveRun) -> "Footprint":
+        """Measure a running server."""
+        assert live.server is not None, "the server was started"
+        found = {part: live.process(live.server, part) for part in PROCESSES}
+        memory = {n: p.memory_full_info().uss // 2**20 for n, p in found.items() if p}
+        files = {"database": "flower/superlink.db*", "logs": "*log*", "events": "metrics.jsonl"}
+        paths = {name: [*live.run.glob(pattern)] for name, pattern in files.items()}
+        paths["logs"] += live.run.glob("flower/superlink.log*")
+        sizes = {
+            name: sum(path.stat().st_size for path in of_one if path.is_file()) // 1024
+            for name, of_one in paths.items()
+        }
+        return cls(memory, **sizes)
+
+
+def attack(folder: Path, rounds: int, hostile: int) -> list[Footprint]:
+    """Serve so many rounds to hostile and honest devices; return the footprint of each tenth.
+
+    Raises:
+        AssertionError: if anything of a hostile device was folded, or a process was restarted.
+    """
+    names = [f"device-{number}" for number in range(HONEST + hostile)]
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
+    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
+    del settings["out"]
+    footprints: list[Footprint] = []
+    with LiveRun(folder, settings, names, address) as live, ExitStack() as devices:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == len(names), "the server")
+        for number, name in enumerate(names):
+            kind = Device if number < HONEST else MalformedDevice
+            ca = live.run / "certificates" / "ca.pem"
+            device = kind(number, len(names), address, ca, live.key(name))
+            device.start()
+            devices.callback(device.end)
+        for number in range(1, rounds):
+            live.wait_for_round(number)
+            if number % max(1, rounds // 10) == 0:
+                footprints.append(Footprint.of(live))
+        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        assert live.server is not None, "it was started above"
+        assert live.server.returncode == 0, live.said()[-2000:]
+        assert "starting again" not in live.said(), live.said()[-2000:]
+        live.check()
+        honest = sorted(live.devices[name] for name in names[:HONEST])
+        for record in read_ledger(live.run / "ledger"):
+            contributors = [c.client for c in record.delta.contributors]
+            assert contributors == honest, f"round {record.delta.round} folded {contributors}"
+    return footprints
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--messages", type=int, default=1000)
+    parser.add_argument("--hostile", type=int, default=3)
+    arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    rounds = -(-arguments.messages // (arguments.hostile * (PUSHES + 1)))
+    with tempfile.TemporaryDirectory(prefix="w") as name:
+        footprints = attack(Path(name), rounds, arguments.hostile)
+    sent = MalformedDevice.sent
+    print(f"{sent.total():,} messages in {rounds} rounds: {dict(sent)}")
+    print(f"answers by status: {dict(MalformedDevice.statuses)}")
+    print("none folded, no process ended; by tenths of the rounds, MiB of memory and KiB of files:")
+    for footprint in footprints:
+        print(f"  {footprint}")
+
+
+if __name__ == "__main__":
+    main()

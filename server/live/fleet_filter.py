@@ -1,0 +1,252 @@
+"""A filter of what nodes send to Flower: who sends it, how much, how slowly, and what it stores.
+
+Flower reads the whole body of a request before it checks the sender's key, logs what it cannot
+read, and stores what a node pushes before anybody looks at it.
+"""
+
+import asyncio
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from server.live.keys import ClientKeys
+from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
+from shared.errors import SamaraError
+from shared.flower_compat import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    PushMessagesRequest,
+    PushObjectRequest,
+)
+from shared.signing import is_signed_by
+
+MEDIA_TYPE = b"application/protobuf"
+MAX_HEADER_BYTES = 8192
+"""Most bytes of the names and values of a request's headers."""
+BODY_SECONDS = 30.0
+"""Time from a request's headers to the end of its body."""
+MAX_REQUESTS = 16
+"""Most requests of one key at the same time."""
+MAX_BYTES_IN_FLIGHT = 32 * 2**20
+"""Most bytes of the bodies of all requests that are being read or answered."""
+_MAX_AGE, _MAX_AHEAD = 305.0, 5.0
+"""Seconds by which a request's signed time may differ from this machine's; Flower's own limits."""
+_KEYS_SECONDS = 1.0
+_ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+_PATHS = {
+    f"/v1/fleet/{name}"
+    for name in (
+        *("register-node", "activate-node", "deactivate-node", "unregister-node"),
+        *("send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab"),
+        *("push-object", "pull-object", "confirm-message-received"),
+    )
+}
+Headers = dict[bytes, bytes]
+
+
+class RejectedRequestError(Exception):
+    """A request that does not reach Flower, with the HTTP status of the answer and the reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class _ValidKeys:
+    """The keys of a run that are registered and not revoked, read again when a file changes."""
+
+    def __init__(self, keys: ClientKeys) -> None:
+        self._keys, self._stamp, self._checked = keys, -1, 0.0
+        self._valid: set[bytes] = set()
+
+    def __contains__(self, public_key: bytes) -> bool:
+        now = time.monotonic()
+        if now >= self._checked + _KEYS_SECONDS:
+            self._checked = now
+            self._read_changes()
+        return public_key in self._valid
+
+    def _read_changes(self) -> None:
+        try:
+            if (stamp := self._keys.modification_stamp()) != self._stamp:
+                keys = self._keys.read_all()
+                self._valid = {key.public_key.encode() for key in keys if not key.revoked}
+                self._stamp = stamp
+        except (SamaraError, OSError):
+            return  # a file is being written, or damaged: the keys that were read stay valid
+
+
+class FleetFilter:
+    """ASGI middleware for the fleet API, the part of Flower's SuperLink that other hosts reach.
+
+    Args:
+        app: the ASGI app that gets sound requests.
+        max_bytes: most bytes of a request.
+        keys: client keys of the run; None lets any node send.
+        requests: the requests that nodes may reply to.
+    """
+
+    def __init__(
+        self, app: Any, max_bytes: int, keys: ClientKeys | None, requests: OpenRequests
+    ) -> None:
+        self._app, self._max_bytes, self._requests = app, max_bytes, requests
+        self._keys = _ValidKeys(keys) if keys else None
+        self._in_flight = 0
+        self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
+        self._senders = Counter[bytes]()  # number of requests by key
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a sound request on to Flower.
+
+        Raises:
+            RejectedRequestError: if the request is not sound; nothing was sent then.
+        """
+        sender = self._check_head(scope)
+        with self._count_request(sender), self._count_bytes() as held:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    body = await self._read_body(receive, held)
+            except TimeoutError:
+                reason = f"did not send a request's body within {BODY_SECONDS:g} s"
+                raise RejectedRequestError(408, reason) from None
+            if body is not None:
+                await self._pass_on(scope, body, receive, send)
+
+    def _check_head(self, scope: Any) -> bytes:
+        """Return the public key of a request's sender; empty where nodes need none."""
+        if scope["path"] not in _PATHS or scope["method"] != "POST":
+            raise RejectedRequestError(404, "requested what the fleet API does not have")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise RejectedRequestError(431, f"sent over {MAX_HEADER_BYTES} bytes of headers")
+        headers: Headers = dict(scope["headers"])
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != MEDIA_TYPE:
+            raise RejectedRequestError(415, "sent something else than Flower's messages")
+        if int(headers.get(b"content-length", b"0")) > self._max_bytes:
+            raise RejectedRequestError(413, self._too_long)
+        if self._keys is None:
+            return b""
+        public_key = _sender_of(headers)
+        if public_key not in self._keys or not _is_signed(headers, public_key):
+            raise RejectedRequestError(
+                401,
+                "was rejected: its key is not registered, was revoked, or its clock is wrong; see "
+                "`samara server keys list`",
+            )
+        return public_key
+
+    @property
+    def _too_long(self) -> str:
+        return f"sent more than {self._max_bytes} bytes at once: refused"
+
+    @contextmanager
+    def _count_request(self, sender: bytes) -> Iterator[None]:
+        """Count a request of a key while it is answered."""
+        if sender and self._senders[sender] >= MAX_REQUESTS:
+            raise RejectedRequestError(503, f"sent over {MAX_REQUESTS} requests at once")
+        self._senders[sender] += 1
+        try:
+            yield
+        finally:
+            self._senders[sender] -= 1
+            if not self._senders[sender]:
+                del self._senders[sender]
+
+    @contextmanager
+    def _count_bytes(self) -> Iterator[bytearray]:
+        """Give a buffer whose bytes are counted by `_read_body` until the request is answered."""
+        held = bytearray()
+        try:
+            yield held
+        finally:
+            self._in_flight -= len(held)
+
+    async def _read_body(self, receive: Any, held: bytearray) -> bytes | None:
+        """Read a request's body; return None if its sender disconnects before the end."""
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            part = message.get("body", b"")
+            if len(held) + len(part) > self._max_bytes:
+                raise RejectedRequestError(413, self._too_long)
+            if self._in_flight + len(part) > self._max_in_flight:
+                raise RejectedRequestError(503, "sent a request while others held all memory")
+            self._in_flight += len(part)
+            held += part
+            if not message.get("more_body", False):
+                return bytes(held)
+
+    async def _pass_on(self, scope: Any, body: bytes, receive: Any, send: Any) -> None:
+        """Give Flower a request, and note what it has stored of it."""
+        parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_whole() -> Any:
+            return parts.pop() if parts else await receive()
+
+        try:
+            pushed = self._check_push(scope["path"], body)
+        except PushError as error:
+            raise RejectedRequestError(400, str(error)) from error
+        except UnknownRequestError:
+            # an empty message, with which Flower says that it has stored nothing
+            headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
+
+        async def send_watched(message: Any) -> None:
+            if message.get("status") == 200:  # before the node has the answer and goes on
+                self._add_push(pushed)
+            await send(message)
+
+        await self._app(scope, receive_whole, send_watched)
+
+    def _add_push(self, pushed: PushMessagesRequest | PushObjectRequest | None) -> None:
+        if isinstance(pushed, PushMessagesRequest):
+            self._requests.add_announcement(pushed)
+        elif isinstance(pushed, PushObjectRequest):
+            self._requests.add_object(pushed)
+
+    def _check_push(self, path: str, body: bytes) -> PushMessagesRequest | PushObjectRequest | None:
+        """Return what a request asks Flower to store; None if it does not.
+
+        Raises:
+            PushError: if no honest node sends it.
+            UnknownRequestError: if it answers nothing that is open.
+        """
+        kinds: dict[str, Any] = {_ANNOUNCE: PushMessagesRequest, _OBJECT: PushObjectRequest}
+        if path not in kinds:
+            return None
+        try:
+            pushed: PushMessagesRequest | PushObjectRequest = kinds[path].FromString(body)
+        except Exception as error:  # protobuf's errors differ between its implementations
+            raise PushError("sent bytes that are no message of Flower's") from error
+        if isinstance(pushed, PushMessagesRequest):
+            self._requests.check_announcement(pushed)
+        else:
+            self._requests.check_object(pushed)
+        return pushed
+
+
+def _sender_of(headers: Headers) -> bytes:
+    """Return the public key that a request names; empty if it is none."""
+    try:
+        return b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b""), validate=True)
+    except ValueError:
+        return b""
+
+
+def _is_signed(headers: Headers, public_key: bytes) -> bool:
+    """Return whether the time in a request is signed with a key, and is the present."""
+    try:
+        timestamp = headers.get(TIMESTAMP_HEADER.encode(), b"")
+        age = (datetime.now(UTC) - datetime.fromisoformat(timestamp.decode())).total_seconds()
+        signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER.encode(), b""), validate=True)
+    except (ValueError, TypeError):
+        return False
+    return -_MAX_AHEAD < age < _MAX_AGE and is_signed_by(public_key, signature, timestamp)

@@ -1,0 +1,176 @@
+"""The requests that the server has sent to nodes, and what each node may push as its reply.
+
+Flower stores what a node pushes before anybody looks at it: messages that answer nothing, several
+replies to one request, and objects that nobody fetches. All of it is bounded here by what the
+server has asked for.
+"""
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.flower_compat import SUPERLINK_NODE_ID, iterate_object_tree
+
+if TYPE_CHECKING:
+    from shared.flower_compat import (
+        ObjectTree,
+        PushAppMessagesRequest,
+        PushMessagesRequest,
+        PushObjectRequest,
+    )
+
+MAX_OBJECTS = 8
+"""Most objects of a reply; a sound one has three: message, records, and one record."""
+MAX_ANNOUNCEMENTS = 3
+"""Most times that a node may announce a reply to one request; more than one is a retry."""
+MAX_MESSAGE_BYTES = 2**16
+"""Most bytes of a reply's announcement, which has metadata and the text of an error."""
+_TTL_TOLERANCE_SECONDS = 60.0
+MAX_NODE_BYTES = 64 * 2**20
+"""Most bytes of a node's objects that the ServerApp has not fetched yet."""
+_EXPIRED_SECONDS = 3600.0
+"""Time after the end of a request's time to live for which it is remembered."""
+
+
+class PushError(Exception):
+    """A push that no honest node makes, with the reason."""
+
+
+class UnknownRequestError(Exception):
+    """A push that answers no open request; Flower accepts such a one and stores nothing."""
+
+
+@dataclass
+class _OpenRequest:
+    """A request that the server has sent.
+
+    Attributes:
+        node: the node that it was sent to.
+        ttl: its time to live, in seconds.
+        end: when it is forgotten, monotonic seconds.
+        announcements: how often a reply was announced.
+        stored_bytes: bytes of the reply's objects that are stored.
+    """
+
+    node: int
+    ttl: float
+    end: float
+    announcements: int = 0
+    stored_bytes: int = 0
+
+
+class OpenRequests:
+    """The requests of a SuperLink's run that may be answered.
+
+    Args:
+        max_reply_bytes: most bytes of all objects of a reply.
+    """
+
+    def __init__(self, max_reply_bytes: int) -> None:
+        self._max_reply_bytes = max_reply_bytes
+        self._open: dict[str, _OpenRequest] = {}
+        self._replies: dict[str, str] = {}  # request by the id of the announced reply
+        # Requests by node and id of an announced object that is not stored yet.
+        self._missing: dict[tuple[int, str], _OpenRequest] = {}
+        self._stored = Counter[int]()  # bytes that were not fetched, by node
+
+    def clear(self) -> None:
+        """Forget all requests, because a new run begins."""
+        self._open, self._replies, self._missing, self._stored = {}, {}, {}, Counter()
+
+    def add(self, sent: "PushAppMessagesRequest") -> None:
+        """Add the messages that the ServerApp has sent."""
+        now = time.monotonic()
+        self._open = {i: request for i, request in self._open.items() if now < request.end}
+        self._replies = {
+            i: request for i, request in self._replies.items() if request in self._open
+        }
+        self._missing = {i: request for i, request in self._missing.items() if now < request.end}
+        for message in sent.messages_list:
+            metadata = message.metadata
+            self._open[metadata.message_id] = _OpenRequest(
+                metadata.dst_node_id, metadata.ttl, now + metadata.ttl + _EXPIRED_SECONDS
+            )
+
+    def remove(self, reply_id: str) -> None:
+        """Remove the request of a reply whose objects the ServerApp has fetched."""
+        if request := self._open.pop(self._replies.pop(reply_id, ""), None):
+            self._stored[request.node] -= request.stored_bytes
+
+    def check_announcement(self, pushed: "PushMessagesRequest") -> None:
+        """Check a node's announcement of a reply.
+
+        Raises:
+            PushError: if no honest node sends it.
+            UnknownRequestError: if it answers no open request to this node.
+        """
+        if len(pushed.messages_list) != 1 or len(pushed.message_object_trees) != 1:
+            raise PushError("announced another number of messages than one")
+        [message], [tree] = pushed.messages_list, pushed.message_object_trees
+        metadata = message.metadata
+        if not metadata.reply_to_message_id:
+            raise PushError("sent a message that is no reply")
+        if metadata.src_node_id != pushed.node.node_id or metadata.dst_node_id != SUPERLINK_NODE_ID:
+            raise PushError("sent a message in another node's name or to another node")
+        if metadata.message_id != tree.object_id:
+            raise PushError("announced a message without its objects")
+        if not (0 < metadata.ttl < math.inf and math.isfinite(metadata.created_at)):
+            raise PushError("sent a message with an impossible time to live")
+        if not all(0 <= seconds < math.inf for seconds in pushed.clientapp_runtime_list):
+            raise PushError("sent an impossible running time")
+        if message.ByteSize() > MAX_MESSAGE_BYTES:
+            raise PushError(f"announced a message with over {MAX_MESSAGE_BYTES} bytes of text")
+        if sum(1 for _ in _object_ids(tree)) > MAX_OBJECTS:
+            raise PushError(f"announced a reply of over {MAX_OBJECTS} objects")
+        request = self._open.get(metadata.reply_to_message_id)
+        if request is None or request.node != metadata.src_node_id:
+            raise UnknownRequestError
+        if metadata.ttl > request.ttl + _TTL_TOLERANCE_SECONDS:
+            raise PushError("sent a message that is to live longer than its request")
+        if request.announcements >= MAX_ANNOUNCEMENTS:
+            raise PushError(f"announced a reply over {MAX_ANNOUNCEMENTS} times")
+
+    def add_announcement(self, pushed: "PushMessagesRequest") -> None:
+        """Add an announcement that was checked, and that Flower has accepted from this node."""
+        metadata = pushed.messages_list[0].metadata
+        request = self._open.get(metadata.reply_to_message_id)
+        if request is None:
+            return
+        request.announcements += 1
+        if request.announcements == 1:  # only its first reply counts, as with Flower
+            self._replies[metadata.message_id] = metadata.reply_to_message_id
+            for object_id in _object_ids(pushed.message_object_trees[0]):
+                self._missing[request.node, object_id] = request
+
+    def check_object(self, pushed: "PushObjectRequest") -> None:
+        """Check an object that a node sends.
+
+        Raises:
+            PushError: if no honest node sends it, or the node's objects are too many bytes.
+            UnknownRequestError: if the object is not missing in a reply of this node.
+        """
+        request = self._missing.get((pushed.node.node_id, pushed.object_id))
+        if request is None:
+            raise UnknownRequestError
+        size = len(pushed.object_content)
+        if hashlib.sha256(pushed.object_content).hexdigest() != pushed.object_id:
+            raise PushError("sent an object with another hash than its name")
+        if request.stored_bytes + size > self._max_reply_bytes:
+            raise PushError(f"sent a reply of over {self._max_reply_bytes} bytes")
+        if self._stored[request.node] + size > MAX_NODE_BYTES:
+            raise PushError(f"has sent over {MAX_NODE_BYTES} bytes that nobody waits for")
+
+    def add_object(self, pushed: "PushObjectRequest") -> None:
+        """Add an object that was checked, and that Flower has stored."""
+        request = self._missing.pop((pushed.node.node_id, pushed.object_id), None)
+        if request is not None:
+            request.stored_bytes += len(pushed.object_content)
+            self._stored[request.node] += len(pushed.object_content)
+
+
+def _object_ids(tree: "ObjectTree") -> Iterator[str]:
+    return (part.object_id for part in iterate_object_tree(tree))
