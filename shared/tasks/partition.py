@@ -1,14 +1,17 @@
 """Partitions of a data set among simulated clients."""
 
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import DataError
 from shared.tasks.rows import Example
+
+_ATTEMPTS = 11
+"""The number of draws of a Dirichlet division, of which the first with enough examples counts."""
 
 
 def partition(
@@ -89,45 +92,65 @@ def _by_chance(
             f"client {training} has no training example: there are {training} for {clients} "
             "clients; use fewer clients or more data"
         )
-    # Imported here because it takes seconds.
-    from datasets import Dataset
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
-
-    if how == "iid":
-        partitioner = IidPartitioner(clients)
-        order = _interleave([example.split for example in examples], seed)
-    else:
-        average = len(examples) // clients
-        partitioner = DirichletPartitioner(
-            clients,
-            partition_by="label",
-            alpha=alpha,
-            min_partition_size=max(1, min(10, average // 10)),
-            self_balancing=True,
-            seed=seed,
-        )
-        order = _interleave([(example.label, example.split) for example in examples], seed)
-    labels = [examples[index].label for index in order]
-    partitioner.dataset = Dataset.from_dict({"index": order, "label": labels})
     try:
-        # The partitioner warns at each of its ten attempts, and divides by zero when alpha is so
-        # small that all shares of a label vanish.
-        with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
-            warnings.simplefilter("ignore", UserWarning)
-            shares = [partitioner.load_partition(client)["index"] for client in range(clients)]
+        if how == "iid":
+            order = np.array(_interleave([example.split for example in examples], seed))
+            shares = np.array_split(order, clients)
+        else:
+            order = np.array(_interleave([(e.label, e.split) for e in examples], seed))
+            labels = np.array([example.label for example in examples])[order]
+            shares = [order[share] for share in _dirichlet_shares(labels, clients, alpha, seed)]
     except (ValueError, FloatingPointError) as error:
         raise DataError(
             f"alpha = {alpha} leaves a client of {clients} without examples in every attempt; "
             "use fewer clients, a larger alpha, more data or another seed"
         ) from error
-    return [[examples[index] for index in sorted(share)] for share in shares]
+    return [[examples[index] for index in sorted(share.tolist())] for share in shares]
+
+
+def _dirichlet_shares(
+    labels: NDArray[np.int64], clients: int, alpha: float, seed: int
+) -> list[list[int]]:
+    """Draw the clients' shares of each label, again until no client has too few examples.
+
+    A client with more than the average number of examples gets none of the next label. These are
+    the shares of Flower Datasets' DirichletPartitioner, whose import takes seconds and 140 MB.
+
+    Args:
+        labels: labels of the examples, int64 [n].
+        clients: number of clients.
+        alpha: concentration.
+        seed: seed of the draws.
+
+    Returns:
+        The indices of each client's examples.
+
+    Raises:
+        ValueError: if a client has too few examples in every attempt, or alpha is too small.
+        FloatingPointError: if no client is left that a label's examples can go to.
+    """
+    generator = np.random.default_rng(seed)
+    fewest = max(1, min(10, len(labels) // clients // 10))
+    examples_by_label = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for _ in range(_ATTEMPTS):
+        shares: list[list[int]] = [[] for _ in range(clients)]
+        for indices in examples_by_label:
+            portions = generator.dirichlet(np.full(clients, alpha))
+            portions[[len(share) > len(labels) / clients for share in shares]] = 0
+            with np.errstate(invalid="raise", divide="raise"):
+                portions /= np.cumsum(portions)[-1]
+            ends = (np.cumsum(portions) * len(indices)).astype(np.int64)[:-1]
+            for share, part in zip(shares, np.split(indices, ends), strict=True):
+                share.extend(part.tolist())
+        if min(map(len, shares)) >= fewest:
+            return shares
+    raise ValueError(f"a client has fewer than {fewest} examples in {_ATTEMPTS} attempts")
 
 
 def _interleave(strata: Sequence[Hashable], seed: int) -> list[int]:
     """Return shuffled indices of which every consecutive part has each stratum in proportion.
 
-    Flower's partitioners cut the data, or those of each label, into consecutive parts without
-    shuffling them first.
+    The data, or those of each label, are cut into consecutive parts, which so are alike.
     """
     generator = np.random.default_rng(seed)
     members: defaultdict[Hashable, list[int]] = defaultdict(list)

@@ -1,13 +1,18 @@
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataError
-from shared.tasks.partition import partition
+from shared.tasks.partition import _interleave, partition
 from shared.tasks.rows import Example
 
 
@@ -140,3 +145,43 @@ def test_hopeless_alpha_is_refused_in_words() -> None:
 def test_arguments_out_of_range_are_refused(clients: int, alpha: float, seed: int) -> None:
     with pytest.raises(DataError, match="clients must be at least 1, alpha above 0"):
         partition(sorted_examples(9, 9), "dirichlet", clients, alpha, seed)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=20, max_size=200),
+    st.sampled_from(["iid", "dirichlet"]),
+    st.integers(1, 6),
+    st.sampled_from([0.05, 0.5, 5.0]),
+    st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=60)
+def test_shares_are_those_of_flower_datasets(
+    rows: list[tuple[int, bool]], how: Any, clients: int, alpha: float, seed: int
+) -> None:
+    examples = [
+        Example(str(i), label, "", "test" if held_out else "train")
+        for i, (label, held_out) in enumerate(rows)
+    ]
+    key = (lambda e: (e.label, e.split)) if how == "dirichlet" else (lambda e: e.split)
+    order = _interleave([key(example) for example in examples], seed)
+    partitioner: Any = IidPartitioner(clients)
+    if how == "dirichlet":
+        fewest = max(1, min(10, len(examples) // clients // 10))
+        partitioner = DirichletPartitioner(
+            clients, "label", alpha, fewest, self_balancing=True, seed=seed
+        )
+    labels = [examples[index].label for index in order]
+    partitioner.dataset = Dataset.from_dict({"index": order, "label": labels})
+    expected = None
+    with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
+        warnings.simplefilter("ignore", UserWarning)
+        with suppress(ValueError, FloatingPointError):
+            expected = [sorted(partitioner.load_partition(c)["index"]) for c in range(clients)]
+    shares = None
+    try:
+        shares = partition(examples, how, clients, alpha, seed)
+    except DataError as error:
+        if "no training example" in str(error):
+            return
+    found = shares and [[int(example.text) for example in share] for share in shares]
+    assert found == expected
