@@ -315,7 +315,7 @@ class EvaluateSettings(Section):
         "after the last round, return to the validated one with the best mean accuracy on the "
         "clients' validation examples, by a round that reverts the later ones. The accuracy is "
         "that of the global model; with `readout` that of the personal models that clients would "
-        "have",
+        "have. With any `aggregation.rule` but `mean` the mean is trimmed",
     )
 
 

@@ -25,7 +25,7 @@ from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import FrameError
 from shared.frames.evaluation import Evaluation
-from shared.frames.hello import Hello
+from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
@@ -161,6 +161,7 @@ def introduction(runtime: ModelRuntime, data: ClientData, last_round: int) -> He
     """
     facts = runtime.facts() | {
         "clients": data.client_count or 0,
+        SPLIT_EXAMPLES: {split.name.lower(): len(data.in_split(split)) for split in Split},
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

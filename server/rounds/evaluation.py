@@ -9,11 +9,36 @@ from typing import Any
 
 import numpy as np
 
+from server.rounds.robust_rules import trimmed_mean
+from shared.errors import ReportError
 from shared.frames.evaluation import Evaluation
+from shared.frames.report import MAX_GRADIENT
 from shared.tasks.metrics import Confusion
 
 GLOBAL_COLUMN, PERSONAL_COLUMN = "global", "personalized"
 """The columns of the federation's model, and of the model that a method makes for each client."""
+TRIMMED_ACCURACY = "trimmed_client_accuracy"
+"""The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""
+
+
+def check_evaluation(evaluation: Evaluation, most_examples: int) -> None:
+    """Raise an error for an evaluation that counts more than its client can have.
+
+    Args:
+        evaluation: the evaluation.
+        most_examples: number of examples of the split that the client introduced itself with.
+
+    Raises:
+        ReportError: naming the column and what is wrong with it.
+    """
+    for column in evaluation.columns:
+        if (count := int(column.counts.sum())) > most_examples:
+            raise ReportError(
+                f"it counts {count} examples in column {column.name!r}; it introduced itself "
+                f"with {most_examples}"
+            )
+        if abs(column.mean_loss) > MAX_GRADIENT:
+            raise ReportError(f"its loss in column {column.name!r} is over {MAX_GRADIENT:g}")
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
@@ -27,11 +52,15 @@ def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
     return [client for client, shape in shapes.items() if shape != usual]
 
 
-def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, dict[str, Any]]:
+def summarize_evaluations(
+    evaluations: Mapping[int, Evaluation], is_trimmed: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return the figures of every column that counts an example.
 
     Args:
         evaluations: at least one evaluation, by client, all of the same labels and columns.
+        is_trimmed: whether to add the trimmed mean of the clients' accuracies, which a few
+            clients cannot set.
 
     Returns:
         By column: loss, examples, accuracy, macro-F1 and confusion of all examples together, the
@@ -47,7 +76,7 @@ def summarize_evaluations(evaluations: Mapping[int, Evaluation]) -> dict[str, di
         ]
         for name in names
     }
-    return {name: _figures(parts) for name, parts in columns.items() if parts}
+    return {name: _figures(parts, is_trimmed) for name, parts in columns.items() if parts}
 
 
 def is_global_validation(event: Mapping[str, Any]) -> bool:
@@ -66,7 +95,8 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
     """Return the round after which the model was best on validation, the later of equals.
 
     Where clients also validated the personal models that they would have, these count, and the
-    global model otherwise.
+    global model otherwise. Best is the mean of the clients' accuracies, or their trimmed mean where
+    an evaluation has one.
 
     Args:
         events: events of a run.
@@ -78,9 +108,12 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
     means: dict[int, float] = {}
     for event in filter(is_global_validation, events):
         columns = event["columns"]
-        clients = columns.get(PERSONAL_COLUMN, columns[GLOBAL_COLUMN])["clients"]
-        accuracies = [c["accuracy"] for i, c in clients.items() if int(i) not in newcomers]
-        if accuracies:
+        column = columns.get(PERSONAL_COLUMN, columns[GLOBAL_COLUMN])
+        clients = column["clients"].items()
+        accuracies = [c["accuracy"] for i, c in clients if int(i) not in newcomers]
+        if accuracies and TRIMMED_ACCURACY in column:
+            means[event["round"]] = float(trimmed_mean(np.array(accuracies)))
+        elif accuracies:
             means[event["round"]] = sum(accuracies) / len(accuracies)
     return max(means, key=lambda number: (means[number], number)) if means else None
 
@@ -137,9 +170,10 @@ def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 for client, figures in column["clients"].items()
             )
     common = _merge_common(events, ("bytes_up", "bytes_down"))
+    is_trimmed = all(TRIMMED_ACCURACY in c for event in events for c in event["columns"].values())
     return common | {
         "columns": {
-            name: _figures(sorted(clients, key=lambda client: client[0]))
+            name: _figures(sorted(clients, key=lambda client: client[0]), is_trimmed)
             for name, clients in columns.items()
         }
     }
@@ -160,16 +194,20 @@ def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:
     return tuple(c.name for c in evaluation.columns), len(evaluation.columns[0].counts)
 
 
-def _figures(clients: list[tuple[int, float, Confusion]]) -> dict[str, Any]:
+def _figures(clients: list[tuple[int, float, Confusion]], is_trimmed: bool) -> dict[str, Any]:
     """Return the figures of all examples together, the means over clients, and each client's.
 
     Args:
         clients: index, mean loss and confusion of each client.
+        is_trimmed: whether to add the trimmed mean of the clients' accuracies.
     """
+    accuracies = np.array([confusion.accuracy for _, _, confusion in clients])
+    trimmed = {TRIMMED_ACCURACY: float(trimmed_mean(accuracies))} if is_trimmed else {}
     whole = reduce(add, (confusion for _, _, confusion in clients))
     return {
         "loss": sum(loss * confusion.examples for _, loss, confusion in clients) / whole.examples,
         **_confusion_figures(whole),
+        **trimmed,
         "mean_client_accuracy": sum(c.accuracy for _, _, c in clients) / len(clients),
         "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in clients) / len(clients),
         "clients": {

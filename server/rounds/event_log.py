@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from server.rounds.evaluation import is_global_validation
+from server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
 from server.store import RunStore
 from shared.frames.report import Report
 
@@ -134,9 +134,12 @@ def describe_event(event: Mapping[str, Any]) -> str:
             + (f", {event['problem']}" if event["problem"] else "")
         )
     figures = ", ".join(
-        f"{name} {figures['accuracy']:.2%}" for name, figures in event["columns"].items()
+        f"{name} {column.get(TRIMMED_ACCURACY, column['accuracy']):.2%}"
+        for name, column in event["columns"].items()
     )
-    return f"round {event['round']}: {event['split']} accuracy: {figures}"
+    is_trimmed = any(TRIMMED_ACCURACY in column for column in event["columns"].values())
+    kind = "accuracy, trimmed mean of the clients" if is_trimmed else "accuracy"
+    return f"round {event['round']}: {event['split']} {kind}: {figures}"
 
 
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:

@@ -364,7 +364,9 @@ class ScalarStrategy(Strategy):
             EvaluationEvent(
                 round=instruction.round,
                 split=instruction.split.name.lower(),
-                columns=summarize_evaluations(replies.answers),
+                columns=summarize_evaluations(
+                    replies.answers, self._config.aggregation.rule != "mean"
+                ),
                 refused=reasons_by_text(replies.refused),
                 bytes_up=sum(replies.bytes_up.values()),
                 bytes_down=sum(request.bytes_down.values()),

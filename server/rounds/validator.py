@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from server.live.superlink import max_reply_bytes
 from server.rounds.aggregation import check_report
-from server.rounds.evaluation import find_outliers
+from server.rounds.evaluation import check_evaluation, find_outliers
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
 from server.transport.messages import LOST, cut_foreign_text, decode_foreign, read_frame
@@ -94,8 +94,14 @@ class ReplyValidator:
         """Return the evaluations that answer an instruction and agree on labels and columns."""
         token = token_of(instruction.encode())
         result = ValidatedReplies[Evaluation]()
+        entries = self._roster.entries.values()
+        most = {entry.client: entry.most_examples(instruction.split) for entry in entries}
+
+        def check(evaluation: Evaluation) -> None:
+            check_evaluation(evaluation, most[evaluation.client])
+
         for reply in replies:
-            self._add_answer(result, reply, Evaluation, token, instruction.round)
+            self._add_answer(result, reply, Evaluation, token, instruction.round, check)
         outliers = find_outliers(result.answers) if result.answers else []
         for client in outliers:
             del result.answers[client]

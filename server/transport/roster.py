@@ -22,7 +22,8 @@ from server.transport.messages import (
     read_frame,
 )
 from shared.errors import FrameError, RefusalCode, SamaraError
-from shared.frames.hello import Hello
+from shared.frames.hello import SPLIT_EXAMPLES, Hello
+from shared.frames.instructions import Split
 from shared.frames.refusal import Refusal
 from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
@@ -55,6 +56,15 @@ class RosterEntry:
     round: int
     facts: dict[str, Any]
     public_key: bytes = b""
+
+    def most_examples(self, split: Split) -> int:
+        """Return how many examples of a split the client introduced itself with.
+
+        Clients of earlier versions name their training examples alone, usually the largest split.
+        """
+        counts = self.facts.get(SPLIT_EXAMPLES)
+        count = counts.get(split.name.lower()) if isinstance(counts, dict) else None
+        return count if type(count) is int else self.examples
 
 
 class Roster:

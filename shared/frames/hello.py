@@ -7,6 +7,9 @@ from typing import ClassVar, Self
 from shared.client_index import check_client_index
 from shared.wire import Kind, Reader, encode_text, pack, unpack
 
+SPLIT_EXAMPLES = "split_examples"
+"""The key of the facts that holds the number of examples of each split, by its name."""
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -19,8 +22,8 @@ class Hello:
         model_id: model id, 32 bytes.
         layout: canonical JSON of its layout.
         facts: JSON object. `clients` is the number of clients that its data set is divided among,
-            0 if the data are all its own; the rest, such as versions and threads, is only
-            recorded.
+            0 if the data are all its own; `split_examples` bounds what its evaluations may count;
+            the rest, such as versions and threads, is only recorded.
     """
 
     client: int

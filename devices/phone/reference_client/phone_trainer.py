@@ -15,7 +15,7 @@ from devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCall
 from devices.phone.reference_client.readout_program import ReadoutProgram
 from devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
 from shared.frames.evaluation import EvaluationColumn
-from shared.frames.hello import Hello
+from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
 from shared.replay import check_fits, summed
@@ -56,6 +56,7 @@ class PhoneTrainer:
         manifest = self._program.manifest
         facts = {
             "clients": 0,
+            SPLIT_EXAMPLES: {s.name.lower(): len(e.labels) for s, e in self._examples.items()},
             "quantization": manifest.quantization,
             "device": f"phone program, {manifest.delegate}",
             "platform": platform.platform(),

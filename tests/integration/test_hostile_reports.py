@@ -1,0 +1,124 @@
+"""Federations in process with clients that report falsely: the run goes on, and says so."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Settings, config_of
+
+from benchmarks.faults.false_reports import FORGERIES, HostileApp
+from server.app import serve
+from server.rounds.evaluation import TRIMMED_ACCURACY
+from server.rounds.round_aggregator import TOO_LARGE
+from server.store import read_layout, replay_run
+from shared.replay import digest
+from shared.result import read_result
+from simulations.engine import InProcessGrid
+
+CLIENTS = 5
+
+
+def run(
+    settings: Settings,
+    hostile: Collection[int],
+    forgery: str,
+    lies_in_evaluations: bool = False,
+    **changes: Any,
+) -> Path:
+    config = config_of(settings, data__clients=CLIENTS, rounds=2, **changes)
+    app = HostileApp(hostile, forgery, lies_in_evaluations)
+    return serve(config, InProcessGrid(app, CLIENTS, config.flat()))
+
+
+def largest_weight(folder: Path) -> float:
+    *_, last = replay_run(folder)
+    return float(np.abs(last.state).max() * 2.0**-51)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learning_rate": "auto"},
+        {"learning_rate": 0.1, "seed_policy": "shared"},
+        pytest.param({"learning_rate": 0.1}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            {"learning_rate": "auto", "seed_policy": "shared"}, marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            {"learning_rate": "auto", "seed_policy": "pool"}, marks=pytest.mark.exhaustive
+        ),
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_a_federation_survives_false_reports(
+    forgery: str, changes: Settings, settings: Settings
+) -> None:
+    """Every round is in the ledger, no weight is wild, and no round but the last is reverted."""
+    folder = run(settings, {1, 3}, forgery, **changes)
+    result = read_result(folder)
+    assert result["final_round"] == 2
+    assert [event["reports"] for event in result["rounds"]] == [CLIENTS, CLIENTS]
+    assert not any(event["problem"] or event["refused"] for event in result["rounds"])
+    assert all(0 < event["loss"] < 2 for event in result["rounds"])
+    assert largest_weight(folder) < 1
+    *_, last = replay_run(folder)
+    assert digest(read_layout(folder).hash, last.state).hex() == result["final_digest"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"aggregation__rule": "multi-krum"},
+        {"aggregation__rule": "centered-clipping", "seed_policy": "pool"},
+        {"aggregation__rule": "trimmed-mean", "seed_policy": "shared"},
+        {"aggregation__rule": "median", "seed_policy": "shared"},
+    ],
+    ids=lambda changes: " ".join(changes.values()),
+)
+def test_other_rules_survive_them_too(changes: Settings, settings: Settings) -> None:
+    folder = run(settings, {1, 3}, "everything", learning_rate=0.1, **changes)
+    result = read_result(folder)
+    assert result["final_round"] == 2
+    assert largest_weight(folder) < 1
+    assert all(0 < event["loss"] < 2 for event in result["rounds"])
+
+
+def test_a_mean_is_set_by_one_client(settings: Settings) -> None:
+    """What the other rules are for; a mean believes every report."""
+    honest = run(settings, (), "-g", learning_rate=0.1, aggregation__rule="mean")
+    hostile = run(
+        settings | {"out": f"{settings['out']}-hostile"},
+        {1},
+        "-100 g",
+        learning_rate=0.1,
+        aggregation__rule="mean",
+    )
+    assert largest_weight(hostile) > 5 * largest_weight(honest)
+
+
+def test_a_report_too_large_for_the_state_is_left_out_alone(settings: Settings) -> None:
+    """Under a mean it would be the round that is lost."""
+    folder = run(settings, {1}, "g = 10^6", learning_rate=0.1, aggregation__rule="mean")
+    for event in read_result(folder)["rounds"]:
+        assert event["reports"] == CLIENTS - 1
+        assert event["refused"] == {"1": TOO_LARGE}
+        assert event["problem"] == ""
+    assert largest_weight(folder) < 1
+
+
+def test_evaluations_are_bounded_by_what_a_client_introduced(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "samara.server")
+    folder = run(settings, {1}, "-g", lies_in_evaluations=True)
+    result = read_result(folder)
+    for event in result["evaluations"]:
+        assert "it counts 1000000 examples in column" in event["refused"]["1"]
+        assert "it introduced itself with" in event["refused"]["1"]
+        for column in event["columns"].values():
+            assert "1" not in column["clients"]
+            assert 0 <= column[TRIMMED_ACCURACY] <= 1
+    assert "accuracy, trimmed mean of the clients: global" in caplog.text
