@@ -61,6 +61,8 @@ class EventFollower:
         """Yield the events that were appended since the last call."""
         try:
             with self._file.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._at:
+                    self._at = 0  # a log that was long and is begun anew
                 file.seek(self._at)
                 data = file.read()
         except FileNotFoundError:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import logging
 import os
+import ssl
 import tempfile
 from base64 import b64encode
 from collections import Counter
@@ -120,8 +121,14 @@ class MalformedDevice(Device):
     def __init__(self, number: int, devices: int, superlink: str, ca: Path, key: Path) -> None:
         super().__init__(number, devices, superlink, ca, key)
         self._rng = np.random.default_rng(number)
-        self._http = httpx.Client(base_url=f"https://{superlink}", verify=str(ca), timeout=60.0)
+        trusted = ssl.create_default_context(cafile=str(ca))
+        self._http = httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=60.0)
         self._asked: list[str] = []
+
+    def end(self) -> None:
+        """Leave after the message under way."""
+        super().end()
+        self._http.close()
 
     def reply(self, message: Message, context: Context) -> Message:
         """Return its reply; before one to an instruction it sends everything else."""

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from server.live.bundle import build_bundle
 from server.live.keys import ClientKeys
 from server.live.run_display import RunDisplay
+from server.live.server_log import LOG_FILE, limit_log
 from server.live.superlink import RUN_ERROR
 from server.live.superlink_process import SuperLinkProcess
 from server.store import METRICS_FILE
@@ -140,7 +141,8 @@ def _supervise(
         if time.monotonic() < checked + _CHECK_SECONDS:
             continue
         checked = time.monotonic()
-        superlink.limit_log()
+        limit_log(superlink.log_file)
+        limit_log(superlink.folder.parent / LOG_FILE)
         if missing := superlink.missing_process():
             return f"{missing} ended"
         if keys and keys.modification_stamp() != keys_stamp:

@@ -2,12 +2,17 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from shared.files import write_durably
+
 LOG_FILE = "log.jsonl"
+_MAX_LOG_BYTES = 8 * 2**20
+"""Length at which a log is begun anew; the last so many bytes before are kept beside it."""
 
 
 class _JsonLinesHandler(logging.FileHandler):
@@ -45,3 +50,20 @@ def write_server_log(folder: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
+
+
+def limit_log(log: Path) -> None:
+    """Move the content of a log to a second file, replacing it, once the log is long.
+
+    Processes that append to the log go on writing to the same file, at its new end; lines that they
+    write during the copy may be lost.
+
+    Args:
+        log: file that processes append to; it need not exist.
+    """
+    if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
+        with log.open("r+b") as content:
+            size = content.seek(0, os.SEEK_END)
+            content.seek(max(0, size - _MAX_LOG_BYTES))
+            write_durably(log.with_name(f"{log.name}.1"), content.read())
+            content.truncate(0)

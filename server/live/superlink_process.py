@@ -18,13 +18,11 @@ from server.live.superlink import FILTER_PATH, LIVE_VARIABLE, MAX_BYTES_VARIABLE
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.files import make_folder, write_durably
+from shared.files import make_folder
 
 if TYPE_CHECKING:
     from shared.flower_compat import ControlHttpClient
 
-_MAX_LOG_BYTES = 8 * 2**20
-"""Length at which the log is begun anew; the last so many bytes before are kept beside it."""
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -113,19 +111,6 @@ class SuperLinkProcess:
                     f"{self._last_log_line()}; see {self.log_file}"
                 )
             time.sleep(_POLL_SECONDS)
-
-    def limit_log(self) -> None:
-        """Move the content of the log to a second file, replacing it, once the log is long.
-
-        The processes go on writing to the same file, at its new end; lines that they write during
-        the copy may be lost.
-        """
-        if self.log_file.exists() and self.log_file.stat().st_size > _MAX_LOG_BYTES:
-            with self.log_file.open("r+b") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(0, size - _MAX_LOG_BYTES))
-                write_durably(self.log_file.with_suffix(".log.1"), log.read())
-                log.truncate(0)
 
     def missing_process(self) -> str:
         """Return the name of a required process that is not running; empty if all are."""

@@ -95,6 +95,7 @@ class Roster:
         self.client_count = 0
         self._keys, self._blobs = keys, blobs or BlobSender({})
         self._hello_requests: dict[str, int] = {}  # node by message id
+        self._lost_hellos: set[int] = set()  # nodes for which it was logged
         # Reason, and when the node may try again (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
 
@@ -178,6 +179,7 @@ class Roster:
         for node in gone:
             del self.entries[node]
         self._hello_requests = {i: n for i, n in self._hello_requests.items() if n in nodes}
+        self._lost_hellos &= nodes.keys()
         now = time.monotonic()
         self._refused = {
             node: (reason, until)
@@ -193,7 +195,9 @@ class Roster:
             if node is None:
                 continue
             if reply.has_error() and reply.error.code in LOST:
-                log.warning("a hello was lost on the way; it is requested again")
+                if node not in self._lost_hellos:
+                    log.warning("a hello was lost on the way; it is requested again")
+                self._lost_hellos.add(node)
                 continue
             try:
                 frame = read_frame(reply)

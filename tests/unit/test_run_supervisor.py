@@ -1,5 +1,6 @@
 """The supervisor of a live run, with a SuperLink that follows a script."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ from flwr.clientapp import ClientApp
 from server import app as server_app
 from server.live import run_supervisor as module
 from server.live.keys import ClientKeys
+from server.live.server_log import limit_log
 from server.live.superlink import RUN_ERROR
-from server.live.superlink_process import Node, SuperLinkProcess
+from server.live.superlink_process import Node
 from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.events import append_event
+from shared.events import EventFollower, append_event
 from simulations.engine import InProcessGrid
 
 
@@ -41,7 +43,7 @@ class Time:
 class SuperLink:
     """A SuperLink whose run has the statuses of a script; records the calls."""
 
-    address, log_file = "nowhere", Path("superlink.log")
+    address, folder, log_file = "nowhere", Path("nowhere/flower"), Path("superlink.log")
 
     def __init__(self, statuses: Iterator[tuple[str, str]], starts: Iterator[bool]) -> None:
         self._statuses, self._starts = statuses, starts
@@ -52,9 +54,6 @@ class SuperLink:
     def start(self) -> None:
         self.calls.append("start")
         self._is_up = True
-
-    def limit_log(self) -> None:
-        pass
 
     def missing_process(self) -> str:
         return "" if self._is_up else "Flower's SuperLink"
@@ -125,20 +124,22 @@ def serve(tmp_path: Path, clock: Time) -> Serve:
     return serve
 
 
-def test_the_superlinks_log_is_begun_anew_when_it_is_long(
+def test_a_log_is_begun_anew_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.live.superlink_process._MAX_LOG_BYTES", 10_000)
-    superlink = SuperLinkProcess(tmp_path, "127.0.0.1", 1, None, 100)
-    with superlink.log_file.open("ab") as log:  # as the SuperLink has it open
-        for number in range(100):
-            log.write(b"%05d" % number * 1000)
+    monkeypatch.setattr("server.live.server_log._MAX_LOG_BYTES", 10_000)
+    file = tmp_path / "log.jsonl"
+    follower, numbers = EventFollower(file), []
+    with file.open("ab") as log:  # as the processes of a run have it open
+        for number in range(1000):
+            log.write(b'{"number": %d, "padding": "%s"}\n' % (number, b"x" * 500))
             log.flush()
-            superlink.limit_log()
-            files = list(tmp_path.glob("superlink.log*"))
-            assert sum(file.stat().st_size for file in files) <= 2 * 10_000
-    assert superlink.log_file.read_bytes().startswith(b"00099")
-    assert (tmp_path / "superlink.log.1").read_bytes().endswith(b"00098")
+            numbers += [event["number"] for event in follower.read_new()]
+            limit_log(file)
+            assert sum(each.stat().st_size for each in tmp_path.iterdir()) <= 2 * 11_000
+    assert numbers == list(range(1000))
+    kept = (tmp_path / "log.jsonl.1").read_bytes()
+    assert json.loads(kept.splitlines()[-1])["number"] > 900
 
 
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:
