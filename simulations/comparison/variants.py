@@ -14,6 +14,7 @@ from shared.errors import SamaraError
 from shared.result import RunResult
 from shared.settings import describe
 from simulations.comparison.columns import (
+    BASE_RATE,
     COMMON,
     GLOBAL,
     START,
@@ -206,6 +207,9 @@ class ComparisonSet:
         """Return the pair that the headline reports.
 
         With different methods: the best method against the best condition it is tested against.
+        With one variant: the personal model against the global one or against each client's base
+        rate, whichever is better, so that a gain over the global model that answering without
+        reading would have too is not reported as one.
         """
         if self.compares_methods:
             pairs = self.pairs()
@@ -219,8 +223,9 @@ class ComparisonSet:
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
         before = START if START in first.conditions else ZERO_SHOT
-        against = GLOBAL if first.personal else before
-        return first.conditions[names[-1]], first.conditions[against]
+        against = (GLOBAL, BASE_RATE) if first.personal else (before,)
+        known = [first.conditions[name] for name in against if name in first.conditions]
+        return first.conditions[names[-1]], max(known, key=lambda each: each.accuracy.mean())
 
 
 def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:

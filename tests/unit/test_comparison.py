@@ -52,6 +52,15 @@ def test_a_run_alone_is_tested_against_everything_it_has(compare: Compare) -> No
     assert comparison.answer().startswith("personalized serves clients better than global: +")
 
 
+def test_the_headline_is_the_gain_over_the_better_of_global_and_base_rate(compare: Compare) -> None:
+    result = result_of(clients=30)
+    columns = result["evaluations"][-1]["columns"]
+    columns["global"], columns["base rate"] = columns["base rate"], columns["global"]
+    comparison = compare(result)
+    assert comparison.main.against.name == "base rate"
+    assert comparison.answer().startswith("personalized serves clients better than base rate: +")
+
+
 def test_without_personal_models_the_global_one_is_tested(compare: Compare) -> None:
     comparison = compare(result_of(personal=False))
     assert {row.against.name for row in comparison.tested} == {"majority", "zero-shot"}
