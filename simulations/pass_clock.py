@@ -82,8 +82,9 @@ class PassesInFolder:
 
     def add(self, data: ClientData) -> None:
         """Write the rows of a client in this process that were not written yet."""
-        with (self._folder / str(os.getpid())).open("a", encoding="ascii") as file:
-            file.write(f"{data.client} {data.take_passes()}\n")
+        if rows := data.take_passes():
+            with (self._folder / str(os.getpid())).open("a", encoding="ascii") as file:
+                file.write(f"{data.client} {rows}\n")
 
     def take_rows(self) -> dict[int, int]:
         """Return by client the rows that were not returned yet."""
