@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 
 from shared.errors import TrainingError
 
@@ -81,10 +83,6 @@ def fit_softmax(
     Raises:
         TrainingError: if a score or a feature is not finite, or the optimizer does not converge.
     """
-    # Imported here because only the clients of one method pay 40 MB for it.
-    from scipy.optimize import minimize
-    from scipy.special import logsumexp
-
     offsets, labels, features = examples
     if not (np.all(np.isfinite(offsets)) and np.all(np.isfinite(features))):
         raise TrainingError(
@@ -153,8 +151,6 @@ def fit_private_part(examples: Examples, contrasts: Floats) -> SoftmaxFit:
     Raises:
         TrainingError: as `fit_softmax`.
     """
-    from scipy.special import logsumexp
-
     squared_norm = float(np.mean(np.sum(examples.features**2, axis=1)))
     if squared_norm == 0.0 or not np.isfinite(squared_norm):
         squared_norm = 1.0

@@ -1,6 +1,7 @@
 """The command line: what it prints, and that every mistake is one clear message."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -237,3 +238,29 @@ def test_mistakes_in_tuning_are_reported_at_once_and_leave_nothing(
     status, _, errors = run("tune", *wrong, "--out", out)
     assert "tune: 2 mistakes in the settings\n  space: icl trains nothing" in errors
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_readout_is_trained_without_libraries_that_others_need(tmp_path: Path) -> None:
+    scenario = tmp_path / "readout.toml"
+    scenario.write_text("rounds = 1\n[adapter]\nlayers = 'readout'\ndamping = 'none'\n")
+    small = assignments(
+        {"threads": 1, "data.clients": 2, "steps": 1, "data.partition": "dirichlet"}
+    )
+    program = f"""
+import sys, samara
+sys.argv = ["samara", "simulate", {str(scenario)!r}, "--out", {str(tmp_path / "run")!r}, *{small}]
+try:
+    samara.main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print("imported:", *sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.rpartition("imported:")[2].split())
+    assert {"torch", "flwr", "numba"} <= modules
+    heavy = {"datasets", "flwr_datasets", "matplotlib", "pandas", "ray", "sklearn"}
+    assert not heavy & modules
