@@ -4,7 +4,7 @@
 
 `samara server up` over TLS with device keys, two honest toy devices, and hostile ones in this
 process. Each answers an instruction with a reply that is broken inside or says that another device
-sent it, and before that sends messages as if it were the SuperLink, announcements of thousands of
+sent it, and then sends messages as if it were the SuperLink, announcements of thousands of
 objects, objects that nobody asked for, and bytes that are no message. None of it may be folded, no
 process of the server may end, and its memory and its disk must not grow.
 """
@@ -131,21 +131,20 @@ class MalformedDevice(Device):
         self._http.close()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return its reply; before one to an instruction it sends everything else."""
+        """Return its reply; after a broken one to an instruction it sends everything else."""
         sound = super().reply(message, context)
         if message.metadata.message_type != MessageType.TRAIN:
             return sound
         node, run = context.node_id, context.run_id
         self._asked.append(message.metadata.message_id)
-        for _ in range(PUSHES):
-            self._push_beside(node, reply_of(sound))
-        way = self._rng.integers(len(BROKEN) + 2)
+        beside = [reply_of(sound) for _ in range(PUSHES)]
+        way = len(self._asked) % (len(BROKEN) + 2) - 1  # beginning with the first
         if way == len(BROKEN):
             self._count("forged_metadata")
             sound.metadata.__dict__["_src_node_id"] = self.victim
             sound.metadata.__dict__["_reply_to_message_id"] = self._asked[0]
             self._push_reply(node, run, reply_of(sound), message.metadata.message_id)
-        elif way > len(BROKEN):
+        elif way < 0:
             self._count("long_error")
             error = Error(ErrorCode.NODE_UNAVAILABLE, "a lie " * 10_000)
             self._push_reply(node, run, reply_of(Message(error, reply_to=message)), "")
@@ -153,7 +152,14 @@ class MalformedDevice(Device):
             self._count(BROKEN[way].__name__)
             broken = BROKEN[way](reply_of(sound), self._rng)
             self._push_reply(node, run, broken, message.metadata.message_id)
+        for each in beside:
+            self._push_beside(node, each)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "again"), reply_to=message)
+
+    def _answer(self, node: int, message: Message, tree: ObjectTree, connection: Any) -> None:
+        """Answer a message; what the SuperLink makes of it does not end the device."""
+        with suppress(Exception):
+            super()._answer(node, message, tree, connection)
 
     def _push_reply(self, node: int, run: int, reply: Reply, reply_to: str) -> None:
         """Announce a reply and send its objects."""
@@ -171,7 +177,7 @@ class MalformedDevice(Device):
         name = self._rng.bytes(32).hex()
         if way == 0:
             self._count("as_superlink")
-            metadata.src_node_id, metadata.dst_node_id = SUPERLINK_NODE_ID, node
+            metadata.src_node_id, metadata.dst_node_id = SUPERLINK_NODE_ID, SUPERLINK_NODE_ID
             metadata.reply_to_message_id = ""
         elif way == 1:
             self._count("many_objects")
@@ -196,9 +202,9 @@ class MalformedDevice(Device):
             with suppress(httpx.TransportError):  # it is cut off in the middle
                 self._send("push-object", bytes(20 * 2**20))
             return
-        elif way == 7:
+        elif way == 7 and len(self._asked) > 1:
             self._count("to_an_old_message")
-            metadata.reply_to_message_id = self._asked[self._rng.integers(len(self._asked))]
+            metadata.reply_to_message_id = self._asked[self._rng.integers(len(self._asked) - 1)]
             sound = made_of(sound, object_of("Message", [], self._rng.bytes(100)))
         else:
             self._count("in_anothers_name")

@@ -9,6 +9,7 @@ from benchmarks.faults.absence import catch_up
 from benchmarks.faults.hostile_clients import attack
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
 from benchmarks.faults.server_kill import kill_in_process, kill_live
+from server.store import METRICS_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,7 @@ def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
 
 def test_malformed_messages_of_flowers_end_nothing_and_store_nothing(short: Path) -> None:
     [footprint] = malformed_messages.attack(short, rounds=2, hostile=1)
+    assert "its reply is broken: KeyError" in (short / "run" / METRICS_FILE).read_text()
     assert malformed_messages.MalformedDevice.sent.total() == 2 * (malformed_messages.PUSHES + 1)
     assert footprint.database < 8 * 1024
     assert footprint.logs < 64
