@@ -108,7 +108,7 @@ def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> ND
     drawn = (probabilities.cumsum(axis=1) < uniform[:, None]).sum(axis=1)
     labels = np.minimum(drawn, probabilities.shape[1] - 1)
     gradients = np.empty((len(longest), runtime.layout.element_count), np.float32)
-    for some in _equal_rows(longest):
+    for some in equal_rows(longest):
         center = np.zeros((len(some), runtime.layout.element_count), np.float32)
         texts = Perturbations.from_arrays(runtime.layout, center, device=runtime.torch_device)
         _, gradients[some] = runtime.forward.loss_gradients(
@@ -117,7 +117,7 @@ def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> ND
     return gradients[:, : runtime.layout.adapter_element_count]
 
 
-def _equal_rows(prompts: Sequence[Prompt]) -> Iterator[NDArray[np.int64]]:
+def equal_rows(prompts: Sequence[Prompt]) -> Iterator[NDArray[np.int64]]:
     """Yield indices of prompts that can share a pass, each as the one prompt of a client."""
     for start in range(0, len(prompts), _CLIENTS_PER_PASS):
         some = np.arange(start, min(start + _CLIENTS_PER_PASS, len(prompts)))

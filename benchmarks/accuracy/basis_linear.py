@@ -1,0 +1,187 @@
+"""Federations in informed bases of several sizes and without one, on a linear model, in seconds.
+
+    python -m benchmarks.accuracy.basis_linear --data SST2 --model MINILM --out FOLDER \\
+        --condition 128,forward,8,16,0.8 --condition 0,central,8,8,0.8
+
+A condition is k (0 is isotropic), differences, queries, examples per step, and η. The derivatives
+of the two labels' score difference by the adapters of the top two layers (rank 4) are taken once
+for every sentence and for 2,000 texts of random tokens, and kept in FOLDER (0.3 GB). Around the
+base the score is linear in them, so projected gradients are exact. Eight clients, rounds of 4
+steps, independent seeds, no clipping; for tasks of two labels.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from benchmarks.accuracy.basis_runs import STEPS, Condition, settings_of
+from client.streaming.loading import load_model
+from client.training.informed_basis import (
+    EXPONENT,
+    TEXTS,
+    equal_rows,
+    leading_vectors,
+    prompts_around,
+    random_texts,
+)
+from client.training.model_runtime import ModelRuntime
+from shared.config import RunConfig
+from shared.model.lora_fa import Perturbations
+from shared.model.scorers import Prompt
+from shared.tasks.catalog import load_task
+from shared.tasks.data import load_examples
+from shared.tasks.kinds import ClassificationTask
+
+Floats = NDArray[np.float32]
+CLIENTS, ALPHA = 8, 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """Sentences of a split on a model that is linear in the trained numbers.
+
+    Attributes:
+        slopes: derivatives of the score difference of the two labels, float32 [n, numbers].
+        margins: that difference at the base, float64 [n].
+        labels: 0 or 1, int64 [n].
+    """
+
+    slopes: Floats
+    margins: NDArray[np.float64]
+    labels: NDArray[np.int64]
+
+    def correct(self, theta: Floats) -> int:
+        """Return how many sentences are classified correctly."""
+        return int(((self.margins + self.slopes @ theta > 0) == (self.labels == 1)).sum())
+
+
+def slopes_of(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> tuple[Floats, Floats]:
+    """Return derivatives [n, d] and values [n] of the score difference at the base."""
+    order = np.argsort([max(map(len, prompt.sequences)) for prompt in prompts], kind="stable")
+    ordered = [prompts[index] for index in order.tolist()]
+    scores = runtime.base_scores(ordered)
+    margins = scores[:, 1] - scores[:, 0]
+    found = np.empty((len(ordered), runtime.layout.element_count), np.float32)
+    for some in equal_rows(ordered):
+        center = np.zeros((len(some), runtime.layout.element_count), np.float32)
+        texts = Perturbations.from_arrays(runtime.layout, center, device=runtime.torch_device)
+        batch = [ordered[index] for index in some.tolist()]
+        _, gradients = runtime.forward.loss_gradients(
+            texts, batch, np.zeros((len(some), 1), np.int64)
+        )
+        found[some] = gradients / expit(margins[some])[:, None]
+    back = np.argsort(order)
+    return found[back], margins[back]
+
+
+def read_sentences(arguments: argparse.Namespace) -> tuple[dict[str, Sentences], Floats]:
+    """Return the splits, and the gradients that the Fisher matrix is made of, float32 [n, d]."""
+    file = arguments.out / "slopes.npz"
+    if not file.exists():
+        config = RunConfig.of(settings_of(arguments) | {"gradients": "exact"}, "benchmark")
+        task = load_task(config.task)
+        assert isinstance(task, ClassificationTask)
+        runtime = ModelRuntime(config, load_model(config.model), task, lambda clients: [])
+        arrays = {}
+        for split in ("train", "validation", "test"):
+            examples = [e for e in load_examples(arguments.data, task, 0, 0) if e.split == split]
+            prompts = [runtime.tokenize(example) for example in examples]
+            arrays[f"{split}_slopes"], arrays[f"{split}_margins"] = slopes_of(runtime, prompts)
+            arrays[f"{split}_labels"] = np.array([example.label for example in examples])
+        texts = random_texts(runtime, TEXTS * len(task.source_fields))
+        slopes, margins = slopes_of(runtime, prompts_around(runtime, task, texts))
+        # the mean over both answers of the outer product of their gradients
+        arrays["fisher"] = slopes * np.sqrt(expit(margins) * expit(-margins))[:, None]
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        np.savez(file, **arrays)
+    kept = np.load(file)
+    splits = {
+        split: Sentences(*(kept[f"{split}_{name}"] for name in ("slopes", "margins", "labels")))
+        for split in ("train", "validation", "test")
+    }
+    return splits, kept["fisher"]
+
+
+def in_basis(splits: dict[str, Sentences], fisher: Floats, size: int) -> dict[str, Sentences]:
+    """Return the splits with slopes by the coordinates of a basis; by B itself if size is 0."""
+    if not size:
+        return splits
+    values, vectors = leading_vectors(fisher, size)
+    factors = values[:size] ** EXPONENT
+    factors *= np.sqrt(values.sum() / (values[:size] * factors**2).sum())
+    basis = (vectors * factors[:, None]).astype(np.float32).T
+    return {
+        name: Sentences(split.slopes @ basis, split.margins, split.labels)
+        for name, split in splits.items()
+    }
+
+
+def divide(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+    """Return the indices of every client's sentences; shares of labels are Dirichlet."""
+    generator = np.random.default_rng(seed + 1000)
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(CLIENTS)]
+    for label in (0, 1):
+        indices = generator.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(generator.dirichlet([ALPHA] * CLIENTS))[:-1] * len(indices)
+        for part, some in zip(parts, np.split(indices, ends.astype(int)), strict=True):
+            part.append(some)
+    return [np.concatenate(part) for part in parts]
+
+
+def train(
+    splits: dict[str, Sentences], condition: Condition, seed: int, rounds: int
+) -> NDArray[np.float64]:
+    """Return the accuracy on validation and test together, before and after every round."""
+    data, parts = splits["train"], divide(splits["train"].labels, seed)
+    generator, eta = np.random.default_rng(seed), float(condition.learning_rate)
+    theta = np.zeros(data.slopes.shape[1], np.float32)
+    held_out = [splits["validation"], splits["test"]]
+    correct = [sum(split.correct(theta) for split in held_out)]
+    for _ in range(rounds):
+        update = np.zeros_like(theta)
+        for part in parts:
+            moved = np.zeros_like(theta)
+            for _ in range(STEPS):
+                batch = generator.choice(part, condition.batch, replace=False)
+                slopes = data.slopes[batch]
+                margins = data.margins[batch] + slopes @ (theta + moved)
+                errors = (expit(margins) - data.labels[batch]) / len(batch)
+                z = generator.standard_normal((condition.queries, len(theta)), dtype=np.float32)
+                projected = z @ (errors.astype(np.float32) @ slopes)
+                moved -= eta / condition.queries * (projected @ z)
+            update += len(part) / len(data.labels) * moved
+        theta = theta + update
+        correct.append(sum(split.correct(theta) for split in held_out))
+    return np.array(correct) / sum(len(split.labels) for split in held_out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    for name in ("--data", "--model"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--task", default="sst2")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--budgets", type=int, nargs="*", default=[2560, 5120, 10240, 16384])
+    parser.add_argument("--condition", action="append", required=True)
+    arguments = parser.parse_args()
+    splits, fisher = read_sentences(arguments)
+    for text in arguments.condition:
+        size, _, rest = text.partition(",")
+        condition = Condition.parse(f"{'basis' if int(size) else 'isotropic'},{rest}")
+        data = in_basis(splits, fisher, int(size))
+        rounds = [budget // condition.evaluations for budget in arguments.budgets]
+        curves = [train(data, condition, seed, max(rounds)) for seed in range(arguments.seeds)]
+        curve = np.mean(curves, axis=0)
+        # the last two rounds within a budget
+        cells = [f"{curve[max(1, end) - 1 : end + 1].mean():.2%}" for end in rounds]
+        print(f"k {size}, {rest}: {curve[0]:.2%} at the start,", *cells, flush=True)
+
+
+if __name__ == "__main__":
+    main()
