@@ -98,7 +98,7 @@ def read_sentences(arguments: argparse.Namespace) -> tuple[dict[str, Sentences],
         # the mean over both answers of the outer product of their gradients
         arrays["fisher"] = slopes * np.sqrt(expit(margins) * expit(-margins))[:, None]
         arguments.out.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     kept = np.load(file)
     splits = {
         split: Sentences(*(kept[f"{split}_{name}"] for name in ("slopes", "margins", "labels")))
@@ -175,7 +175,7 @@ def main() -> None:
         size, _, rest = text.partition(",")
         condition = Condition.parse(f"{'basis' if int(size) else 'isotropic'},{rest}")
         data = in_basis(splits, fisher, int(size))
-        rounds = [budget // condition.evaluations for budget in arguments.budgets]
+        rounds = [budget // condition.passes for budget in arguments.budgets]
         curves = [train(data, condition, seed, max(rounds)) for seed in range(arguments.seeds)]
         curve = np.mean(curves, axis=0)
         # the last two rounds within a budget

@@ -1,10 +1,11 @@
-"""Accuracy of adapters in an informed basis and without one, by the forward passes of a client.
+"""Accuracy of adapters in an informed basis and without one, by the passes of a client.
 
     python -m benchmarks.accuracy.basis_runs --data SST2 --model MINILM --basis FILE --out FOLDER
 
 Eight clients with adapters on the top two layers (rank 4), by `samara simulate`, for several run
-seeds. FILE is what `samara adapter basis` writes for these adapters. An evaluation is one example
-through the adapted layers once. Runs that are already in FOLDER are not repeated.
+seeds. FILE is what `samara adapter basis` writes for these adapters. A pass is one example under
+one perturbation; validations are not counted. Finished runs in FOLDER are not repeated, and
+unfinished ones are continued.
 """
 
 import argparse
@@ -29,7 +30,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Condition:
-    """A way to spend evaluations.
+    """A way to spend passes.
 
     Attributes:
         basis: whether the adapters are trained in the basis.
@@ -56,8 +57,8 @@ class Condition:
         return f"{kind},{self.differences},{self.queries},{self.batch},{self.learning_rate}"
 
     @property
-    def evaluations(self) -> int:
-        """The evaluations of a client in a round, with η set by hand."""
+    def passes(self) -> int:
+        """The passes of a client in a round, with η set by hand."""
         losses = self.queries + 1 if self.differences == "forward" else 2 * self.queries
         return STEPS * losses * self.batch
 
@@ -93,7 +94,7 @@ def run_condition(arguments: argparse.Namespace, condition: Condition, seed: int
         "batch": condition.batch,
         "differences": condition.differences,
         "learning-rate": condition.learning_rate,
-        "rounds": max(arguments.budgets) // condition.evaluations,
+        "rounds": max(arguments.budgets) // condition.passes,
         "evaluate.every": 9,
         "seed": seed,
         "out": out,
@@ -106,7 +107,7 @@ def curve_of(run: Path, condition: Condition, budgets: Sequence[int]) -> list[tu
     """Return validation and test accuracy at the start and after each budget was spent."""
     start = {e["split"]: e for e in read_result(run)["evaluations"] if e["round"] == 0}
     zero_shot = [start[name]["columns"]["global"]["accuracy"] for name in ("validation", "test")]
-    rounds = [budget // condition.evaluations for budget in budgets]
+    rounds = [budget // condition.passes for budget in budgets]
     found = {
         (number, split): Confusion(result.counts).accuracy
         for number, split, result in evaluate_rounds(run, lambda number: number in rounds)
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--conditions", type=Condition.parse, nargs="*", default=USUAL)
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    table = Table(title="validation / test accuracy, %, by evaluations of a client", box=None)
+    table = Table(title="validation / test accuracy, %, by passes of a client", box=None)
     for column in ("condition", "seed", "0", *map(str, arguments.budgets)):
         table.add_column(column, justify="right", no_wrap=True)
     # All conditions of a seed come before the next seed: unfinished work compares conditions too.
