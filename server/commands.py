@@ -1,6 +1,7 @@
 """The commands that serve, show and verify runs."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,19 +56,21 @@ def up(
     from server.live.superlink_process import SuperLinkProcess
     from shared.blob_store import BlobStore
     from shared.blobs import publish_blobs
-    from shared.certificates import CERTIFICATES_FOLDER, make_certificates
+    from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
     from shared.features import check_features
 
     run = run.resolve()
     config = publish_blobs(_read_config(run, scenario, settings or []), BlobStore())
     check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
     console = Console()
+    renewal = None
     if insecure:
         tls = None
     elif certificate:
         tls = check_certificates(certificate, key, authority)
     else:
-        tls = make_certificates(run / CERTIFICATES_FOLDER, names or [])
+        renewal = partial(make_certificates, run / CERTIFICATES_FOLDER, names or [])
+        tls = renewal()
     keys_folder = run / KEYS_FOLDER if tls else None
     client_keys = ClientKeys(keys_folder) if keys_folder else None
     max_bytes = 2 * max_reply_bytes(config)  # a frame, and Flower's message around it
@@ -75,7 +78,8 @@ def up(
     with RunDisplay(run, console) as display:
         if tls:
             display.show(f"clients verify this server with {tls.authority}")
-        is_finished = serve_run(config, superlink, client_keys, display)
+            display.show(f"its certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}")
+        is_finished = serve_run(config, superlink, client_keys, display, renewal)
     end = "finished" if is_finished else "stopped; the same command resumes it"
     console.print(f"{run}: {end}", soft_wrap=True)
 
@@ -122,6 +126,18 @@ def revoke(name: Name, run: RunOption) -> None:
     from server.live.keys import KEYS_FOLDER, ClientKeys
 
     print(f"{name}: revoked on {ClientKeys(run / KEYS_FOLDER).revoke(name).revoked}")
+
+
+@keys.command()
+def renew(run: RunOption) -> None:
+    """Give the server a new key and certificate; clients go on with the authority they have.
+
+    Example: samara server keys renew --run runs/field
+    """
+    from shared.certificates import CERTIFICATES_FOLDER, certificate_end, renew_certificate
+
+    file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
+    print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
 
 
 @keys.command("list")

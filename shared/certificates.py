@@ -1,11 +1,12 @@
 """TLS certificates of a server, and an authority of its own for a server that has none.
 
-A client verifies the server with FOLDER/ca.pem.
+A client verifies the server with FOLDER/ca.pem. The certificates have the extensions of RFC 5280
+that clients on Python 3.13 and later require (``ssl.VERIFY_X509_STRICT``).
 """
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,14 +14,16 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shared.errors import SamaraError
 from shared.files import make_folder, write_durably
 
 CERTIFICATES_FOLDER = "certificates"
 _AUTHORITY = "Samara run"
-_YEARS = timedelta(days=10 * 365)
+_AUTHORITY_TIME, _SERVER_TIME = timedelta(days=10 * 365), timedelta(days=365)
+_RENEWAL_TIME = timedelta(days=30)
+"""Time before its end in which a server's certificate is renewed."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +42,151 @@ class TlsFiles:
 
 
 def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
-    """Return a server's certificate; create it at the first call, and again if it lacks a name.
+    """Return a server's certificate; create it at the first call, and again where that is due.
+
+    A certificate is valid for a year and is signed again in its last 30 days, or if it lacks a
+    name. The authority keeps its key as long as the folder exists, so that clients go on with the
+    copy of its certificate that they have.
 
     Args:
-        folder: folder of the certificates. Its authority is kept, since clients have a copy.
+        folder: folder of the certificates.
         names: host names and addresses at which clients reach the server.
+
+    Raises:
+        SamaraError: if a file cannot be read, such as the authority's key when it has to sign.
     """
-    tls = TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
-    authority_key = folder / "ca.key"
+    tls = _tls_files(folder)
     wanted = {"localhost", "127.0.0.1", socket.gethostname(), *names}
     make_folder(folder)
-    if not (tls.authority.exists() and authority_key.exists()):
-        key = _new_key(authority_key)
-        write_durably(
-            tls.authority, _pem(_sign_certificate(_AUTHORITY, key, _AUTHORITY, key, None))
-        )
-    if not tls.certificate.exists() or not wanted <= certificate_names(tls.certificate):
-        if tls.certificate.exists():
-            wanted |= certificate_names(tls.certificate)
-        issuer = _load_key(authority_key)
-        certificate = _sign_certificate(
-            "Samara server", _new_key(tls.key), _AUTHORITY, issuer, wanted
-        )
-        write_durably(tls.certificate, _pem(certificate))
+    if not tls.authority.exists():
+        _new_key(_authority_key(folder))
+        _write_authority(folder)
+    elif not _is_authority_current(tls.authority):
+        _write_authority(folder)
+    if not tls.certificate.exists():
+        _write_certificate(folder, wanted)
+    elif not (wanted <= certificate_names(tls.certificate) and _is_current(tls)):
+        _write_certificate(folder, wanted | certificate_names(tls.certificate))
     return tls
+
+
+def renew_certificate(folder: Path) -> TlsFiles:
+    """Give a server a new key, and a certificate for the same names of the same authority.
+
+    Raises:
+        SamaraError: if the folder holds no certificate yet, or a file cannot be read.
+    """
+    tls = _tls_files(folder)
+    names = certificate_names(tls.certificate)
+    if not _is_authority_current(tls.authority):
+        _write_authority(folder)
+    _write_certificate(folder, names)
+    return tls
+
+
+def certificate_end(certificate: Path) -> datetime:
+    """Return the time until which a certificate is valid.
+
+    Raises:
+        SamaraError: if the file is no certificate or cannot be read.
+    """
+    return _read_certificate(certificate).not_valid_after_utc
+
+
+def _tls_files(folder: Path) -> TlsFiles:
+    return TlsFiles(folder / "server.pem", folder / "server.key", folder / "ca.pem")
+
+
+def _authority_key(folder: Path) -> Path:
+    return folder / "ca.key"
+
+
+def _is_current(tls: TlsFiles) -> bool:
+    """Return whether a server's certificate fits its key and authority, and will not end soon."""
+    certificate, authority = _read_certificate(tls.certificate), _read_certificate(tls.authority)
+    try:
+        issuer = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        has_key = certificate.public_key() == _load_key(tls.key).public_key()
+    except (x509.ExtensionNotFound, SamaraError):
+        return False  # of an earlier version, or a key that was not written whole
+    is_lasting = certificate.not_valid_after_utc > datetime.now(UTC) + _RENEWAL_TIME
+    return has_key and is_lasting and issuer.key_identifier == _key_identifier(authority).digest
+
+
+def _is_authority_current(file: Path) -> bool:
+    """Return whether an authority's certificate is one that strict clients accept for a year."""
+    certificate = _read_certificate(file)
+    try:
+        certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:
+        return False
+    return certificate.not_valid_after_utc > datetime.now(UTC) + _SERVER_TIME
+
+
+def _write_authority(folder: Path) -> None:
+    """Write the certificate of the authority's key."""
+    key = _load_key(_authority_key(folder))
+    builder = _builder(_AUTHORITY, key, _AUTHORITY_TIME).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    builder = builder.add_extension(_key_usage(is_authority=True), critical=True)
+    write_durably(_tls_files(folder).authority, _pem(builder.sign(key, hashes.SHA256())))
+
+
+def _write_certificate(folder: Path, names: Iterable[str]) -> None:
+    """Write a new key of the server, and then its certificate."""
+    tls = _tls_files(folder)
+    issuer_key, authority = _load_key(_authority_key(folder)), _read_certificate(tls.authority)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
+        _key_identifier(authority)
+    )
+    alternatives = x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)])
+    server_purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = (
+        _builder("Samara server", _new_key(tls.key), _SERVER_TIME)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
+        .add_extension(server_purpose, critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(alternatives, critical=False)
+    )
+    write_durably(tls.certificate, _pem(builder.sign(issuer_key, hashes.SHA256())))
+
+
+def _builder(
+    subject: str, key: ec.EllipticCurvePrivateKey, lifetime: timedelta
+) -> x509.CertificateBuilder:
+    """Return a certificate of a key, signed by the run's authority, that lacks its purpose."""
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _AUTHORITY)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _key_identifier(certificate: x509.Certificate) -> x509.SubjectKeyIdentifier:
+    return certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+
+
+def _key_usage(is_authority: bool) -> x509.KeyUsage:
+    """Return the use of an authority's key, which signs certificates, or of a server's."""
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _new_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -88,31 +212,6 @@ def _load_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _sign_certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    names: set[str] | None,
-) -> x509.Certificate:
-    """Return a server's certificate for some names, or an authority's if `names` is None."""
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=2))
-        .not_valid_after(now + _YEARS)
-        .add_extension(x509.BasicConstraints(ca=names is None, path_length=None), critical=True)
-    )
-    if names is not None:
-        alternatives = x509.SubjectAlternativeName([_general_name(n) for n in sorted(names)])
-        builder = builder.add_extension(alternatives, critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
-
-
 def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
@@ -126,14 +225,19 @@ def certificate_names(certificate: Path) -> set[str]:
     Raises:
         SamaraError: if the file is no certificate or cannot be read.
     """
+    extensions = _read_certificate(certificate).extensions
     try:
-        loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return set()
-    except (OSError, ValueError) as error:
-        raise SamaraError(f"{certificate}: not a PEM certificate: {error}") from error
     return {str(name.value) for name in names}
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SamaraError(f"{file}: not a PEM certificate: {error}") from error
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

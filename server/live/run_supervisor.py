@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ _STABLE_SECONDS = 60.0
 """A run that was up for longer is restarted at once when it ends."""
 _MAX_FAILURES = 5
 """Failures in a row, without a round or an evaluation between them, that end the run."""
+_RENEWAL_SECONDS = 3600.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON = 500
@@ -40,7 +41,11 @@ class _StopError(Exception):
 
 
 def serve_run(
-    config: RunConfig, superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay
+    config: RunConfig,
+    superlink: SuperLinkProcess,
+    keys: ClientKeys | None,
+    display: RunDisplay,
+    renew_certificate: Callable[[], object] | None = None,
 ) -> bool:
     """Serve a run until it is finished or a signal ends the server.
 
@@ -54,6 +59,8 @@ def serve_run(
         superlink: Flower's SuperLink, not started yet.
         keys: client keys of the run; None lets any client join.
         display: shows what happens.
+        renew_certificate: function that renews the server's certificate if it will end soon;
+            None leaves the certificate to the operator.
 
     Returns:
         Whether the run is finished.
@@ -77,7 +84,7 @@ def serve_run(
                 except SamaraError as error:  # the machine may be busy, or a port not free yet
                     problem, has_failed = f"the run did not start: {error}", True
                 else:
-                    problem = _supervise(superlink, run, keys, display)
+                    problem = _supervise(superlink, run, keys, display, renew_certificate)
                     has_failed = problem.startswith(_FAILED)
                 if not problem:
                     return True
@@ -118,7 +125,11 @@ def sync_keys(superlink: SuperLinkProcess, keys: ClientKeys | None, display: Run
 
 
 def _supervise(
-    superlink: SuperLinkProcess, run: int, keys: ClientKeys | None, display: RunDisplay
+    superlink: SuperLinkProcess,
+    run: int,
+    keys: ClientKeys | None,
+    display: RunDisplay,
+    renew_certificate: Callable[[], object] | None,
 ) -> str:
     """Watch a run until it is finished or has to be started again.
 
@@ -130,6 +141,7 @@ def _supervise(
     """
     # keys may have changed since they were registered, so that the first check registers them
     checked, keys_stamp = time.monotonic(), 0
+    renewal_checked = checked
     clock_offset = time.time() - time.monotonic()
     while True:
         time.sleep(_POLL_SECONDS)
@@ -145,6 +157,12 @@ def _supervise(
         limit_log(superlink.folder.parent / LOG_FILE)
         if missing := superlink.missing_process():
             return f"{missing} ended"
+        if renew_certificate and checked > renewal_checked + _RENEWAL_SECONDS:
+            renewal_checked = checked
+            _try_renewal(renew_certificate, display)
+        if superlink.has_new_certificate():
+            superlink.stop()
+            return "the server's certificate was renewed"
         if keys and keys.modification_stamp() != keys_stamp:
             keys_stamp = keys.modification_stamp()
             sync_keys(superlink, keys, display)
@@ -166,6 +184,14 @@ def _supervise(
             return f"{_FAILED}{reason[:_MAX_REASON]}; see {superlink.log_file}"
         if status == "running" and not has_server_app:
             return "the ServerApp ended"
+
+
+def _try_renewal(renew_certificate: Callable[[], object], display: RunDisplay) -> None:
+    """Renew the server's certificate if it will end soon; the run goes on if that fails."""
+    try:
+        renew_certificate()
+    except (SamaraError, OSError) as error:
+        display.show(f"the server's certificate cannot be renewed: {error}", "yellow")
 
 
 def _events_size(folder: Path) -> int:

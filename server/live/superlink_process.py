@@ -73,6 +73,7 @@ class SuperLinkProcess:
         self._keys, self._max_bytes = keys, max_bytes
         self._database = folder / "superlink.db"
         self._process: subprocess.Popen[bytes] | None = None
+        self._certificate_time = 0
 
     @property
     def log_file(self) -> Path:
@@ -92,6 +93,7 @@ class SuperLinkProcess:
         """
         make_folder(self.folder)
         self.stop()
+        self._certificate_time = self._read_certificate_time()
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, *self._arguments()],
@@ -117,6 +119,10 @@ class SuperLinkProcess:
         if self._process is None or self._process.poll() is not None:
             return "Flower's SuperLink"
         return "" if self._has_child(_SUPEREXEC) else "Flower's SuperExec"
+
+    def has_new_certificate(self) -> bool:
+        """Return whether the certificate's file was written since the SuperLink read it."""
+        return self._read_certificate_time() != self._certificate_time
 
     def has_server_app(self) -> bool:
         """Return whether the process of a ServerApp is running."""
@@ -293,6 +299,13 @@ class SuperLinkProcess:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
         return _MODULE in command and str(self._database) in command
+
+    def _read_certificate_time(self) -> int:
+        """Return when the certificate's file was written, in ns; the last time if it is missing."""
+        try:
+            return self._tls.certificate.stat().st_mtime_ns if self._tls else 0
+        except FileNotFoundError:  # an operator is replacing it
+            return self._certificate_time
 
     def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()

@@ -50,9 +50,11 @@ class SuperLink:
         self.calls: list[str] = []
         self.nodes: dict[int, Node] = {}
         self._is_up = False
+        self.certificate = self.loaded_certificate = 1
 
     def start(self) -> None:
         self.calls.append("start")
+        self.loaded_certificate = self.certificate
         self._is_up = True
 
     def missing_process(self) -> str:
@@ -60,6 +62,9 @@ class SuperLink:
 
     def has_server_app(self) -> bool:
         return True
+
+    def has_new_certificate(self) -> bool:
+        return self.certificate != self.loaded_certificate
 
     def stop(self) -> None:
         self._is_up = False
@@ -117,9 +122,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 @pytest.fixture
 def serve(tmp_path: Path, clock: Time) -> Serve:
-    def serve(superlink: Any, display: Any, keys: ClientKeys | None = None) -> bool:
+    def serve(
+        superlink: Any,
+        display: Any,
+        keys: ClientKeys | None = None,
+        renew_certificate: Callable[[], object] | None = None,
+    ) -> bool:
         config = RunConfig.of({"out": str(tmp_path)}, "test")
-        return module.serve_run(config, superlink, keys, display)
+        return module.serve_run(config, superlink, keys, display, renew_certificate)
 
     return serve
 
@@ -153,6 +163,38 @@ def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> Non
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run", "reset", "start", "start run"]
     assert "the clock was set by +3600 s; starting again" in display.lines
+
+
+def test_a_renewed_certificate_is_served_while_the_run_goes_on(serve: Serve, clock: Time) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        yield "running", ""
+        clock.seconds += 3600
+        yield "running", ""
+        yield "finished", ""
+
+    def renew() -> None:
+        superlink.certificate += 1
+
+    superlink, display = SuperLink(statuses(), iter([])), Display()
+    assert serve(superlink, display, renew_certificate=renew)
+    assert superlink.calls == ["start", "start run", "start", "start run"]
+    assert "the server's certificate was renewed; starting again" in display.lines
+
+
+def test_a_certificate_that_cannot_be_renewed_is_shown(serve: Serve, clock: Time) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        clock.seconds += 3600
+        yield "running", ""
+        yield "finished", ""
+
+    def renew() -> None:
+        raise SamaraError("ca.key: cannot be read")
+
+    superlink, display = SuperLink(statuses(), iter([])), Display()
+    assert serve(superlink, display, renew_certificate=renew)
+    line = "the server's certificate cannot be renewed: ca.key: cannot be read"
+    assert display.lines.count(line) == 1
+    assert superlink.calls == ["start", "start run"]
 
 
 def test_a_start_that_fails_is_tried_again(serve: Serve) -> None:
