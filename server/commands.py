@@ -152,11 +152,14 @@ def list_keys(run: RunOption) -> None:
     from server.live.keys import KEYS_FOLDER, ClientKeys
 
     table = Table("name", "client", "fingerprint", "created", "revoked")
-    for key in ClientKeys(run / KEYS_FOLDER).read_all():
+    client_keys = ClientKeys(run / KEYS_FOLDER)
+    for key in client_keys.read_all():
         table.add_row(
             key.name, str(key.client), key.fingerprint[:16], key.created, key.revoked or "-"
         )
     Console().print(table)
+    for damage in client_keys.find_damage():
+        print(damage)
 
 
 @app.command()

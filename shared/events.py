@@ -25,6 +25,8 @@ def append_event(file: Path, event: dict[str, Any]) -> None:
 def read_events(file: Path) -> list[dict[str, Any]]:
     """Read the events of a file after cutting it to its last whole line; none if it does not exist.
 
+    A last event that lacks nothing but the end of its line is kept.
+
     Raises:
         SamaraError: if a whole line is no JSON object.
     """
@@ -33,6 +35,7 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     data = file.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
+        whole = data + b"\n" if _is_event(data[len(whole) :]) else whole
         write_durably(file, whole)
     events = []
     for number, line in enumerate(whole.splitlines(), start=1):
@@ -44,6 +47,13 @@ def read_events(file: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise SamaraError(f"{file}:{number}: damaged: {error}; delete the line") from error
     return events
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 class EventFollower:

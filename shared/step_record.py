@@ -4,6 +4,8 @@ An observation is written before its step, so that every recorded step has its o
 whose step was not recorded is ignored on continuing; repeating the step makes the same one again.
 """
 
+import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +13,10 @@ from typing import Any
 
 from shared.errors import SamaraError
 from shared.events import EventFollower, append_event, read_events
+from shared.files import write_durably
 from shared.step_size import Observation, StepSize
+
+log = logging.getLogger("samara")
 
 STEP_SIZE_FILE = "step_size.jsonl"
 _CLIENTS = "clients"
@@ -33,9 +38,12 @@ class RecordedStepSize:
             done: number of steps that were taken.
 
         Raises:
-            SamaraError: if the file is damaged, or lacks one of these steps.
+            SamaraError: if the file is damaged, or lacks one of these steps. Half of the last
+                step's line is replaced by a line without observation instead.
         """
         self.size, self._file = size, file
+        if file:
+            _replace_half_line(file, done)
         events = {event.get("step"): event for event in read_events(file)} if file else {}
         for step in range(1, done + 1):
             if file and step not in events:
@@ -76,6 +84,27 @@ def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
     for event in EventFollower(file).read_new():
         clients_by_step[event["step"]] = [] if list(event) == ["step"] else event.get(_CLIENTS)
     return clients_by_step
+
+
+def _replace_half_line(file: Path, done: int) -> None:
+    """Write the last step without observation if the file ends with half of its line.
+
+    The step itself is in the ledger, so that only the step size misses what was observed.
+    """
+    data = file.read_bytes() if file.exists() else b""
+    end = data.rfind(b"\n") + 1
+    if end == len(data):
+        return
+    steps = {event.get("step") for event in read_events(file)}
+    was_cut = file.stat().st_size == end
+    if was_cut and done not in steps and steps.issuperset(range(1, done)):
+        line = json.dumps({"step": done}) + "\n"
+        write_durably(file, data[:end], line.encode())
+        log.warning(
+            "%s: the line of step %d was cut off; the step size goes on without its observation",
+            file,
+            done,
+        )
 
 
 def _observation(event: Mapping[str, Any], file: Path | None) -> Observation | None:

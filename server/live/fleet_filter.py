@@ -15,7 +15,6 @@ from typing import Any
 
 from server.live.keys import ClientKeys
 from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
-from shared.errors import SamaraError
 from shared.flower_compat import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -77,8 +76,8 @@ class _ValidKeys:
                 keys = self._keys.read_all()
                 self._valid = {key.public_key.encode() for key in keys if not key.revoked}
                 self._stamp = stamp
-        except (SamaraError, OSError):
-            return  # a file is being written, or damaged: the keys that were read stay valid
+        except OSError:
+            return  # the folder cannot be read: the keys that were read stay valid
 
 
 class FleetFilter:

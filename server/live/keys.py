@@ -8,6 +8,7 @@ RUN/keys/NAME.key    the private key, until the operator moves it to the client;
 import hashlib
 import json
 import re
+import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ KEYS_VARIABLE = "SAMARA_KEYS"
 """Environment variable with the folder of the keys, read by the ServerApp; without it any client
 may join."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SETTLED_NANOSECONDS = 1_000_000_000
+_Stamp = tuple[int, int, int]
+"""A file's time of modification, inode and size; any of them changes when it is written."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ def fingerprint_of(public_key: bytes) -> str:
 class ClientKeys:
     """The client keys of a run.
 
-    The files are read at every call, as commands change them while the run goes on.
+    Commands change the files while the run goes on. A file is read again when it has changed, and
+    the folder is searched again when a file was added, replaced or removed, so that the cost of
+    checking one key does not depend on how many are registered. A damaged file refuses the holder
+    of its key alone.
 
     Args:
         folder: folder of the keys; made with the first key.
@@ -73,6 +80,10 @@ class ClientKeys:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._files: dict[Path, tuple[_Stamp, ClientKey | SamaraError]] = {}
+        self._by_public_key: dict[str, ClientKey] = {}
+        # The folder's time of modification; None where it may change again within the same tick.
+        self._settled: int | None = None
 
     def create(self, name: str, gateway: bool = False) -> Path:
         """Make a key pair for a client or a gateway and register its public key.
@@ -141,12 +152,14 @@ class ClientKeys:
         return revoked
 
     def read_all(self) -> list[ClientKey]:
-        """Read all keys, sorted by name.
+        """Read all keys whose files are sound, sorted by name."""
+        self._read_changes()
+        return [key for _, key in self._files.values() if isinstance(key, ClientKey)]
 
-        Raises:
-            SamaraError: if a key's file is damaged.
-        """
-        return [_read(file) for file in sorted(self._folder.glob("*.json"))]
+    def find_damage(self) -> list[str]:
+        """Return what is wrong with each damaged file of a key, with the remedy."""
+        self._read_changes()
+        return [str(error) for _, error in self._files.values() if isinstance(error, SamaraError)]
 
     def modification_stamp(self) -> int:
         """Return a number that changes whenever a key is registered or revoked."""
@@ -181,7 +194,29 @@ class ClientKeys:
 
     def _find(self, public_key: bytes) -> ClientKey | None:
         text = public_key.decode(errors="replace")
-        return next((key for key in self.read_all() if key.public_key == text), None)
+        if self._settled is None or _modification_time(self._folder) != self._settled:
+            self._read_changes()
+        elif key := self._by_public_key.get(text):
+            file = self._file(key.name)
+            if _stamp(file) != self._files[file][0]:  # it was written in place
+                self._read_changes()
+        return self._by_public_key.get(text)
+
+    def _read_changes(self) -> None:
+        """Read the files that were added or have changed since the last call."""
+        now, modified = time.time_ns(), _modification_time(self._folder)
+        files: dict[Path, tuple[_Stamp, ClientKey | SamaraError]] = {}
+        for file in sorted(self._folder.glob("*.json")):
+            if (stamp := _stamp(file)) is None:
+                continue  # it was deleted in the meantime
+            stored = self._files.get(file)
+            files[file] = stored if stored and stored[0] == stamp else (stamp, _read(file))
+        self._files, self._by_public_key = files, {}
+        for _, key in files.values():
+            if isinstance(key, ClientKey):
+                self._by_public_key.setdefault(key.public_key, key)
+        # File systems count time in ticks, so a folder that has just changed is searched again.
+        self._settled = modified if modified < now - _SETTLED_NANOSECONDS else None
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -199,11 +234,34 @@ class ClientKeys:
         write_durably(self._file(key.name), text.encode())
 
 
-def _read(file: Path) -> ClientKey:
+def _read(file: Path) -> ClientKey | SamaraError:
+    """Return the key of a file, or, if the file is damaged, the error that says so."""
     try:
-        return ClientKey(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise SamaraError(f"{file}: damaged: {error}; restore it or create the key anew") from error
+        key = ClientKey(**json.loads(file.read_text(encoding="utf-8")))
+        for name, value in asdict(key).items():
+            if type(value) is not (bool if name == "gateway" else str):
+                raise ValueError(f"{name} is {value!r}")
+        if key.name != file.stem:
+            raise ValueError(f"it holds the key of {key.name}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        remedy = "restore it, or delete it and create the key anew"
+        return SamaraError(f"{file}: damaged: {error}; its key is refused; {remedy}")
+    return key
+
+
+def _modification_time(folder: Path) -> int:
+    """Return a folder's time of modification in nanoseconds; 0 if it does not exist."""
+    stamp = _stamp(folder)
+    return stamp[0] if stamp else 0
+
+
+def _stamp(file: Path) -> _Stamp | None:
+    """Return what changes whenever a file is written; None if it does not exist."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _new_key(used_indices: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:

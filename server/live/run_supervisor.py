@@ -115,6 +115,8 @@ def sync_keys(superlink: SuperLinkProcess, keys: ClientKeys | None, display: Run
         return
     registered = {node.public_key.decode(errors="replace"): node for node in superlink.list_nodes()}
     valid = {key.public_key: key for key in keys.read_all() if not key.revoked}
+    for damage in keys.find_damage():
+        display.show(damage, "yellow")
     for public_key in registered.keys() - valid.keys():
         node = registered[public_key]
         superlink.unregister(node.node)

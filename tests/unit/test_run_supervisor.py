@@ -293,6 +293,19 @@ def test_a_key_that_is_revoked_while_the_run_is_started_is_refused(
     assert display.lines[1:] == ["kitchen may join", "kitchen is refused from now on"]
 
 
+def test_a_damaged_key_file_refuses_its_key_and_not_the_server(
+    serve: Serve, tmp_path: Path
+) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    keys.create("garage")
+    keys.create("kitchen")
+    (tmp_path / "keys" / "garage.json").write_text("{")
+    superlink, display = SuperLink(iter([("finished", "")]), iter([])), Display()
+    assert serve(superlink, display, keys)
+    assert "garage.json: damaged: " in display.lines[1]
+    assert "kitchen may join" in display.lines
+
+
 def test_a_run_that_another_process_serves_is_refused_until_that_dies(
     serve: Serve, tmp_path: Path
 ) -> None:

@@ -2,10 +2,15 @@
 
 import asyncio
 import io
+import json
+import os
 import ssl
 import stat
+import time
 import tomllib
 import zipfile
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +93,81 @@ def test_a_name_is_used_once_and_only_a_registered_key_is_revoked(tmp_path: Path
         keys.create("kitchen")
     with pytest.raises(SamaraError, match="there is no key garage"):
         keys.revoke("garage")
-    (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(SamaraError, match=r"broken.json: damaged"):
-        keys.read_all()
+
+
+@pytest.mark.parametrize("content", ["{}", "", "[" * 10**5, '{"name": 1, "public_key": 2'])
+def test_a_damaged_key_file_refuses_its_key_alone(content: str, tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path)
+    keys.create("garage")
+    keys.create("kitchen")
+    garage, kitchen = keys.read_all()
+    (tmp_path / "garage.json").write_text(content)
+    assert "is not registered here" in keys.refusal_reason(garage.public_key.encode())
+    assert keys.refusal_reason(kitchen.public_key.encode()) == ""
+    assert keys.read_all() == [kitchen]
+    [damage] = keys.find_damage()
+    assert "garage.json: damaged: " in damage
+    assert "restore it, or delete it and create the key anew" in damage
+    keys.create("cellar")
+    assert [key.name for key in keys.read_all()] == ["cellar", "kitchen"]
+    (tmp_path / "garage.json").write_text(json.dumps(asdict(garage)))
+    assert keys.refusal_reason(garage.public_key.encode()) == ""
+    assert keys.find_damage() == []
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_change_of_a_key_is_noticed_at_the_next_check(settled: bool, tmp_path: Path) -> None:
+    """A folder that has changed within the last second is searched at each check."""
+    keys = ClientKeys(tmp_path)
+
+    def let_time_pass() -> None:
+        if settled:
+            long_ago = time.time() - 100.0
+            for path in (*tmp_path.iterdir(), tmp_path):
+                os.utime(path, (long_ago, long_ago))
+
+    keys.create("kitchen")
+    [kitchen] = keys.read_all()
+    for _ in range(2):
+        let_time_pass()
+        assert keys.refusal_reason(kitchen.public_key.encode()) == ""
+    ClientKeys(tmp_path).revoke("kitchen")
+    assert "was revoked" in keys.refusal_reason(kitchen.public_key.encode())
+    let_time_pass()
+    (tmp_path / "kitchen.json").write_text(json.dumps(asdict(kitchen)))  # in place
+    assert keys.refusal_reason(kitchen.public_key.encode()) == ""
+    let_time_pass()
+    (tmp_path / "kitchen.json").unlink()
+    assert "is not registered here" in keys.refusal_reason(kitchen.public_key.encode())
+
+
+def test_the_cost_of_a_check_does_not_grow_with_the_number_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are counted and not seconds: a check looks at the folder and at its own file."""
+    keys = ClientKeys(tmp_path)
+    for number in range(20):
+        keys.create(f"client-{number}")
+    long_ago = time.time() - 100.0
+    os.utime(tmp_path, (long_ago, long_ago))
+    public_keys = [key.public_key.encode() for key in keys.read_all()]
+    looks = Counter[str]()
+
+    def count(name: str) -> None:
+        method = getattr(Path, name)
+
+        def counted(path: Path, *args: Any, **options: Any) -> Any:
+            looks[name] += 1
+            return method(path, *args, **options)
+
+        monkeypatch.setattr(Path, name, counted)
+
+    for name in ("stat", "read_text", "glob"):
+        count(name)
+    for public_key in public_keys:
+        assert keys.refusal_reason(public_key) == ""
+        assert not keys.is_gateway(public_key)
+    assert looks == {"stat": 4 * len(public_keys)}
 
 
 def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import SamaraError
-from shared.step_record import RecordedStepSize
+from shared.step_record import RecordedStepSize, read_observed_clients
 from shared.step_size import (
     FIRST_SHARE,
     MOST_AT_ONCE,
@@ -235,6 +235,58 @@ def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:
     again.record(replace(CALM, loss=0.7 - 0.001 * 29, learning_rate=again.size.learning_rate))
     assert again.size == record.size
     assert RecordedStepSize(StepSize(STEPS), file, 30).size == record.size
+
+
+def cut_record(file: Path, steps: int, length: int) -> list[str]:
+    """Record steps, and cut the last line to this many bytes; return the whole lines before."""
+    record = RecordedStepSize(StepSize(STEPS), file)
+    for step in range(steps):
+        record.record(
+            replace(CALM, loss=0.7 - 0.001 * step, learning_rate=record.size.learning_rate)
+        )
+    *before, last = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(before) + last[:length])
+    return before
+
+
+def test_half_a_line_of_a_step_in_the_ledger_is_recovered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "record.jsonl"
+    before = cut_record(file, 5, 30)
+    recovered = RecordedStepSize(StepSize(STEPS), file, 5)
+    assert recovered.size.done == 5
+    assert f"{file}: the line of step 5 was cut off" in caplog.text
+    assert file.read_text() == "".join(before) + '{"step": 5}\n'
+    assert read_observed_clients(file)[5] == []
+    recovered.record(CALM)
+    assert RecordedStepSize(StepSize(STEPS), file, 6).size == recovered.size
+    assert caplog.text.count("cut off") == 1
+
+
+def test_half_a_line_of_a_step_that_is_repeated_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    before = cut_record(file, 5, 30)
+    assert RecordedStepSize(StepSize(STEPS), file, 4).size.done == 4
+    assert file.read_text() == "".join(before)
+
+
+def test_half_a_line_does_not_stand_for_two_steps(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    cut_record(file, 5, 30)
+    with pytest.raises(SamaraError, match="lacks step 5 of 6"):
+        RecordedStepSize(StepSize(STEPS), file, 6)
+
+
+def test_an_observation_that_lacks_the_end_of_its_line_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    cut_record(file, 5, -1)
+    expected = RecordedStepSize(StepSize(STEPS))
+    for step in range(5):
+        expected.record(
+            replace(CALM, loss=0.7 - 0.001 * step, learning_rate=expected.size.learning_rate)
+        )
+    assert RecordedStepSize(StepSize(STEPS), file, 5).size == expected.size
 
 
 def test_a_record_that_lacks_a_step_or_is_damaged_is_refused(tmp_path: Path) -> None:
