@@ -238,9 +238,11 @@ def main() -> None:
     print(f"{half:,} frames to decoders: {dict(outcomes)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         ways, rounds, resident = attack_strategy(half, arguments.seed, Path(name))
+        files = sum(file.stat().st_size for file in Path(name).rglob("*") if file.is_file())
     print(f"{sum(ways.values()):,} frames to the strategy in {rounds:,} rounds: {dict(ways)}")
     megabytes = [round(size / 2**20) for size in resident]
     print(f"none folded, nothing raised; resident MiB by tenths of the rounds: {megabytes}")
+    print(f"{files // rounds:,} bytes of files a round")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tempfile
 from base64 import b64encode
 from collections import Counter
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType
 
 from benchmarks.faults.hostile_clients import HONEST, PROCESSES
 from benchmarks.faults.live_run import LiveRun
@@ -44,7 +45,9 @@ from shared.flower_compat import (
     message_to_proto,
     set_message_id,
 )
+from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
+from shared.wire import RECORD
 
 PUSHES = 20
 """Messages that a hostile device sends beside each reply."""
@@ -140,7 +143,11 @@ class MalformedDevice(Device):
         beside = [reply_of(sound) for _ in range(PUSHES)]
         way = len(self._asked) % (len(BROKEN) + 2) - 1  # beginning with the first
         if way == len(BROKEN):
-            self._count("forged_metadata")
+            self._count("forged_sender")
+            frame = sound.content.config_records[RECORD]["frame"]
+            assert isinstance(frame, bytes), "a toy device answers with a frame"
+            report = replace(Report.decode(frame), client=self._device + 1)
+            sound.content[RECORD] = ConfigRecord({"frame": report.encode()})
             sound.metadata.__dict__["_src_node_id"] = self.victim
             sound.metadata.__dict__["_reply_to_message_id"] = self._asked[0]
             self._push_reply(node, run, reply_of(sound), message.metadata.message_id)
