@@ -18,13 +18,15 @@ from server.live.keys import KEYS_VARIABLE, ClientKeys
 from server.live.server_log import write_server_log
 from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
+from server.rounds.clusters import cluster_folder, cluster_id
 from server.rounds.event_log import count_scalars
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
-from server.store import RunStore, write_result
+from server.store import LEDGER_FOLDER, RunStore, read_layout, write_result
 from server.transport.blob_sender import BlobSender
 from server.transport.clock import Clock
 from server.transport.deadline_grid import DeadlineGrid, prepare_grid
+from server.transport.quorum import Quorum, RunIdentity
 from server.transport.roster import Roster
 from shared import DISTRIBUTION
 from shared.basis import read_basis
@@ -36,6 +38,7 @@ from shared.features import check_features
 from shared.files import write_durably
 from shared.frames.instructions import GLOBAL_TRACK, Split
 from shared.layout import Layout
+from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
@@ -95,11 +98,12 @@ def serve(
     started = time.monotonic()
     keys_folder = os.environ.get(KEYS_VARIABLE)
     keys = ClientKeys(Path(keys_folder)) if keys_folder else None
-    roster = Roster(keys, BlobSender.for_run(config, BlobStore()))
+    quorum = Quorum(config, partial(_is_stored, config))
+    roster = Roster(keys, BlobSender.for_run(config, BlobStore()), quorum)
     late_exchanges = max(1, config.cohort.late_rounds)
     grid = DeadlineGrid(prepare_grid(grid, keys), late_exchanges, clock=clock)
     grid.while_waiting = partial(roster.send_blobs, grid)
-    layout = _await_layout(grid, config, roster, patient)
+    layout = _await_layout(grid, config, roster, quorum, patient)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
@@ -165,28 +169,57 @@ def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
         log.warning("%s is not written, so no run can begin with this one: %s", file, error)
 
 
-def _await_layout(grid: DeadlineGrid, config: RunConfig, roster: Roster, patient: bool) -> Layout:
-    """Wait for as many nodes as the run begins with; return the layout of those that take part.
+def _await_layout(
+    grid: DeadlineGrid, config: RunConfig, roster: Roster, quorum: Quorum, patient: bool
+) -> Layout:
+    """Wait until clients have decided what the run is; return the layout of those that take part.
 
     Raises:
-        SamaraError: if no connected client can take part, unless `patient`.
+        SamaraError: if no connected client can take part, or their hellos decide nothing until the
+            deadline, unless `patient`.
     """
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
     next_log = 0.0
     while True:
         connected = len(grid.connected_nodes())
-        if connected >= wanted or (connected and time.monotonic() > end):
+        quorum.is_late = time.monotonic() > end
+        if connected >= wanted or (connected and quorum.is_late):
             roster.request_hellos(grid, config.cohort.timeout)
             if roster.layout is not None:
                 return roster.layout
-            if roster.refusal_reasons and not patient:
+            undecided = (
+                f"{roster.undecided_hellos} clients have introduced themselves, and no "
+                f"{quorum.size} of them, and more than half, alike (cohort.quorum)"
+            )
+            if not patient and roster.undecided_hellos and quorum.is_late:
+                raise SamaraError(f"the run cannot begin: {undecided}")
+            if not patient and roster.refusal_reasons and not roster.undecided_hellos:
                 reasons = "; ".join(roster.refusal_reasons)
                 raise SamaraError(f"no client can take part: {reasons}")
         if time.monotonic() > next_log:
             log.info("waiting for %d clients; %d are connected", wanted, connected)
+            if roster.undecided_hellos:
+                log.info("the run is not decided: %s", undecided)
             next_log = time.monotonic() + _LOG_SECONDS
         time.sleep(_POLL_SECONDS)
+
+
+def _is_stored(config: RunConfig, identity: RunIdentity) -> bool:
+    """Return whether the folder that the operator named holds a run of this identity."""
+    if not config.out:
+        return False
+    config = config.among(identity.client_count) if identity.client_count else config
+    folder, run_id = Path(config.out), run_id_of(config, identity.layout, identity.model_id)
+    if config.method == "cluster":
+        ledger, run_id = cluster_folder(folder, 0) / LEDGER_FOLDER, cluster_id(run_id, 0)
+    else:
+        ledger = folder / LEDGER_FOLDER
+    try:
+        is_same_layout = read_layout(folder).hash == identity.layout.hash
+        return is_same_layout and read_header(ledger).run_id == run_id
+    except SamaraError:
+        return False  # there is no run yet, or a damaged one, which opening it repairs or refuses
 
 
 def _result(

@@ -191,6 +191,37 @@ class CohortSettings(Section):
         "join",
         ge=1,
     )
+    quorum: int = setting(
+        0,
+        "clients that must introduce themselves with the same layout, base model and number of "
+        "clients before a run begins; they must also be more than half of those that have "
+        "introduced themselves. 0 is more than half of the clients waited for, and two after "
+        "`cohort.timeout`. A run that goes on in its folder needs one client of the same run",
+        identity=False,
+        ge=0,
+    )
+    layout_hash: Text = setting(
+        "",
+        "`layout_hash` of the run, as `result.json` has it; clients with another are refused. "
+        "Empty leaves the layout to the quorum",
+        identity=False,
+        pattern="^([0-9a-f]{64})?$",
+    )
+    model_id: Text = setting(
+        "",
+        "`model_id` of the base model, as `result.json` has it; clients with another are refused. "
+        "Empty leaves it to the quorum",
+        identity=False,
+        pattern="^([0-9a-f]{64})?$",
+    )
+    most_elements: int = setting(
+        2**25,
+        "most trained numbers of a layout from the network; the server allocates eight bytes for "
+        "each, several times",
+        identity=False,
+        ge=1,
+        le=2**30,
+    )
     minimum: int = setting(
         1,
         "reports below which a round changes nothing; a cluster with fewer clients needs them all",

@@ -21,6 +21,7 @@ from server.transport.messages import (
     make_message,
     read_frame,
 )
+from server.transport.quorum import Quorum, RunIdentity
 from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import Split
@@ -35,6 +36,7 @@ _POLL_SECONDS = 0.5
 _HELLO_SECONDS = 300.0
 _REFUSED_SECONDS = 300.0
 _MAX_FACTS = 16_384
+_MAX_LAYOUT = 2**20
 
 
 @dataclass
@@ -76,10 +78,11 @@ class Roster:
     Args:
         keys: client keys of the run; None admits clients without a key.
         blobs: sender of the files that clients lack; by default the run has none.
+        quorum: rule by which hellos decide what the run is; None lets the first one decide.
 
     Attributes:
         entries: entries by Flower node id.
-        layout: layout of the adapter, the same for all clients; None before the first hello.
+        layout: layout of the adapter, the same for all clients; None until it is decided.
         model_id: id of the base model, the same for all clients.
         client_count: number of clients that the data set is divided among; 0 if every client has
             its own data.
@@ -88,12 +91,19 @@ class Roster:
 
     most_clients: int | None = None
 
-    def __init__(self, keys: ClientKeys | None = None, blobs: BlobSender | None = None) -> None:
+    def __init__(
+        self,
+        keys: ClientKeys | None = None,
+        blobs: BlobSender | None = None,
+        quorum: Quorum | None = None,
+    ) -> None:
         self.entries: dict[int, RosterEntry] = {}
         self.layout: Layout | None = None
         self.model_id = b""
         self.client_count = 0
-        self._keys, self._blobs = keys, blobs or BlobSender({})
+        self._keys, self._blobs, self._quorum = keys, blobs or BlobSender({}), quorum
+        # Clients that introduced themselves before it was decided what the run is, by node.
+        self._introduced: dict[int, tuple[RosterEntry, RunIdentity]] = {}
         self._hello_requests: dict[str, int] = {}  # node by message id
         self._lost_hellos: set[int] = set()  # nodes for which it was logged
         # Reason, and when the node may try again (monotonic seconds), by node.
@@ -104,13 +114,18 @@ class Roster:
         """The reasons for which connected nodes are refused."""
         return [reason for reason, _ in self._refused.values()]
 
+    @property
+    def undecided_hellos(self) -> int:
+        """The number of clients whose hellos do not yet decide what the run is."""
+        return len(self._introduced)
+
     def request_hellos(self, grid: Grid, timeout: float) -> None:
         """Request a hello of every new node, and take in the hellos that have arrived.
 
-        The first hello, in order of client index, decides layout, base model and number of
-        clients of the run. A client with others is refused for some minutes. Hellos are waited
-        for only while the roster is empty; late ones are taken in at the next call. A client that
-        lacks a blob is sent it, and its hello is requested again when it has it.
+        A quorum of equal hellos decides layout, base model and number of clients of the run. A
+        client with others is refused for some minutes. Hellos are waited for only while there is
+        none; late ones are taken in at the next call. A client that lacks a blob is sent it, and
+        its hello is requested again when it has it.
 
         Args:
             grid: Flower's grid.
@@ -122,7 +137,8 @@ class Roster:
             if reason := self._key_refusal(public_key):
                 self._refuse(node, reason)
         self._send_blobs(grid, nodes)
-        known = self.entries.keys() | self._refused.keys() | set(self._hello_requests.values())
+        known = self.entries.keys() | self._introduced.keys() | self._refused.keys()
+        known |= set(self._hello_requests.values())
         new = [node for node in nodes if node not in known and node not in self._blobs.nodes]
         if new:
             seconds = max(timeout, _HELLO_SECONDS)
@@ -131,12 +147,14 @@ class Roster:
                 for node in new
             ]
             self._hello_requests |= zip(grid.push_messages(messages), new, strict=True)
-        end = time.monotonic() + (0 if self.entries else min(timeout, _HELLO_SECONDS))
+        has_hellos = self.entries or self._introduced
+        end = time.monotonic() + (0 if has_hellos else min(timeout, _HELLO_SECONDS))
         while self._hello_requests:
             self._receive_hellos(grid.pull_messages(list(self._hello_requests)), nodes)
             if not self._hello_requests or time.monotonic() > end:
                 break
             time.sleep(_POLL_SECONDS)
+        self._admit_introduced()
 
     def send_blobs(self, grid: Grid) -> None:
         """Go on with the transfers of blobs that clients lack; this does not wait."""
@@ -178,6 +196,7 @@ class Roster:
         gone = self.entries.keys() - nodes.keys()
         for node in gone:
             del self.entries[node]
+        self._introduced = {node: i for node, i in self._introduced.items() if node in nodes}
         self._hello_requests = {i: n for i, n in self._hello_requests.items() if n in nodes}
         self._lost_hellos &= nodes.keys()
         now = time.monotonic()
@@ -209,7 +228,7 @@ class Roster:
                 self._refuse(node, str(error))
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
             try:
-                self._admit(hello, node, nodes[node])
+                self._introduced[node] = self._introduction(hello, node, nodes[node])
             except SamaraError as error:
                 self._refuse(node, f"client {hello.client}: {error}")
 
@@ -227,38 +246,66 @@ class Roster:
         for node, reason in self._blobs.advance(grid, nodes).items():
             self._refuse(node, reason)
 
-    def _admit(self, hello: Hello, node: int, public_key: bytes) -> None:
-        """Add the client of a hello to the roster.
+    def _introduction(
+        self, hello: Hello, node: int, public_key: bytes
+    ) -> tuple[RosterEntry, RunIdentity]:
+        """Return the entry that the sender of a hello would get, and what it says of the run.
 
         Raises:
             SamaraError: if it may not take part, with the reason.
         """
+        if self._keys:
+            self._keys.check(public_key, hello.client)
+        if len(hello.layout) > _MAX_LAYOUT:
+            raise SamaraError(f"the layout in its hello is longer than {_MAX_LAYOUT} characters")
         layout = decode_foreign(Layout.from_json, hello.layout)
         facts = decode_foreign(_parse_facts, hello.facts)
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")
-        if self.layout is None:
-            self.layout, self.model_id, self.client_count = layout, hello.model_id, client_count
-        if layout.hash != self.layout.hash:
-            raise SamaraError(
-                f"its layout {layout.hash.hex()[:12]} is not this run's "
-                f"{self.layout.hash.hex()[:12]}; give it the same model and adapter settings"
-            )
-        if hello.model_id != self.model_id:
-            raise SamaraError("its base model is not this run's; give it the same model files")
-        if client_count != self.client_count:
-            raise SamaraError(
-                f"its data set is divided among {client_count} clients, that of this run among "
-                f"{self.client_count}; give all clients the same num-partitions"
-            )
-        if any(entry.client == hello.client for entry in self.entries.values()):
+        others = [entry for entry, _ in self._introduced.values()] + list(self.entries.values())
+        if any(entry.client == hello.client for entry in others):
             raise SamaraError("another node is already this client; give each its own index")
-        if self._keys:
-            self._keys.check(public_key, hello.client)
-        self.entries[node] = RosterEntry(
-            node, hello.client, hello.examples, hello.round, facts, public_key
-        )
+        identity = RunIdentity(layout, hello.model_id, client_count)
+        if self._quorum and self.layout is None:
+            self._quorum.check(identity)
+        entry = RosterEntry(node, hello.client, hello.examples, hello.round, facts, public_key)
+        return entry, identity
+
+    def _admit_introduced(self) -> None:
+        """Admit or refuse the clients that have introduced themselves once the run is decided."""
+        if self.layout is None:
+            introductions = sorted(self._introduced.values(), key=lambda pair: pair[0].client)
+            identities = [identity for _, identity in introductions]
+            decision = (
+                self._quorum.decide(identities) if self._quorum else next(iter(identities), None)
+            )
+            if decision is None:
+                return
+            self.layout, self.model_id = decision.layout, decision.model_id
+            self.client_count = decision.client_count
+        introduced, self._introduced = self._introduced, {}
+        for node, (entry, identity) in introduced.items():
+            if reason := self._difference(identity, self.layout):
+                self._refuse(node, f"client {entry.client}: {reason}")
+            else:
+                self.entries[node] = entry
+
+    def _difference(self, identity: RunIdentity, layout: Layout) -> str:
+        """Return why a client does not fit this run, whose layout is given; empty if it does."""
+        if identity.layout.hash != layout.hash:
+            return (
+                f"its layout {identity.layout.hash.hex()[:12]} is not this run's "
+                f"{layout.hash.hex()[:12]}; give it the same model and adapter settings"
+            )
+        if identity.model_id != self.model_id:
+            return "its base model is not this run's; give it the same model files"
+        if identity.client_count != self.client_count:
+            return (
+                f"its data set is divided among {identity.client_count} clients, that of this run "
+                f"among {self.client_count}; give all clients the same num-partitions"
+            )
+        return ""
 
     def _key_refusal(self, public_key: bytes) -> str:
         """Return why the holder of a key may not take part; empty if it may."""
@@ -268,6 +315,7 @@ class Roster:
         """Refuse a node for some minutes; the reason is logged unless it is the same as before."""
         reason = cut_foreign_text(reason)
         self.entries.pop(node, None)
+        self._introduced.pop(node, None)
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
