@@ -1,5 +1,6 @@
 """The commands that serve, show and verify runs."""
 
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,18 @@ import typer
 if TYPE_CHECKING:
     from shared.config import RunConfig
 
-app = typer.Typer(help="Serve runs, show and verify them.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 keys = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
+
+
+@app.callback()
+def server() -> None:
+    """Serve runs, show and verify them."""
+    os.umask(0o077)  # a run's files are for its owner, also those of Flower's processes
 
 
 @app.command()
@@ -58,8 +65,10 @@ def up(
     from shared.blobs import publish_blobs
     from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
     from shared.features import check_features
+    from shared.files import make_private_folder
 
     run = run.resolve()
+    make_private_folder(run)
     config = publish_blobs(_read_config(run, scenario, settings or []), BlobStore())
     check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
     console = Console()

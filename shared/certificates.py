@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shared.errors import SamaraError
-from shared.files import make_folder, write_durably
+from shared.files import make_folder, write_durably, write_secret
 
 CERTIFICATES_FOLDER = "certificates"
 _AUTHORITY = "Samara run"
@@ -191,15 +191,12 @@ def _key_usage(is_authority: bool) -> x509.KeyUsage:
 
 def _new_key(file: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP256R1())
-    file.touch(0o600, exist_ok=True)
-    file.chmod(0o600)
-    file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
+    write_secret(file, secret)
     return key
 
 

@@ -86,6 +86,27 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
+def make_private_folder(folder: Path) -> None:
+    """Create a folder as `make_folder` does, and let only its owner use it, also if it exists.
+
+    Raises:
+        OSError: if writing fails, or the folder belongs to another user.
+    """
+    make_folder(folder)
+    folder.chmod(0o700)
+
+
+def write_secret(path: Path, secret: bytes) -> None:
+    """Write a file that only its owner may read, at no moment with other permissions.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    path.touch(0o600, exist_ok=True)
+    path.chmod(0o600)
+    path.write_bytes(secret)
+
+
 def read_safetensors_metadata(data: bytes, key: str) -> dict[str, Any]:
     """Return the JSON object under a key of the metadata of a safetensors file.
 

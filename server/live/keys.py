@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
-from shared.files import make_folder, write_durably
+from shared.files import make_folder, write_durably, write_secret
 from shared.signing import normalize_public_key
 
 KEYS_FOLDER = "keys"
@@ -104,9 +104,7 @@ class ClientKeys:
         )
         make_folder(self._folder)
         secret_file = self._folder / f"{name}.key"
-        secret_file.touch(0o600, exist_ok=True)
-        secret_file.chmod(0o600)
-        secret_file.write_bytes(secret)
+        write_secret(secret_file, secret)
         self._write(ClientKey(name, public.decode(), _now(), gateway=gateway))
         return secret_file
 

@@ -1,16 +1,22 @@
-"""Flower's SuperLink, with its control and runtime APIs for this machine only.
+"""Flower's SuperLink, with its control and runtime APIs for the processes of this run only.
 
 A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API that
 starts runs and registers keys, and the runtime API for the processes that run apps. Without an
 account service Flower lets anybody use the last two, and a run is code that this machine and every
 client execute. ``python -m server.live.superlink`` is ``flower-superlink`` with an `AccessFilter`
-in front of it.
+in front of it, which wants a secret of whoever uses the control API: a request from this machine's
+own address may come from elsewhere, through a forwarder or an SSH tunnel. Flower's SuperExec, which
+fetches tasks from the runtime API, signs with the same secret, and the processes of tasks have
+tokens of Flower's.
 """
 
+import hmac
 import ipaddress
 import logging
 import os
 import resource
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,10 @@ RUN_ERROR = "the run cannot go on: "
 """The beginning of the text of a ServerApp's exception that would be raised again."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 """Environment variable with the most bytes of a request of a client."""
+SECRET_VARIABLE = "SAMARA_CONTROL_SECRET"
+"""Environment variable with the file of the secret that opens the control API."""
+SECRET_HEADER = "samara-control-secret"
+"""Header of a request to the control API, with the secret."""
 FILTER_PATH = "/samara/access-filter"
 """Path that the filter itself answers, which shows that it is in front of the SuperLink."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
@@ -37,6 +47,7 @@ _WATCHED_PATHS = (_SENT_PATH, _FETCHED_PATH, "/v1/control/start-run")
 _MAX_LOG_LINES = 1000
 _MAX_PATH = 100
 _OPEN_PATHS = (_FLEET_PATH, "/health", FILTER_PATH)
+_NO_SECRET_PATHS = (*_OPEN_PATHS, "/v1/runtime/")
 
 log = logging.getLogger("samara.server")
 
@@ -65,10 +76,14 @@ class AccessFilter:
         app: the ASGI app that gets the other requests.
         max_bytes: most bytes of a request to the fleet API.
         keys: client keys of the run; None lets any node send.
+        secret: secret that opens the control API; empty keeps it closed.
     """
 
-    def __init__(self, app: Any, max_bytes: int, keys: ClientKeys | None = None) -> None:
+    def __init__(
+        self, app: Any, max_bytes: int, keys: ClientKeys | None = None, secret: bytes = b""
+    ) -> None:
         requests = OpenRequests(max_bytes)
+        self._secret = secret
         self._app, self._requests = app, requests
         self._fleet = FleetFilter(app, max_bytes, keys, requests)
         self._logged: set[tuple[str, str]] = set()
@@ -93,11 +108,20 @@ class AccessFilter:
             except RejectedRequestError as error:
                 status = error.status
                 self._log_once(host, error.reason)
+        elif not path.startswith(_NO_SECRET_PATHS) and not self._has_secret(scope):
+            self._log_once(
+                host, f"requested {path[:_MAX_PATH]!r} without the secret of this run: refused"
+            )
         else:
             await self._watch(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
+
+    def _has_secret(self, scope: Any) -> bool:
+        """Return whether a request carries the secret that opens the control API."""
+        secret = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
+        return bool(self._secret) and hmac.compare_digest(secret, self._secret)
 
     async def _watch(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass on a request of this machine, and note what the ServerApp sends and fetches."""
@@ -156,11 +180,17 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
     # a line for every request of every client would fill the disk
     limits |= {"ws": "none", "access_log": False}
-    serve(AccessFilter(app, int(os.environ[MAX_BYTES_VARIABLE]), keys), **settings | limits)
+    secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()
+    max_bytes = int(os.environ[MAX_BYTES_VARIABLE])
+    serve(AccessFilter(app, max_bytes, keys, secret), **settings | limits)
 
 
 def main() -> None:
-    """Run ``flower-superlink`` with this process's arguments, in the run's folder for Flower."""
+    """Run ``flower-superlink`` in the run's folder for Flower, and ``flower-superexec`` beside it.
+
+    The arguments are those of the former, ``--``, and those of the latter. Left to itself, the
+    SuperLink would start a SuperExec without a secret, and hand out tasks to anybody.
+    """
     import uvicorn
 
     from shared.flower_compat import flower_superlink
@@ -168,6 +198,10 @@ def main() -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     uvicorn.run = partial(_serve_filtered, uvicorn.run)
+    separator = sys.argv.index("--")
+    superexec = ["flower-superexec", *sys.argv[separator + 1 :], "--parent-pid", str(os.getpid())]
+    del sys.argv[separator:]
+    subprocess.Popen(superexec, stdin=subprocess.DEVNULL)  # ends with this process
     with write_server_log(Path.cwd().parent):
         flower_superlink()
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -9,16 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from server.live.keys import KEYS_VARIABLE
-from server.live.superlink import FILTER_PATH, LIVE_VARIABLE, MAX_BYTES_VARIABLE
+from server.live.superlink import (
+    FILTER_PATH,
+    LIVE_VARIABLE,
+    MAX_BYTES_VARIABLE,
+    SECRET_HEADER,
+    SECRET_VARIABLE,
+)
 from shared.certificates import TlsFiles
 from shared.config import RunConfig
 from shared.errors import SamaraError
-from shared.files import make_folder
+from shared.files import make_private_folder, write_secret
 
 if TYPE_CHECKING:
     from shared.flower_compat import ControlHttpClient
@@ -72,6 +79,7 @@ class SuperLinkProcess:
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
         self._keys, self._max_bytes = keys, max_bytes
         self._database = folder / "superlink.db"
+        self._secret_file = folder / "control.secret"
         self._process: subprocess.Popen[bytes] | None = None
         self._certificate_time = 0
 
@@ -91,8 +99,11 @@ class SuperLinkProcess:
         Raises:
             SamaraError: if it does not start, for example because the port is taken.
         """
-        make_folder(self.folder)
+        make_private_folder(self.folder)
         self.stop()
+        write_secret(self._secret_file, secrets.token_hex(32).encode())
+        for file in self.folder.glob(f"{self._database.name}*"):
+            file.chmod(0o600)  # of an earlier version
         self._certificate_time = self._read_certificate_time()
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
@@ -232,7 +243,10 @@ class SuperLinkProcess:
             f"127.0.0.1:{self._port}",
             insecure=self._tls is None,
             root_certificates=self._tls.authority.read_bytes() if self._tls else None,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                _SecretInterceptor(self._secret_file.read_text()),
+            ],
         )
         try:
             yield client
@@ -262,9 +276,19 @@ class SuperLinkProcess:
             return False
 
     def _arguments(self) -> list[str]:
+        """Return the arguments of the SuperLink, ``--``, and those of its SuperExec."""
+        superexec = ["--runtime-api-address", f"127.0.0.1:{self._port}"]
+        superexec += ["--superexec-auth-secret-file", str(self._secret_file)]
+        superexec += (
+            ["--root-certificates", str(self._tls.authority)] if self._tls else ["--insecure"]
+        )
+        return [*self._superlink_arguments(), "--", *superexec]
+
+    def _superlink_arguments(self) -> list[str]:
         arguments = ["--host", self._host, "--port", str(self._port)]
         arguments += ["--database", str(self._database)]
-        arguments += ["--disable-runtime-dependency-installation"]
+        arguments += ["--disable-runtime-dependency-installation", "--isolation", "process"]
+        arguments += ["--superexec-auth-secret-file", str(self._secret_file)]
         if self._tls is None:
             return [*arguments, "--insecure"]
         return [
@@ -285,6 +309,7 @@ class SuperLinkProcess:
                 "FLWR_HOME": str(self.folder),
                 LIVE_VARIABLE: "1",
                 MAX_BYTES_VARIABLE: str(self._max_bytes),
+                SECRET_VARIABLE: str(self._secret_file),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
                 "FLWR_TELEMETRY_ENABLED": "0",
@@ -310,6 +335,18 @@ class SuperLinkProcess:
     def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it printed nothing"
+
+
+class _SecretInterceptor:
+    """An interceptor that adds the secret of the control API to each request."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Send a request with the secret."""
+        context.request.headers[SECRET_HEADER] = self._secret
+        return call_next(context)
 
 
 def _signal(process: psutil.Process, kill: bool) -> None:

@@ -1,7 +1,11 @@
 """A handful of what the scripts in benchmarks/ do to live runs at length."""
 
+import os
+import socket
+import stat
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.faults import malformed_messages
@@ -9,7 +13,17 @@ from benchmarks.faults.absence import catch_up
 from benchmarks.faults.hostile_clients import attack
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
 from benchmarks.faults.server_kill import kill_in_process, kill_live
+from server.live.superlink_process import SuperLinkProcess
 from server.store import METRICS_FILE
+from shared.certificates import make_certificates, renew_certificate
+from shared.flower_compat import (
+    AcquireTaskRequest,
+    ControlHttpClient,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    TaskType,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +47,48 @@ def test_malformed_messages_of_flowers_end_nothing_and_store_nothing(short: Path
     assert malformed_messages.MalformedDevice.sent.total() == 2 * (malformed_messages.PUSHES + 1)
     assert footprint.database < 8 * 1024
     assert footprint.logs < 64
+
+
+def test_only_the_server_itself_starts_runs_and_fetches_tasks(tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "certificates", [])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "keys").mkdir()
+    folder = tmp_path / "flower"
+    superlink = SuperLinkProcess(folder, "127.0.0.1", port, tls, 2**20, tmp_path / "keys")
+    before = os.umask(0o077)
+    try:
+        superlink.start()
+        assert superlink.missing_process() == ""
+        assert superlink.list_nodes() == []
+        authority = tls.authority.read_bytes()
+        version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        with (
+            ControlHttpClient.from_server_address(
+                f"127.0.0.1:{port}", False, authority, [version]
+            ) as control,
+            pytest.raises(httpx.HTTPStatusError, match="403"),
+        ):
+            control.StartRun(StartRunRequest())
+        with (
+            RuntimeHttpClient.from_server_address(
+                f"127.0.0.1:{port}", False, authority, [version]
+            ) as runtime,
+            pytest.raises(httpx.HTTPStatusError, match="401"),
+        ):
+            runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        renew_certificate(tmp_path / "certificates")
+        assert superlink.has_new_certificate()
+        superlink.start()
+        assert superlink.list_nodes() == []
+        assert not superlink.has_new_certificate()
+    finally:
+        os.umask(before)
+        superlink.stop()
+    database = folder / "superlink.db"
+    assert stat.S_IMODE(database.stat().st_mode) == stat.S_IMODE(superlink.log_file.stat().st_mode)
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
 def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:
