@@ -1,12 +1,17 @@
 """The settings that a run chooses by itself, by rules that hold for every data set and model.
 
-A scenario that leaves `adapter.layers`, `steps` or `batch` open gets the values that measurements
-on several data sets and models led to (docs/step-size.md). They follow from the settings alone, so
-server and clients agree on them, and a run that sets the same values is the same run.
+A scenario that leaves `adapter.layers`, `steps`, `queries` or `batch` open gets the values that
+measurements on several data sets and models led to (docs/step-size.md). They follow from the
+settings and the task alone, and a run that sets the same values is the same run.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from shared.errors import TaskError
+from shared.sections import EMBEDDED_DATA
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 AUTO = "auto"
 READOUT = "readout"
@@ -14,7 +19,8 @@ INNER = "top:1"
 """The adapted layers where a readout alone is not possible."""
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
-OPEN: dict[str, str | int] = {"adapter.layers": AUTO, "steps": 0, "batch": 0}
+QUERIES, MOST_QUERIES = 16, 64
+OPEN: dict[str, str | int] = {"adapter.layers": AUTO, "steps": 0, "queries": 0, "batch": 0}
 """The values that leave a setting open; they are the defaults."""
 
 
@@ -52,14 +58,34 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         return {
             "adapter.layers": layers,
             "steps": Choice(READOUT_STEPS, "steps of a readout cost no forward pass"),
+            "queries": _readout_queries(flat),
             "batch": Choice(READOUT_BATCH, "a readout's step can take all examples of a client"),
         }
     reason = "every step sends its examples through the model"
     return {
         "adapter.layers": layers,
         "steps": Choice(INNER_STEPS, reason),
+        "queries": Choice(QUERIES, reason),
         "batch": Choice(INNER_BATCH, reason),
     }
+
+
+def _readout_queries(flat: Mapping[str, Any]) -> Choice:
+    """Return the directions of a readout's step, in proportion to its rows: the labels but one.
+
+    A task that cannot be read counts as one with two labels here; loading it reports the error.
+    """
+    labels = 2
+    try:
+        task = load_task(str(flat.get("task", EMBEDDED_DATA)))
+    except TaskError:
+        task = None
+    if isinstance(task, ClassificationTask):
+        labels = len(task.words)
+    elif isinstance(task, ChoiceTask) and not task.list_names:
+        labels = len(task.candidates)
+    queries = min(QUERIES * (labels - 1), MOST_QUERIES)
+    return Choice(queries, f"{QUERIES} for each label but one, at most {MOST_QUERIES}")
 
 
 def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:

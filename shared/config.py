@@ -86,7 +86,14 @@ class RunConfig(Settings):
         le=65_535,
         page="step-size.md#a-readout",
     )
-    queries: int = setting(16, "directions q per step", ge=1, le=65_535)
+    queries: int = setting(
+        0,
+        "directions q per step; 0 is 16 for each label but one, at most 64, with a readout alone, "
+        "otherwise 16",
+        ge=0,
+        le=65_535,
+        page="step-size.md#a-readout",
+    )
     batch: int = setting(
         0,
         "examples B per step; all q directions are tried on the same ones. 0 is 10,000 with a "

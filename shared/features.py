@@ -124,6 +124,11 @@ EXCLUSIONS = (
         "adapter.label-bias, or leave adapter.basis empty",
     ),
     Exclusion(
+        {"method": ("partial",), "adapter": ("readout",), "label bias": ("none",)},
+        "a readout is a single tensor, and partial divides tensors; set adapter.label-bias to "
+        "true, or adapter.layers to readout,top:1",
+    ),
+    Exclusion(
         {"basis": ("informed",), "clients": ("phone",)},
         "a phone's program moves the adapter's elements, and no coordinates in a basis; leave "
         "adapter.basis empty",

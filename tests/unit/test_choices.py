@@ -17,7 +17,7 @@ def of(**settings: object) -> RunConfig:
 def test_a_run_with_nothing_set_trains_a_readout_on_all_examples() -> None:
     config = RunConfig()
     assert (config.adapter.layers, config.steps, config.batch) == ("readout", 16, 10_000)
-    assert set(automatic_values(config.flat())) == {"adapter.layers", "steps", "batch"}
+    assert set(automatic_values(config.flat())) == {"adapter.layers", "steps", "queries", "batch"}
 
 
 @pytest.mark.parametrize("layers", ["top:1", "readout,top:1", "all", 0])
@@ -41,9 +41,18 @@ def test_emulated_devices_are_timed_with_adapters_inside_the_model() -> None:
     assert (both.adapter.layers, both.steps) == ("readout", 16)
 
 
+@pytest.mark.parametrize(
+    ("task", "queries"), [("sst2", 16), ("cb", 32), ("trec", 64), ("record", 16), ("none.toml", 16)]
+)
+def test_the_directions_of_a_readout_follow_from_the_labels(task: str, queries: int) -> None:
+    given = {"task": task, "data__path": "data", "model__path": "model"}
+    assert of(**given, adapter__layers="readout").queries == queries
+    assert of(**given, adapter__layers="top:1").queries == 16
+
+
 def test_what_is_set_is_kept() -> None:
-    config = of(adapter__layers="readout", steps=3, batch=5)
-    assert (config.steps, config.batch) == (3, 5)
+    config = of(adapter__layers="readout", steps=3, queries=7, batch=5)
+    assert (config.steps, config.queries, config.batch) == (3, 7, 5)
     assert set(automatic_values(config.flat())) == {"adapter.layers"}
 
 
@@ -55,7 +64,7 @@ def test_a_choice_is_made_once() -> None:
 
 
 def test_open_and_explicit_settings_are_the_same_run() -> None:
-    explicit = of(adapter__layers="readout", steps=16, batch=10_000)
+    explicit = of(adapter__layers="readout", steps=16, queries=16, batch=10_000)
     assert explicit.identity() == RunConfig().identity()
 
 
