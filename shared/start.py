@@ -1,7 +1,7 @@
 """The start of an adapter: weights that a federation begins with, and the file that holds them.
 
 The ledger's state begins at zero all the same; the start is added to it where it becomes weights
-(docs/decisions/0018-the-start-belongs-to-the-adapter.md). The file is safetensors with one tensor,
+(docs/decisions/0021-the-start-belongs-to-the-adapter.md). The file is safetensors with one tensor,
 ``start`` int64 [d] in units of a state, and says which model and which adapter it belongs to.
 `samara tune` writes it, and so does a finished federation.
 """
