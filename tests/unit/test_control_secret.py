@@ -17,7 +17,6 @@ import uvicorn
 from typer.testing import CliRunner
 
 from server.commands import app as commands
-from server.live import superlink_process as module
 from server.live.superlink import SECRET_HEADER, AccessFilter
 from server.live.superlink_process import SuperLinkProcess
 from shared.flower_compat import ControlHttpClient, ListNodesRequest
@@ -66,14 +65,17 @@ def serve(access: AccessFilter) -> Iterator[int]:
 def forward_to(port: int) -> Iterator[int]:
     """Forward TCP connections as an SSH tunnel does that ends here; yield its port."""
     loop, started, ports = asyncio.new_event_loop(), threading.Event(), list[int]()
+    connections = set[asyncio.Task[None] | None]()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(4096):
             writer.write(data)
             await writer.drain()
         writer.close()
+        await writer.wait_closed()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
         there = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
 
@@ -83,6 +85,7 @@ def forward_to(port: int) -> Iterator[int]:
         started.set()
         with pytest.raises(asyncio.CancelledError):
             await server.serve_forever()
+        await asyncio.gather(*filter(None, connections))
 
     task = loop.create_task(run())
     thread = threading.Thread(target=loop.run_until_complete, args=(task,))
@@ -146,7 +149,7 @@ def test_the_server_itself_uses_the_secret_of_the_superlinks_start(
         environment.update(env)
         raise _StartError
 
-    monkeypatch.setattr(module.subprocess, "Popen", start)
+    monkeypatch.setattr("server.live.superlink_process.subprocess.Popen", start)
     secrets = []
     for _ in range(2):
         superlink = SuperLinkProcess(folder, "127.0.0.1", 1, None, 100)
