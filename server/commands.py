@@ -138,6 +138,18 @@ def revoke(name: Name, run: RunOption) -> None:
 
 
 @keys.command()
+def rotate(name: Name, run: RunOption) -> None:
+    """Give a client a new key; it stays the same client, and its earlier key is refused.
+
+    Example: samara server keys rotate kitchen-orin --run runs/field
+    """
+    from server.live.keys import KEYS_FOLDER, ClientKeys
+
+    file = ClientKeys(run / KEYS_FOLDER).rotate(name)
+    print(f"{file}: copy it to {name} in place of its earlier key, then delete it here")
+
+
+@keys.command()
 def renew(run: RunOption) -> None:
     """Give the server a new key and certificate; clients go on with the authority they have.
 

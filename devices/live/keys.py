@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from shared.client_index import client_index_of_key
+from shared.client_index import client_index_of_key, index_in_key_file
 from shared.errors import DeviceError
 from shared.files import write_durably
 
@@ -22,19 +22,23 @@ def read_client_index(file: Path) -> int:
 
     Args:
         file: an OpenSSH private key on an elliptic curve, without a passphrase, as
-            ``samara server keys create`` makes it.
+            ``samara server keys create`` makes it. One of ``samara server keys rotate`` has a line
+            with the index of the client's first key.
 
     Raises:
         DeviceError: if the file is no such key or cannot be read.
     """
     try:
-        key = load_ssh_private_key(file.read_bytes(), None)
+        content = file.read_bytes()
+        key = load_ssh_private_key(content, None)
     except OSError as error:
         raise DeviceError(f"{file}: the key cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DeviceError(f"{file}: not an OpenSSH private key without a passphrase") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeviceError(f"{file}: not an elliptic-curve key, which Flower requires")
+    if (client := index_in_key_file(content)) is not None:
+        return client
     return client_index_of_key(
         key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )

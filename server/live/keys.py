@@ -17,7 +17,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.client_index import client_index_of_key
+from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
 from shared.signing import normalize_public_key
@@ -42,6 +42,7 @@ class ClientKey:
         created: time when the key was registered, UTC, ISO 8601.
         revoked: time when the key was revoked, UTC, ISO 8601; empty while it is valid.
         gateway: whether its holder passes messages on to phones and is no client itself.
+        index: client index of the client's first key, if this is a later one; otherwise None.
     """
 
     name: str
@@ -49,10 +50,13 @@ class ClientKey:
     created: str
     revoked: str = ""
     gateway: bool = False
+    index: int | None = None
 
     @property
     def client(self) -> int:
         """The index of the client that holds the key."""
+        if self.index is not None:
+            return self.index
         return client_index_of_key(self.public_key.encode())
 
     @property
@@ -97,14 +101,9 @@ class ClientKeys:
         """
         self._check_name(name)
         private, public = _new_key({key.client for key in self.read_all()})
-        secret = private.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
         make_folder(self._folder)
         secret_file = self._folder / f"{name}.key"
-        write_secret(secret_file, secret)
+        write_secret(secret_file, _encode_key(private))
         self._write(ClientKey(name, public.decode(), _now(), gateway=gateway))
         return secret_file
 
@@ -134,17 +133,34 @@ class ClientKeys:
         self._write(added)
         return added
 
+    def rotate(self, name: str) -> Path:
+        """Make a new key pair for a client, which keeps its index; its earlier key is refused.
+
+        Returns:
+            The file with the private key, as of `create`, and with the client's index.
+
+        Raises:
+            SamaraError: if there is no key of this name, or it was revoked.
+        """
+        key = self._key_of(name)
+        if key.revoked:
+            raise SamaraError(
+                f"{self._file(name)}: the key was revoked on {key.revoked}; create one with "
+                "another name, which is another client"
+            )
+        private, public = _new_key({each.client for each in self.read_all()})
+        secret_file = self._folder / f"{name}.key"
+        write_secret(secret_file, _encode_key(private) + index_line(key.client))
+        self._write(replace(key, public_key=public.decode(), created=_now(), index=key.client))
+        return secret_file
+
     def revoke(self, name: str) -> ClientKey:
         """Revoke a key; one that is revoked already keeps its date.
 
         Raises:
             SamaraError: if there is no key of this name.
         """
-        key = next((key for key in self.read_all() if key.name == name), None)
-        if key is None:
-            raise SamaraError(
-                f"{self._folder}: there is no key {name}; `samara server keys list` shows all"
-            )
+        key = self._key_of(name)
         revoked = key if key.revoked else replace(key, revoked=_now())
         self._write(revoked)
         return revoked
@@ -185,10 +201,23 @@ class ClientKeys:
         """
         if reason := self.refusal_reason(public_key):
             raise SamaraError(reason)
-        if client != client_index_of_key(public_key):
+        key = self._find(public_key)
+        if key is None or client != key.client:
+            holder = key.client if key else "nobody"
+            raise SamaraError(f"its key is that of client {holder}, not {client}")
+
+    def _key_of(self, name: str) -> ClientKey:
+        """Return the key of this name.
+
+        Raises:
+            SamaraError: if there is none.
+        """
+        key = next((key for key in self.read_all() if key.name == name), None)
+        if key is None:
             raise SamaraError(
-                f"its key is that of client {client_index_of_key(public_key)}, not {client}"
+                f"{self._folder}: there is no key {name}; `samara server keys list` shows all"
             )
+        return key
 
     def _find(self, public_key: bytes) -> ClientKey | None:
         text = public_key.decode(errors="replace")
@@ -228,7 +257,8 @@ class ClientKeys:
         return self._folder / f"{name}.json"
 
     def _write(self, key: ClientKey) -> None:
-        text = json.dumps(asdict(key), indent=1) + "\n"
+        fields = {name: value for name, value in asdict(key).items() if value is not None}
+        text = json.dumps(fields, indent=1) + "\n"
         write_durably(self._file(key.name), text.encode())
 
 
@@ -237,7 +267,7 @@ def _read(file: Path) -> ClientKey | SamaraError:
     try:
         key = ClientKey(**json.loads(file.read_text(encoding="utf-8")))
         for name, value in asdict(key).items():
-            if type(value) is not (bool if name == "gateway" else str):
+            if not _is_value_of(name, value):
                 raise ValueError(f"{name} is {value!r}")
         if key.name != file.stem:
             raise ValueError(f"it holds the key of {key.name}")
@@ -260,6 +290,22 @@ def _stamp(file: Path) -> _Stamp | None:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+def _is_value_of(name: str, value: object) -> bool:
+    """Return whether a value from a key's file is one that the field of this name may have."""
+    if name == "index":
+        return value is None or (type(value) is int and 0 <= value <= MAX_CLIENT)
+    return type(value) is (bool if name == "gateway" else str)
+
+
+def _encode_key(private: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key in the format that ``flower-supernode`` reads."""
+    return private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
 
 
 def _new_key(used_indices: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:

@@ -1,0 +1,92 @@
+"""A client's second key: the same client, and nothing for whoever holds the first one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from devices.live.keys import read_client_index
+from server.live.keys import ClientKey, ClientKeys
+from shared.client_index import MAX_CLIENT, client_index_of_key
+from shared.errors import SamaraError
+from shared.signing import PhoneKey
+
+
+def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    other = PhoneKey(keys.create("garage")).public
+    file = keys.create("kitchen")
+    first, client = PhoneKey(file).public, read_client_index(file)
+    for _ in range(2):
+        before = keys.modification_stamp()
+        assert keys.rotate("kitchen") == file
+        assert keys.modification_stamp() != before
+        public = PhoneKey(file).public
+        assert public != first
+        assert client_index_of_key(public) != client
+        assert read_client_index(file) == client  # what the client says of itself
+        server = ClientKeys(tmp_path / "keys")  # of the process that serves the run
+        for each in (keys, server):
+            each.check(public, client)
+            with pytest.raises(SamaraError, match="is not registered here"):
+                each.check(first, client)
+            for claim in (client_index_of_key(public), client_index_of_key(other)):
+                with pytest.raises(SamaraError, match=f"is that of client {client}, not"):
+                    each.check(public, claim)
+            with pytest.raises(SamaraError, match=f"not {client}"):
+                each.check(other, client)
+    assert [key.client for key in keys.read_all()] == [client_index_of_key(other), client]
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_flowers_supernode_reads_a_key_file_with_an_index(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path)
+    keys.create("kitchen")
+    content = keys.rotate("kitchen").read_bytes()
+    assert content.endswith(
+        b"-----END OPENSSH PRIVATE KEY-----\nSamara-Client-Index: %d\n" % keys.read_all()[0].client
+    )
+    assert isinstance(load_ssh_private_key(content, None), ec.EllipticCurvePrivateKey)
+
+
+def test_a_gateway_with_a_new_key_is_a_gateway(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path)
+    first = PhoneKey(keys.create("hub", gateway=True)).public
+    second = PhoneKey(keys.rotate("hub")).public
+    assert (keys.is_gateway(first), keys.is_gateway(second)) == (False, True)
+
+
+def test_only_a_valid_key_is_rotated(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path)
+    with pytest.raises(SamaraError, match="there is no key kitchen"):
+        keys.rotate("kitchen")
+    keys.create("kitchen")
+    keys.revoke("kitchen")
+    before = keys.read_all()
+    with pytest.raises(SamaraError, match="the key was revoked on 20"):
+        keys.rotate("kitchen")
+    assert keys.read_all() == before
+
+
+def test_the_index_of_a_rotated_clients_first_key_stays_taken(tmp_path: Path) -> None:
+    keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "first.pem"
+    file.write_bytes(PhoneKey(keys.create("kitchen")).public)
+    keys.rotate("kitchen")
+    with pytest.raises(SamaraError, match="kitchen has this key, or one of the same index"):
+        keys.add("another", file)
+
+
+@pytest.mark.parametrize("index", [-1, MAX_CLIENT + 1, True, "7", 1.5])
+def test_a_key_file_with_an_index_that_no_client_has_is_damaged(
+    index: object, tmp_path: Path
+) -> None:
+    keys = ClientKeys(tmp_path)
+    keys.create("kitchen")
+    file = tmp_path / "kitchen.json"
+    fields = json.loads(file.read_text())
+    assert "index" not in fields
+    file.write_text(json.dumps(fields | {"index": index}))
+    assert keys.read_all() == list[ClientKey]()
+    assert "kitchen.json: damaged: index is" in keys.find_damage()[0]
