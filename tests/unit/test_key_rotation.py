@@ -1,17 +1,30 @@
 """A client's second key: the same client, and nothing for whoever holds the first one."""
 
 import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from typer.testing import CliRunner
 
+from benchmarks.faults.toy_client import app
 from devices.live.keys import read_client_index
-from server.live.keys import ClientKey, ClientKeys
+from server.commands import app as commands
+from server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
+from server.transport import roster as module
+from server.transport.roster import Roster
+from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import MAX_CLIENT, client_index_of_key
 from shared.errors import SamaraError
+from shared.frames.hello import Hello
 from shared.signing import PhoneKey
+from shared.wire import RECORD
+from simulations.engine import InProcessGrid
 
 
 def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
@@ -39,6 +52,55 @@ def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
                 each.check(other, client)
     assert [key.client for key in keys.read_all()] == [client_index_of_key(other), client]
     assert file.stat().st_mode & 0o077 == 0
+
+
+class _GridOfOneClient(InProcessGrid):
+    """A grid whose hellos are of one client, whatever node sends them."""
+
+    client = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        for reply in super().pull_messages(message_ids):
+            record = reply.content.config_records[RECORD]
+            frame = record["frame"]
+            assert isinstance(frame, bytes)
+            record["frame"] = replace(Hello.decode(frame), client=self.client).encode()
+            yield reply
+
+
+def test_the_server_takes_the_new_key_for_the_client_and_leaves_the_old_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ClientKeys(tmp_path)
+    file = keys.create("kitchen")
+    grid, roster = _GridOfOneClient(app, 2, {}), Roster(ClientKeys(tmp_path))
+    grid.client = read_client_index(file)
+    first, second = grid.get_node_ids()
+    nodes = {first: PhoneKey(file).public}
+    monkeypatch.setattr(module, "_connected_nodes", lambda grid: dict(nodes))
+    roster.request_hellos(grid, 1.0)
+    assert {node: entry.client for node, entry in roster.entries.items()} == {first: grid.client}
+    keys.rotate("kitchen")
+    nodes[second] = PhoneKey(file).public  # while whoever has the first key is still connected
+    roster.request_hellos(grid, 1.0)
+    assert {node: entry.client for node, entry in roster.entries.items()} == {second: grid.client}
+    assert "is not registered here" in roster.refusal_reasons[0]
+
+
+def test_the_commands_name_the_files(tmp_path: Path) -> None:
+    run, runner = tmp_path / "run", CliRunner()
+    tls = make_certificates(run / CERTIFICATES_FOLDER, [])
+    ClientKeys(run / KEYS_FOLDER).create("kitchen")
+    before = os.umask(0o077)
+    try:
+        rotated = runner.invoke(commands, ["keys", "rotate", "kitchen", "--run", str(run)])
+        certificate = tls.certificate.read_bytes()
+        renewed = runner.invoke(commands, ["keys", "renew", "--run", str(run)])
+    finally:
+        os.umask(before)
+    assert f"{run / KEYS_FOLDER / 'kitchen.key'}: copy it to kitchen" in rotated.stdout
+    assert f"{tls.certificate}: valid until 20" in renewed.stdout
+    assert tls.certificate.read_bytes() != certificate
 
 
 def test_flowers_supernode_reads_a_key_file_with_an_index(tmp_path: Path) -> None:
