@@ -341,7 +341,11 @@ def _check_answer(message: Any, number: int, public_key: bytes, instruction: byt
 
 
 async def start_gateway(
-    gateway: Gateway, address: str, certificate: bytes = b"", key: bytes = b""
+    gateway: Gateway,
+    address: str,
+    certificate: bytes = b"",
+    key: bytes = b"",
+    read_certificate: Callable[[], tuple[bytes, bytes]] | None = None,
 ) -> tuple[Any, int]:
     """Start the gRPC server of a gateway.
 
@@ -350,6 +354,8 @@ async def start_gateway(
         address: host:port to listen on; port 0 takes a free one.
         certificate: certificate chain, PEM; empty for plain text.
         key: private key of the certificate, PEM.
+        read_certificate: function that returns certificate and key for each new connection; by
+            default the given ones.
 
     Returns:
         The server and its port.
@@ -361,7 +367,11 @@ async def start_gateway(
     add_GatewayServicer_to_server(gateway, server)
     try:
         if certificate:
-            credentials = grpc.ssl_server_credentials([(key, certificate)])
+            read = read_certificate or (lambda: (certificate, key))
+            credentials = grpc.dynamic_ssl_server_credentials(
+                _certificate_configuration(certificate, key),
+                lambda: _certificate_configuration(*read()),
+            )
             port = server.add_secure_port(address, credentials)
         else:
             port = server.add_insecure_port(address)
@@ -371,3 +381,7 @@ async def start_gateway(
         ) from error
     await server.start()
     return server, port
+
+
+def _certificate_configuration(certificate: bytes, key: bytes) -> Any:
+    return grpc.ssl_server_certificate_configuration([(key, certificate)])

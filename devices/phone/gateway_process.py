@@ -7,6 +7,7 @@ import secrets
 import signal
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from devices.live.processes import SupervisedProcess, exclusive_lock
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from shared.errors import DeviceError
+from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder, write_durably
 from shared.signing import normalize_public_key
 
@@ -30,6 +31,7 @@ log = logging.getLogger("samara.gateway")
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
+_RENEWAL_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,6 @@ def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
     certificate, key = settings.certificate, settings.certificate_key
     if certificate is None:
         tls = make_certificates(settings.folder / CERTIFICATES_FOLDER, settings.names)
-        log.info("phones verify this gateway with --certs %s", tls.authority)
         certificate, key = tls.certificate, tls.key
     if key is None:
         raise DeviceError("--cert needs --cert-key, the certificate's private key")
@@ -160,8 +161,23 @@ def _load_certificate(settings: GatewaySettings) -> tuple[bytes, bytes]:
         ) from error
 
 
+def _renew_certificate(
+    settings: GatewaySettings, current: tuple[bytes, bytes]
+) -> tuple[bytes, bytes]:
+    """Return a renewed certificate and its key if the current one will end soon or was replaced."""
+    try:
+        return _load_certificate(settings)
+    except (SamaraError, OSError) as error:
+        log.warning("the certificate cannot be renewed: %s", error)
+        return current
+
+
 def _serve(settings: GatewaySettings, secret: Path) -> None:
-    certificate, key = _load_certificate(settings)
+    certificate = _load_certificate(settings)
+    renewal = time.monotonic() + _RENEWAL_SECONDS
+    if not settings.insecure and settings.certificate is None:
+        authority = settings.folder / CERTIFICATES_FOLDER / "ca.pem"
+        log.info("phones verify this gateway with --certs %s", authority)
     stop, runtime = threading.Event(), ""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -178,7 +194,7 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     gateway = Gateway(AdmittedKeys(settings.phones))
-    server, port = run(start_gateway(gateway, settings.listen, certificate, key))
+    server, port = run(start_gateway(gateway, settings.listen, *certificate, lambda: certificate))
     log.info("phones attach at port %d", port)
     check = partial(check_bundle, trusted=settings.trusted)
     executor = Executor(gateway_app(gateway, loop), check, secret.read_bytes())
@@ -195,6 +211,9 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         while not stop.wait(_POLL_SECONDS):
             if message := supernode.restart_if_due():
                 log.warning("%s", message)
+            if time.monotonic() > renewal:
+                renewal += _RENEWAL_SECONDS
+                certificate = _renew_certificate(settings, certificate)
             if count != (count := len(gateway.attached_phones)):
                 log.info("%d phones attached", count)
     finally:

@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
 import re
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -25,7 +27,7 @@ from server.transport.blob_sender import BlobSender
 from server.transport.phone_grid import PhoneGrid
 from server.transport.roster import Roster
 from shared.blob_store import BlobStore, blob_hash
-from shared.certificates import TlsFiles, make_certificates
+from shared.certificates import TlsFiles, make_certificates, renew_certificate
 from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import DeviceError, RefusalCode
@@ -454,6 +456,35 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
             attach(phone, keys[0], GatewayEndpoint(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
     finally:
         served.close()
+
+
+def test_new_connections_get_a_renewed_certificate(tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path, [])
+
+    def read() -> tuple[bytes, bytes]:
+        return tls.certificate.read_bytes(), tls.key.read_bytes()
+
+    def certificate_of(port: int) -> bytes:
+        context = ssl.create_default_context(cafile=str(tls.authority))
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            return ssl.DER_cert_to_PEM_cert(connection.getpeercert(True) or b"").encode()
+
+    async def serve() -> None:
+        gateway = Gateway(lambda key: True)
+        server, port = await start_gateway(gateway, "127.0.0.1:0", *read(), read)
+        try:
+            for _ in range(2):
+                assert await asyncio.to_thread(certificate_of, port) == read()[0]
+                renew_certificate(tmp_path)
+        finally:
+            await server.stop(0)
+
+    asyncio.run(serve())
 
 
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
