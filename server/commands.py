@@ -68,9 +68,9 @@ def up(
     from shared.files import make_private_folder
 
     run = run.resolve()
-    make_private_folder(run)
     config = publish_blobs(_read_config(run, scenario, settings or []), BlobStore())
     check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
+    make_private_folder(run)
     console = Console()
     renewal = None
     if insecure:

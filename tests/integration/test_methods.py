@@ -230,7 +230,8 @@ def test_nothing_is_left_of_a_state() -> None:
     ("settings_of_method", "message"),
     [
         ({"method": "ditto", "personal.rounds": 0}, "ditto needs private rounds"),
-        ({"method": "partial"}, "there is no label bias"),
+        ({"method": "partial", "adapter.layers": "top:1"}, "there is no label bias"),
+        ({"method": "partial"}, "a readout is a single tensor"),
         (
             {"method": "cluster", "rounds": 1, "personal.rounds": 0},
             "cluster needs more rounds",
