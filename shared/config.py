@@ -88,8 +88,8 @@ class RunConfig(Settings):
     )
     queries: int = setting(
         0,
-        "directions q per step; 0 is 16 for each label but one, at most 64, with a readout alone, "
-        "otherwise 16",
+        "directions q per step; 0 is 16 for each label of `task` but one, at most 64, with a "
+        "readout alone, otherwise 16",
         ge=0,
         le=65_535,
         page="step-size.md#a-readout",

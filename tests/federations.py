@@ -22,6 +22,22 @@ def config_of(settings: Settings, **changes: Any) -> RunConfig:
     return RunConfig.of(settings | dotted, "test")
 
 
+def short_run(clients: int, out: Path, **changes: Any) -> RunConfig:
+    """Settings of a few rounds of toy clients that a test disturbs."""
+    settings: Settings = {
+        "out": str(out),
+        "rounds": 2,
+        "steps": 1,
+        "queries": 2,
+        "learning-rate": 0.001,
+        "data.clients": clients,
+        "personal.rounds": 0,
+        "evaluate.every": 0,
+        "cohort.timeout": 0.05,
+    }
+    return config_of(settings, **changes)
+
+
 def ledger_of(folder: Path) -> dict[str, bytes]:
     return files_of(folder / "ledger")
 

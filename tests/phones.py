@@ -11,12 +11,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime, evaluation_column
 from devices.phone import export
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.lowering import Methods
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
 from devices.phone.reference_client import readout_program, runtime
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from shared.config import RunConfig
+from shared.frames.instructions import Split
+from shared.frames.report import Report
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 
@@ -60,3 +65,23 @@ def _loaded(file: Path) -> dict[str, Any]:
 def _outputs(module: dict[str, Any], method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
     with torch.no_grad():
         return list(module[method](*map(torch.from_numpy, map(np.ascontiguousarray, inputs))))
+
+
+def assert_same_report(report: Report, expected: Report) -> None:
+    """A phone's report is that of an ordinary client up to rounding."""
+    assert report.token == expected.token
+    assert report.examples == expected.examples
+    assert report.summed_steps == expected.summed_steps
+    assert report.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
+    np.testing.assert_allclose(report.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
+
+
+def assert_same_evaluation(
+    phone: PhoneTrainer, runtime: ModelRuntime, data: ClientData, state: NDArray[np.int64]
+) -> None:
+    """A phone evaluates the test examples as an ordinary client does, up to rounding."""
+    test = data.tokenized(Split.TEST)
+    whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
+    column = phone.figures("global", state, Split.TEST)
+    np.testing.assert_array_equal(column.counts, whole.counts)
+    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)

@@ -10,26 +10,20 @@ folded, no process of the server may end, and its memory must not grow.
 
 import argparse
 import logging
-import os
 import tempfile
 import threading
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
+from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.hostile_frames import WAYS
-from benchmarks.faults.live_run import LiveRun
-from benchmarks.faults.server_kill import settings_of
 from benchmarks.faults.toy_clients import Device
-from shared.ledger.reading import read_ledger
 from shared.wire import RECORD
 
-HONEST = 2
-PROCESSES = ("server.live.superlink", "flwr-serverapp")
 FLOOD_BYTES = 10 * 2**20
 
 
@@ -74,48 +68,6 @@ class HostileDevice(Device):
         return way.__name__, forged if forged != frame else b""
 
 
-def attack(folder: Path, rounds: int, hostile: int) -> tuple[Counter[str], list[dict[str, int]]]:
-    """Serve so many rounds to hostile and honest devices.
-
-    Returns:
-        How often which way was used, and MiB of the server's processes (unique set size) at every
-        tenth of the rounds.
-
-    Raises:
-        AssertionError: if a forged report was folded or a process of the server ended.
-    """
-    names = [f"device-{number}" for number in range(HONEST + hostile)]
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
-    more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
-    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
-    del settings["out"]
-    memory: list[dict[str, int]] = []
-    with LiveRun(folder, settings, names, address) as live, ExitStack() as devices:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(names), "the server")
-        assert live.server is not None, "it was started above"
-        for number, name in enumerate(names):
-            kind = Device if number < HONEST else HostileDevice
-            ca = live.run / "certificates" / "ca.pem"
-            device = kind(number, len(names), address, ca, live.key(name))
-            device.start()
-            devices.callback(device.end)
-        for number in range(1, rounds):
-            live.wait_for_round(number)
-            if number % max(1, rounds // 10) == 0:
-                found = {part: live.process(live.server, part) for part in PROCESSES}
-                memory.append({n: p.memory_full_info().uss // 2**20 for n, p in found.items() if p})
-        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
-        assert live.server.returncode == 0, live.said()[-2000:]
-        assert "starting again" not in live.said(), live.said()[-2000:]
-        live.check()
-        honest = sorted(live.devices[name] for name in names[:HONEST])
-        for record in read_ledger(live.run / "ledger"):
-            contributors = [c.client for c in record.delta.contributors]
-            assert contributors == honest, f"round {record.delta.round} folded {contributors}"
-    return HostileDevice.ways, memory
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=60)
@@ -123,9 +75,12 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        ways, memory = attack(Path(name), arguments.rounds, arguments.hostile)
-    print(f"{sum(ways.values())} forged reports in {arguments.rounds} rounds: {dict(ways)}")
-    print(f"none folded, no process ended; unique MiB by tenths of the rounds: {memory}")
+        footprints = attack(Path(name), arguments.rounds, arguments.hostile, HostileDevice)
+    ways = HostileDevice.ways
+    print(f"{ways.total()} forged reports in {arguments.rounds} rounds: {dict(ways)}")
+    print("none folded, no process ended; by tenths of the rounds, MiB of memory and KiB of files:")
+    for footprint in footprints:
+        print(f"  {footprint}")
 
 
 if __name__ == "__main__":

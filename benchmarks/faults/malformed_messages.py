@@ -12,12 +12,11 @@ process of the server may end, and its memory and its disk must not grow.
 import argparse
 import hashlib
 import logging
-import os
 import ssl
 import tempfile
 from base64 import b64encode
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +29,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType
 
-from benchmarks.faults.hostile_clients import HONEST, PROCESSES
-from benchmarks.faults.live_run import LiveRun
-from benchmarks.faults.server_kill import settings_of
+from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.toy_clients import Device
 from shared.flower_compat import (
     SUPERLINK_NODE_ID,
@@ -46,7 +43,6 @@ from shared.flower_compat import (
     set_message_id,
 )
 from shared.frames.report import Report
-from shared.ledger.reading import read_ledger
 from shared.wire import RECORD
 
 PUSHES = 20
@@ -251,67 +247,6 @@ class MalformedDevice(Device):
         self.statuses[answer.status_code] += 1
 
 
-class Footprint(NamedTuple):
-    """The memory of a server's processes alone, in MiB, and the size of its files, in KiB."""
-
-    memory: dict[str, int]
-    database: int
-    logs: int
-    events: int
-
-    @classmethod
-    def of(cls, live: LiveRun) -> "Footprint":
-        """Measure a running server."""
-        assert live.server is not None, "the server was started"
-        found = {part: live.process(live.server, part) for part in PROCESSES}
-        memory = {n: p.memory_full_info().uss // 2**20 for n, p in found.items() if p}
-        files = {"database": "flower/superlink.db*", "logs": "*log*", "events": "metrics.jsonl"}
-        paths = {name: [*live.run.glob(pattern)] for name, pattern in files.items()}
-        paths["logs"] += live.run.glob("flower/superlink.log*")
-        sizes = {
-            name: sum(path.stat().st_size for path in of_one if path.is_file()) // 1024
-            for name, of_one in paths.items()
-        }
-        return cls(memory, **sizes)
-
-
-def attack(folder: Path, rounds: int, hostile: int) -> list[Footprint]:
-    """Serve so many rounds to hostile and honest devices; return the footprint of each tenth.
-
-    Raises:
-        AssertionError: if anything of a hostile device was folded, or a process was restarted.
-    """
-    names = [f"device-{number}" for number in range(HONEST + hostile)]
-    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
-    more = {"cohort.fraction": 1.0, "cohort.available": len(names), "data.clients": len(names)}
-    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
-    del settings["out"]
-    footprints: list[Footprint] = []
-    with LiveRun(folder, settings, names, address) as live, ExitStack() as devices:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(names), "the server")
-        for number, name in enumerate(names):
-            kind = Device if number < HONEST else MalformedDevice
-            ca = live.run / "certificates" / "ca.pem"
-            device = kind(number, len(names), address, ca, live.key(name))
-            device.start()
-            devices.callback(device.end)
-        for number in range(1, rounds):
-            live.wait_for_round(number)
-            if number % max(1, rounds // 10) == 0:
-                footprints.append(Footprint.of(live))
-        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
-        assert live.server is not None, "it was started above"
-        assert live.server.returncode == 0, live.said()[-2000:]
-        assert "starting again" not in live.said(), live.said()[-2000:]
-        live.check()
-        honest = sorted(live.devices[name] for name in names[:HONEST])
-        for record in read_ledger(live.run / "ledger"):
-            contributors = [c.client for c in record.delta.contributors]
-            assert contributors == honest, f"round {record.delta.round} folded {contributors}"
-    return footprints
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--messages", type=int, default=1000)
@@ -320,7 +255,7 @@ def main() -> None:
     logging.getLogger().setLevel(logging.ERROR)
     rounds = -(-arguments.messages // (arguments.hostile * (PUSHES + 1)))
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        footprints = attack(Path(name), rounds, arguments.hostile)
+        footprints = attack(Path(name), rounds, arguments.hostile, MalformedDevice)
     sent = MalformedDevice.sent
     print(f"{sent.total():,} messages in {rounds} rounds: {dict(sent)}")
     print(f"answers by status: {dict(MalformedDevice.statuses)}")

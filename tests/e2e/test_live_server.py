@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.faults import malformed_messages
 from benchmarks.faults.absence import catch_up
-from benchmarks.faults.hostile_clients import attack
+from benchmarks.faults.attacked_run import attack
+from benchmarks.faults.hostile_clients import HostileDevice
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
 from benchmarks.faults.server_kill import kill_in_process, kill_live
 from server.live.superlink_process import SuperLinkProcess
@@ -42,7 +43,7 @@ def test_forged_frames_are_refused_and_none_is_folded(tmp_path: Path) -> None:
 
 
 def test_malformed_messages_of_flowers_end_nothing_and_store_nothing(short: Path) -> None:
-    [footprint] = malformed_messages.attack(short, rounds=2, hostile=1)
+    [footprint] = attack(short, 2, 1, malformed_messages.MalformedDevice)
     assert "its reply is broken: KeyError" in (short / "run" / METRICS_FILE).read_text()
     assert malformed_messages.MalformedDevice.sent.total() == 2 * (malformed_messages.PUSHES + 1)
     assert footprint.database < 8 * 1024
@@ -102,8 +103,8 @@ def test_killed_processes_of_a_live_server_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_live_server_folds_nothing_of_hostile_devices(short: Path) -> None:
-    ways, _ = attack(short, rounds=3, hostile=1)
-    assert sum(ways.values()) == 3
+    attack(short, 3, 1, HostileDevice)
+    assert HostileDevice.ways.total() == 3
 
 
 @pytest.mark.exhaustive

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federations import short_run
 from flwr.app import Message, MessageType
 
 from benchmarks.faults.toy_client import LAYOUT, MODEL_ID, app
@@ -87,19 +88,7 @@ class InterruptedGrid(InProcessGrid):
 
 
 def config_of(out: Path, **changes: Any) -> RunConfig:
-    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    settings = {
-        "out": str(out),
-        "rounds": 2,
-        "steps": 1,
-        "queries": 2,
-        "learning-rate": 0.001,
-        "data.clients": CLIENTS,
-        "personal.rounds": 0,
-        "evaluate.every": 0,
-        "cohort.timeout": 0.05,
-    }
-    return RunConfig.of(settings | dotted, "test")
+    return short_run(CLIENTS, out, **changes)
 
 
 def contributors(run: Path) -> list[list[int]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import delta_of, history_of, instruction_with
-from phones import exported
+from phones import assert_same_evaluation, assert_same_report, exported
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
@@ -17,7 +17,7 @@ from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
+from client.training.model_runtime import ModelRuntime, load_run
 from devices.live.keys import create_key
 from devices.phone import quantization as phone_quantization
 from devices.phone.commands import app
@@ -184,16 +184,8 @@ def test_a_phone_reports_what_an_eager_client_does(
         steps=3, queries=5, batch=3, layout_hash=runtime.layout.hash, curvature_every=2
     )
     expected = take_local_steps(runtime, data, instruction, state)
-    found = phone.train(instruction, state, 0)
-    assert found.token == expected.token
-    assert found.examples == expected.examples
-    assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
-    np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
-    test = data.tokenized(Split.TEST)
-    whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
-    column = phone.figures("global", state, Split.TEST)
-    np.testing.assert_array_equal(column.counts, whole.counts)
-    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_evaluation(phone, runtime, data, state)
 
 
 def test_forward_differences_and_pools_are_reported_as_by_an_eager_client(pair: Any) -> None:

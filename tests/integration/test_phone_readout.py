@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 from federations import Settings
 from helpers import delta_of, history_of, instruction_with
-from phones import exported, use_torch_as_runtime
+from phones import (
+    assert_same_evaluation,
+    assert_same_report,
+    exported,
+    use_torch_as_runtime,
+)
 from typer.testing import CliRunner
 
 from client.protocol.scalar_counts import ScalarCounts
@@ -150,17 +155,8 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
     ):
         instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
         expected = take_local_steps(runtime, data, instruction, state)
-        found = phone.train(instruction, state, 0)
-        assert found.token == expected.token
-        assert found.examples == expected.examples
-        assert found.summed_steps == expected.summed_steps
-        assert found.mean_loss == pytest.approx(expected.mean_loss, abs=1e-5)
-        np.testing.assert_allclose(found.gradients, expected.gradients, rtol=1e-3, atol=1e-3)
-    test = data.tokenized(Split.TEST)
-    whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
-    column = phone.figures("global", state, Split.TEST)
-    np.testing.assert_array_equal(column.counts, whole.counts)
-    assert column.mean_loss == pytest.approx(whole.mean_loss, abs=1e-5)
+        assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_evaluation(phone, runtime, data, state)
 
 
 def test_without_weights_a_phone_evaluates_the_base_model(pair: Any) -> None:

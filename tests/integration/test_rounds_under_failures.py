@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import ledger_of
+from federations import ledger_of, short_run
 from flwr.app import Error, Message, MessageType, UserConfig
 from helpers import no_room
 
@@ -55,19 +55,7 @@ class Unpunctual(InProcessGrid):
 
 
 def config_of(out: Path, **changes: Any) -> RunConfig:
-    dotted = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    settings = {
-        "out": str(out),
-        "rounds": 4,
-        "steps": 1,
-        "queries": 2,
-        "learning-rate": 0.001,
-        "data.clients": CLIENTS,
-        "personal.rounds": 0,
-        "evaluate.every": 0,
-        "cohort.timeout": 0.05,
-    }
-    return RunConfig.of(settings | dotted, "test")
+    return short_run(CLIENTS, out, **{"rounds": 4} | changes)
 
 
 def grid_of(
