@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from benchmarks.faults.toy_client import EXAMPLES, LAYOUT, app
 from server.app import serve
 from shared.config import RunConfig
-from shared.errors import SamaraError
+from shared.errors import RefusalCode, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.blob import BlobPart, BlobReceipt
 from shared.frames.evaluation import Evaluation
@@ -102,13 +102,27 @@ def device_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) 
     return resealed(frame[:16] + struct.pack("<I", device % 2**32) + frame[20:])
 
 
+def of_newer_kind(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
+    """A refusal, a part of a blob or its receipt in place of a report, sound or damaged."""
+    token, device = frame[8:16].ljust(8, b"\0"), int(rng.integers(CLIENTS))
+    start, numbers = int(rng.integers(2**20)), tuple(map(int, rng.integers(2**32, size=2)))
+    # A refusal that names a missing blob ends the sender's part in the run, and so the attack.
+    code = int(rng.integers(RefusalCode.MISSING_BLOB))
+    made = (
+        Refusal(token, device, int(rng.integers(2**32)), code, (numbers[0], numbers[1])).encode(),
+        BlobPart(rng.bytes(32), start + 200, start, rng.bytes(100)).encode(),
+        BlobReceipt(token, device, rng.bytes(32), start).encode(),
+    )[rng.integers(3)]
+    return made if rng.random() < 0.5 else resealed(flipped(made, others, rng))
+
+
 def without_examples(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
     return resealed(frame[:20] + bytes(4) + frame[24:])
 
 
 WAYS = (
     *(flipped, cut, extended, noise, sealed_noise, of_another, count_changed, not_finite),
-    *(token_changed, device_changed, without_examples),
+    *(token_changed, device_changed, without_examples, of_newer_kind),
 )
 
 
