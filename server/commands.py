@@ -138,14 +138,26 @@ def revoke(name: Name, run: RunOption) -> None:
 
 
 @keys.command()
-def rotate(name: Name, run: RunOption) -> None:
+def rotate(
+    name: Name,
+    run: RunOption,
+    public: Annotated[
+        Path | None,
+        typer.Argument(help="Public key (PEM) of a client that made it itself, such as a phone."),
+    ] = None,
+) -> None:
     """Give a client a new key; it stays the same client, and its earlier key is refused.
 
     Example: samara server keys rotate kitchen-orin --run runs/field
     """
     from server.live.keys import KEYS_FOLDER, ClientKeys
 
-    file = ClientKeys(run / KEYS_FOLDER).rotate(name)
+    keys = ClientKeys(run / KEYS_FOLDER)
+    if public:
+        client = keys.rotate_to(name, public).client
+        print(f"{name}: stays client {client} with the key in {public}; a gateway needs it too")
+        return
+    file = keys.rotate(name)
     print(f"{file}: copy it to {name} in place of its earlier key, then delete it here")
 
 

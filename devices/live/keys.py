@@ -12,9 +12,14 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from shared.client_index import client_index_of_key, index_in_key_file
+from shared.client_index import (
+    MAX_CLIENT,
+    client_index_of_key,
+    index_in_key_file,
+    index_line,
+)
 from shared.errors import DeviceError
-from shared.files import write_durably
+from shared.files import write_secret
 
 
 def read_client_index(file: Path) -> int:
@@ -44,20 +49,28 @@ def read_client_index(file: Path) -> int:
     )
 
 
-def create_key(file: Path) -> None:
+def create_key(file: Path, client: int | None = None) -> None:
     """Create a private key file, unless the file exists.
 
     Args:
         file: key file, in a folder that only its owner may read.
+        client: index of a client that had another key before; by default it follows from the key.
 
     Raises:
-        DeviceError: if the file cannot be written.
+        DeviceError: if the file cannot be written, no client can have this index, or the file
+            exists and is the key of another client.
     """
+    if client is not None and client > MAX_CLIENT:
+        raise DeviceError(f"{client}: not a client index; the largest is {MAX_CLIENT}")
     if file.exists():
+        if client is not None and read_client_index(file) != client:
+            raise DeviceError(
+                f"{file}: exists and is not the key of client {client}; name a new file"
+            )
         return
     key = ec.generate_private_key(ec.SECP384R1())
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     try:
-        write_durably(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        file.chmod(0o600)
+        write_secret(file, content + (b"" if client is None else index_line(client)))
     except OSError as error:
         raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error

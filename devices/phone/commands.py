@@ -125,7 +125,13 @@ def check(
 
 
 @app.command()
-def key(out: Annotated[Path, typer.Argument(help="File of the private key.")]) -> None:
+def key(
+    out: Annotated[Path, typer.Argument(help="File of the private key.")],
+    client: Annotated[
+        int | None,
+        typer.Option(min=0, help="Client index that the phone keeps, if it had a key before."),
+    ] = None,
+) -> None:
     """Create a phone's key and print its public half, for the gateway and the server.
 
     Example: samara phone key phone.key > phone.pem
@@ -133,7 +139,7 @@ def key(out: Annotated[Path, typer.Argument(help="File of the private key.")]) -
     from devices.live.keys import create_key
     from shared.signing import PhoneKey
 
-    create_key(out)
+    create_key(out, client)
     sys.stdout.write(PhoneKey(out).public.decode())
 
 

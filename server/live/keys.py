@@ -119,16 +119,7 @@ class ClientKeys:
                 public key on an elliptic curve, or another client has the same index.
         """
         self._check_name(name)
-        try:
-            public = normalize_public_key(file.read_bytes())
-        except OSError as error:
-            raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
-        except DeviceError as error:
-            raise SamaraError(f"{file}: {error}") from error
-        for key in self.read_all():
-            if key.client == client_index_of_key(public):
-                raise SamaraError(f"{file}: {key.name} has this key, or one of the same index")
-        added = ClientKey(name, public.decode(), _now())
+        added = ClientKey(name, self._read_new_key(file).decode(), _now())
         make_folder(self._folder)
         self._write(added)
         return added
@@ -142,17 +133,28 @@ class ClientKeys:
         Raises:
             SamaraError: if there is no key of this name, or it was revoked.
         """
-        key = self._key_of(name)
-        if key.revoked:
-            raise SamaraError(
-                f"{self._file(name)}: the key was revoked on {key.revoked}; create one with "
-                "another name, which is another client"
-            )
+        key = self._key_to_rotate(name)
         private, public = _new_key({each.client for each in self.read_all()})
         secret_file = self._folder / f"{name}.key"
         write_secret(secret_file, _encode_key(private) + index_line(key.client))
         self._write(replace(key, public_key=public.decode(), created=_now(), index=key.client))
         return secret_file
+
+    def rotate_to(self, name: str, file: Path) -> ClientKey:
+        """Register the next public key of a client that made it itself, as `rotate` does.
+
+        Args:
+            name: name of the client.
+            file: file of the public key, PEM.
+
+        Raises:
+            SamaraError: as of `rotate` and `add`.
+        """
+        key = self._key_to_rotate(name)
+        public = self._read_new_key(file).decode()
+        rotated = replace(key, public_key=public, created=_now(), index=key.client)
+        self._write(rotated)
+        return rotated
 
     def revoke(self, name: str) -> ClientKey:
         """Revoke a key; one that is revoked already keeps its date.
@@ -205,6 +207,40 @@ class ClientKeys:
         if key is None or client != key.client:
             holder = key.client if key else "nobody"
             raise SamaraError(f"its key is that of client {holder}, not {client}")
+
+    def _read_new_key(self, file: Path) -> bytes:
+        """Return the public key (PEM) in a file, which nobody in this run has or had first.
+
+        Raises:
+            SamaraError: if the file holds no such key.
+        """
+        try:
+            public = normalize_public_key(file.read_bytes())
+        except OSError as error:
+            raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
+        except DeviceError as error:
+            raise SamaraError(f"{file}: {error}") from error
+        index = client_index_of_key(public)
+        for key in self.read_all():
+            if index in (key.client, client_index_of_key(key.public_key.encode())):
+                raise SamaraError(
+                    f"{file}: {key.name} has this key, or one of the same index; make another key"
+                )
+        return public
+
+    def _key_to_rotate(self, name: str) -> ClientKey:
+        """Return the valid key of this name.
+
+        Raises:
+            SamaraError: if there is none, or it was revoked.
+        """
+        key = self._key_of(name)
+        if key.revoked:
+            raise SamaraError(
+                f"{self._file(name)}: the key was revoked on {key.revoked}; create one with "
+                "another name, which is another client"
+            )
+        return key
 
     def _key_of(self, name: str) -> ClientKey:
         """Return the key of this name.

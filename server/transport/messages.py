@@ -6,10 +6,12 @@ from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from shared.errors import FrameError, SamaraError
+from shared.errors import FrameError, RefusalCode, SamaraError
 from shared.flower_compat import ErrorCode
+from shared.frames.hello import Hello
+from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, RECORD
+from shared.wire import BLOB_ACTION, RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -90,3 +92,17 @@ def read_frame(reply: Message) -> bytes:
     if not isinstance(frame, bytes):
         raise FrameError("the reply holds no frame")
     return frame
+
+
+def client_of_hello(frame: bytes) -> int:
+    """Return the client index in a hello, or in a refusal that names a missing blob.
+
+    Raises:
+        FrameError: if the frame is neither.
+    """
+    if kind_of(frame) is Kind.REFUSAL:
+        refusal = Refusal.decode(frame)
+        if refusal.code == RefusalCode.MISSING_BLOB:
+            return refusal.client
+        raise FrameError(f"client {refusal.client}: {refusal.description}")
+    return Hello.decode(frame).client

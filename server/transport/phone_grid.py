@@ -24,15 +24,19 @@ from flwr.serverapp import Grid
 from server.live.keys import ClientKeys
 from server.transport.delegating_grid import DelegatingGrid
 from server.transport.guarded_grid import GuardedGrid
-from server.transport.messages import BLOB_MESSAGE, cut_foreign_text, decode_foreign, make_message
+from server.transport.messages import (
+    BLOB_MESSAGE,
+    client_of_hello,
+    cut_foreign_text,
+    decode_foreign,
+    make_message,
+)
 from shared.client_index import client_index_of_key
-from shared.errors import FrameError, RefusalCode, SamaraError
+from shared.errors import SamaraError
 from shared.flower_compat import ErrorCode, set_message_id
-from shared.frames.hello import Hello
-from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
 from shared.signing import answer_bytes, is_signed_by
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
+from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 log = logging.getLogger("samara.server")
 
@@ -51,14 +55,12 @@ class _Phone:
 
     Attributes:
         gateway: Flower's id of the gateway's node.
-        client: client index.
         public_key: PEM.
         hello: frame, or a refusal that names a blob which the phone lacks; empty once a part of it
             has been sent, until the gateway's next answer.
     """
 
     gateway: int
-    client: int
     public_key: bytes
     hello: bytes
 
@@ -66,6 +68,11 @@ class _Phone:
     def node(self) -> int:
         """The phone's node id."""
         return _node_of_key(self.public_key)
+
+    @property
+    def number(self) -> int:
+        """The number by which its gateway knows it: a gateway sees keys, not rotations."""
+        return client_index_of_key(self.public_key)
 
 
 @dataclass(frozen=True)
@@ -211,10 +218,10 @@ class PhoneGrid(DelegatingGrid):
         """
         records = [message.content.config_records[RECORD] for message in messages]
         longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
-        clients = [self._phones[message.metadata.dst_node_id].client for message in messages]
+        phones = [self._phones[message.metadata.dst_node_id].number for message in messages]
         first = messages[0].metadata
         whole = Message(
-            RecordDict({RECORD: ConfigRecord({**longest, CLIENTS: clients})}),
+            RecordDict({RECORD: ConfigRecord({**longest, CLIENTS: phones})}),
             gateway,
             first.message_type,
             ttl=first.ttl,
@@ -305,19 +312,23 @@ class PhoneGrid(DelegatingGrid):
         signed, dropped = self._signed_frames(reply, request.nonce)
         for public_key, frame in signed:
             try:
-                client = decode_foreign(_client_of_hello, frame)
+                self._check_client(public_key, decode_foreign(client_of_hello, frame))
             except SamaraError as error:
                 dropped[f"the hello of a phone is refused: {error}"] += 1
                 continue
-            if client != client_index_of_key(public_key):
-                dropped["the hello of a phone is for another client than its key"] += 1
-                continue
-            phone = _Phone(gateway, client, public_key, frame)
+            phone = _Phone(gateway, public_key, frame)
             self._phones[phone.node] = phone
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
                 reply_of_phone = _make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
         self._warn(gateway, _describe_dropped(dropped))
+
+    def _check_client(self, public_key: bytes, client: int) -> None:
+        """Raise a `SamaraError` if the holder of a key is not the client with this index."""
+        if self._keys:
+            self._keys.check(public_key, client)
+        elif client != client_index_of_key(public_key):
+            raise SamaraError(f"its key is not that of client {client}")
 
     def _signed_frames(
         self, reply: Message, instruction: bytes
@@ -352,20 +363,6 @@ class PhoneGrid(DelegatingGrid):
         if text and self._logged.get(gateway) != text:
             log.warning("gateway %d: %s", gateway, text)
             self._logged[gateway] = text
-
-
-def _client_of_hello(frame: bytes) -> int:
-    """Return the client index in a hello, or in a refusal that names a missing blob.
-
-    Raises:
-        FrameError: if the frame is neither.
-    """
-    if kind_of(frame) is Kind.REFUSAL:
-        refusal = Refusal.decode(frame)
-        if refusal.code == RefusalCode.MISSING_BLOB:
-            return refusal.client
-        raise FrameError(f"client {refusal.client}: {refusal.description}")
-    return Hello.decode(frame).client
 
 
 def _node_of_key(public_key: bytes) -> int:

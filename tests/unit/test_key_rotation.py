@@ -13,14 +13,15 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from benchmarks.faults.toy_client import app
-from devices.live.keys import read_client_index
+from devices.live.keys import create_key, read_client_index
+from devices.phone.commands import app as phone_commands
 from server.commands import app as commands
 from server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
 from server.transport import roster as module
 from server.transport.roster import Roster
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.errors import SamaraError
+from shared.errors import DeviceError, SamaraError
 from shared.frames.hello import Hello
 from shared.signing import PhoneKey
 from shared.wire import RECORD
@@ -52,6 +53,63 @@ def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
                 each.check(other, client)
     assert [key.client for key in keys.read_all()] == [client_index_of_key(other), client]
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_client_that_makes_its_keys_itself_keeps_its_index(tmp_path: Path) -> None:
+    keys, files = ClientKeys(tmp_path / "keys"), [tmp_path / f"{n}.key" for n in range(3)]
+    create_key(files[0])
+    client = read_client_index(files[0])
+    public = [tmp_path / f"{n}.pem" for n in range(3)]
+    public[0].write_bytes(PhoneKey(files[0]).public)
+    keys.add("pocket", public[0])
+    for earlier, number in ((0, 1), (1, 2)):
+        create_key(files[number], client)
+        assert read_client_index(files[number]) == client
+        assert files[number].stat().st_mode & 0o077 == 0
+        public[number].write_bytes(PhoneKey(files[number]).public)
+        assert keys.rotate_to("pocket", public[number]).client == client
+        server = ClientKeys(tmp_path / "keys")
+        server.check(PhoneKey(files[number]).public, client)
+        with pytest.raises(SamaraError, match="is not registered here"):
+            server.check(PhoneKey(files[earlier]).public, client)
+    for again in (0, 2):
+        for register in (keys.rotate_to, keys.add):
+            name = "another" if register == keys.add else "pocket"
+            with pytest.raises(SamaraError, match="pocket has this key"):
+                register(name, public[again])
+    with pytest.raises(SamaraError, match=r"0\.pem: cannot be read"):
+        keys.rotate_to("pocket", tmp_path / "none" / "0.pem")
+    keys.revoke("pocket")
+    with pytest.raises(SamaraError, match="the key was revoked on 20"):
+        keys.rotate_to("pocket", public[1])
+
+
+def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> None:
+    runner, file = CliRunner(), tmp_path / "phone.key"
+    made = runner.invoke(phone_commands, ["key", str(file), "--client", "77"])
+    assert made.stdout.encode() == PhoneKey(file).public
+    assert read_client_index(file) == 77
+    (tmp_path / "new.pem").write_text(made.stdout)
+    keys = ClientKeys(tmp_path / "run" / KEYS_FOLDER)
+    keys.create("pocket")
+    client = keys.read_all()[0].client
+    command = [
+        "keys",
+        "rotate",
+        "pocket",
+        str(tmp_path / "new.pem"),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    assert (
+        f"pocket: stays client {client} with the key in" in runner.invoke(commands, command).stdout
+    )
+    again = runner.invoke(phone_commands, ["key", str(file), "--client", "77"])
+    assert again.stdout == made.stdout
+    with pytest.raises(DeviceError, match="is not the key of client 78; name a new file"):
+        create_key(file, 78)
+    with pytest.raises(DeviceError, match="not a client index; the largest is"):
+        create_key(tmp_path / "more.key", MAX_CLIENT + 1)
 
 
 class _GridOfOneClient(InProcessGrid):

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from helpers import layout_of
 
 from client.protocol.blob_receiver import receive_part
-from devices.live.keys import create_key
+from devices.live.keys import create_key, read_client_index
 from server.live.keys import ClientKeys
 from server.transport import blob_sender
 from server.transport.blob_sender import BlobSender
@@ -54,6 +54,7 @@ class Gateway:
         self.forge = False
         self.hellos: dict[str, list[bytes]] = {}
         self.replays = False
+        self.clients: dict[int, int] = {}  # index by number of the key, where it is another
 
     def __call__(self, message: Message, context: Any) -> Message:
         record = message.content.config_records[RECORD]
@@ -78,8 +79,8 @@ class Gateway:
             self.hellos = parts
         return Message(RecordDict({RECORD: ConfigRecord(parts)}), reply_to=message)
 
-    def answer(self, instruction: bytes, client: int, asks_hello: bool) -> bytes:
-        store = self.lacking.get(client)
+    def answer(self, instruction: bytes, number: int, asks_hello: bool) -> bytes:
+        store, client = self.lacking.get(number), self.clients.get(number, number)
         if store and not asks_hello and kind_of(instruction) is Kind.BLOB_PART:
             return receive_part(instruction, [BLOB], client, store)
         if asks_hello and store and store.find(BLOB) is None:
@@ -286,6 +287,54 @@ def test_only_a_node_whose_key_was_made_for_a_gateway_brings_phones(
     roster.request_hellos(DeadlineGrid(grid, 1), 0.0)
     phones = {entry.client for entry in roster.entries.values()} & gateway.keys.keys()
     assert phones == (gateway.keys.keys() if is_marked else set())
+
+
+def test_a_phone_with_a_new_key_stays_the_same_client(gateway: Gateway, tmp_path: Path) -> None:
+    keys = run_keys(tmp_path, gateway, is_marked=True)
+    stolen, (other, _) = gateway.keys.items()
+    client, file = stolen[0], tmp_path / "new.key"
+    create_key(file, client)
+    assert read_client_index(file) == client
+    (tmp_path / "new.pem").write_bytes(PhoneKey(file).public)
+    keys.rotate_to("phone-0", tmp_path / "new.pem")
+    number = client_index_of_key(PhoneKey(file).public)
+    gateway.keys = {client: stolen[1], other: gateway.keys[other], number: PhoneKey(file)}
+    gateway.clients[number] = client
+    grid = DeadlineGrid(KeyedGrid(InProcessGrid(gateway, 2, {}), keys), 1)  # type: ignore[arg-type]
+    roster = Roster(keys)
+    roster.request_hellos(grid, 20.0)
+    entries = {entry.client: entry for entry in roster.entries.values()}
+    assert entries.keys() & {client, other, number} == {client, other}
+    assert entries[client].public_key == PhoneKey(file).public
+    [reply] = train(grid, [entries[client].node]).values()
+    assert Refusal.decode(frame_in(reply)).client == client
+    assert gateway.calls[-1][CLIENTS] == [number]
+    gateway.keys[number] = stolen[1]  # the gateway answers for it with the earlier key
+    [reply] = train(grid, [entries[client].node]).values()
+    assert reply.has_error()
+
+
+@pytest.mark.parametrize("claimed", ["another phone", "its new key's own"])
+def test_a_new_key_of_a_phone_is_no_other_client(
+    gateway: Gateway, tmp_path: Path, claimed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.0)
+    keys = run_keys(tmp_path, gateway, is_marked=True)
+    (client, _), (other, other_key) = gateway.keys.items()
+    create_key(tmp_path / "new.key", client)
+    key = PhoneKey(tmp_path / "new.key")
+    (tmp_path / "new.pem").write_bytes(key.public)
+    keys.rotate_to("phone-0", tmp_path / "new.pem")
+    number = client_index_of_key(key.public)
+    gateway.keys = {number: key, other: other_key}
+    gateway.clients[number] = other if claimed == "another phone" else number
+    grid = KeyedGrid(InProcessGrid(gateway, 2, {}), keys)  # type: ignore[arg-type]
+    assert set(grid.connected_nodes().values()) & {key.public, other_key.public} == {
+        other_key.public
+    }
+    gateway.clients[number] = client
+    grid.connected_nodes()
+    assert key.public in grid.connected_nodes().values()
 
 
 def test_a_gateway_takes_no_part_itself(gateway: Gateway, tmp_path: Path) -> None:

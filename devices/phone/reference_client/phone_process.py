@@ -7,6 +7,7 @@ from pathlib import Path
 
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session_store import SessionFolder
+from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.extra import require_executorch
 from devices.phone.reference_client.attachment import attach
@@ -15,7 +16,6 @@ from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_program import load_program
-from shared.client_index import client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
 from shared.signing import PhoneKey
@@ -63,7 +63,7 @@ def _up(
     program = load_program(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))
-    client = client_index_of_key(key.public)
+    client = read_client_index(key_file)
     phone = Phone(trainer, client, SessionFolder(home), ScalarCounts(home), scalar_limit)
     failures: list[SamaraError] = []
 
