@@ -2,15 +2,23 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
+    from devices.hardware.offload_estimate import FirstOrderEstimate, FirstOrderMethod
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
+_STAGES = {
+    "forward": "on the device",
+    "backward": "on the device",
+    "offload": "to the host",
+    "update": "on the host",
+    "upload": "to the device",
+}
 app = typer.Typer(help="Device profiles, and estimates of what a step costs.", no_args_is_help=True)
 
 
@@ -46,6 +54,16 @@ class Stream(StrEnum):
     AUTO = "auto"
     HOST = "host"
     DISK = "disk"
+
+
+class Method(StrEnum):
+    """The way in which the model is trained."""
+
+    PRGE = "prge"
+    FO_ADAM = "fo-adam"
+    LORA = "lora"
+    ZERO_OFFLOAD = "zero-offload"
+    LSP = "lsp"
 
 
 @app.command(name="list")
@@ -96,6 +114,9 @@ def estimate(
     model: Annotated[
         str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
     ],
+    method: Annotated[
+        Method, typer.Option(help="prge, or first order: all on the device, or offloaded.")
+    ] = Method.PRGE,
     quantization: Annotated[Quantization, typer.Option()] = Quantization.FP16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="B, examples of a step.")] = 1,
@@ -110,6 +131,18 @@ def estimate(
         int, typer.Option(min=0, help="Number of top blocks with adapters; 0: all.")
     ] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters.")] = 16,
+    subspace: Annotated[
+        int, typer.Option(min=1, help="lsp: s, rows and columns of a compressed gradient.")
+    ] = 512,
+    nonzeros: Annotated[
+        int, typer.Option(min=1, help="lsp: r, nonzeros in a row of a projector.")
+    ] = 16,
+    layer_wise: Annotated[
+        bool, typer.Option("--layer-wise", help="zero-offload: scheduled layer by layer.")
+    ] = False,
+    checkpointing: Annotated[
+        bool, typer.Option(help="First order: compute activations again for the backward pass.")
+    ] = True,
     supervised: Annotated[
         int, typer.Option(min=0, help="Supervised positions of an example; 0: all.")
     ] = 0,
@@ -123,7 +156,7 @@ def estimate(
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict seconds, peak memory and energy of a P-RGE step, from the model's config alone.
+    """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
     Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """
@@ -144,6 +177,28 @@ def estimate(
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
     shape = model_shape(model)
+    if method is not Method.PRGE:
+        from devices.hardware.offload_estimate import FirstOrderWorkload, estimate_first_order
+
+        if readout or stream is not Stream.OFF or quantization.value not in ("fp16", "fp32"):
+            raise ConfigError(
+                f"--method {method.value}: trains the model's own weights in fp16 or fp32, in "
+                "memory; leave out --readout and --stream, and choose --quantization fp16 or fp32"
+            )
+        first_order = FirstOrderWorkload(
+            method=cast("FirstOrderMethod", method.value),
+            sequence=seq,
+            batch=batch,
+            precision="fp16" if quantization is Quantization.FP16 else "fp32",
+            subspace=subspace,
+            nonzeros=nonzeros,
+            rank=rank,
+            layerwise=layer_wise,
+            checkpointing=checkpointing,
+        )
+        predicted = estimate_first_order(shape, profile, first_order)
+        typer.echo(dumps(predicted.as_json())) if json else _print_first_order(predicted)
+        return
     work = Workload(
         sequence=seq,
         batch=batch,
@@ -206,6 +261,42 @@ def _print(result: "StepEstimate") -> None:
         console.print(f"does not fit: {over:,.0f} MiB more than the {usable:,.0f} MiB available")
         remedies = "; or ".join(result.remedies) or "none of this command's options"
         console.print(f"options that make it fit: {remedies}")
+
+
+def _print_first_order(result: "FirstOrderEstimate") -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    stages, work = asdict(result.stages), result.work
+    times = Table(title=f"A step of {result.model} with {work.method} on {result.device}")
+    times.add_column("stage")
+    times.add_column("seconds", justify="right")
+    for name, where in _STAGES.items():
+        times.add_row(f"{name} {where}", f"{stages[name]:.3f}")
+    times.add_section()
+    times.add_row("step, with overlap", f"{result.seconds:.3f}")
+    times.add_row("Adam in enough memory", f"{result.resident_seconds:.3f}")
+    sizes = Table()
+    for column in ("part", "MiB on the device", "MiB on the host"):
+        sizes.add_column(column, justify="left" if column == "part" else "right")
+    on_device, on_host = asdict(result.memory), asdict(result.host_memory)
+    for name in on_device:
+        sizes.add_row(name, *(f"{memory[name] / 2**20:,.0f}" for memory in (on_device, on_host)))
+    sizes.add_section()
+    totals = (memory.total / 2**20 for memory in (result.memory, result.host_memory))
+    sizes.add_row("peak", *(f"{total:,.0f}" for total in totals))
+    console = Console()
+    console.print(times)
+    console.print(sizes)
+    if result.fits:
+        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are on the device")
+    else:
+        console.print(
+            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; "
+            f"what would fit: {'; or '.join(result.remedies) or 'none of the methods'}"
+        )
 
 
 @app.command()

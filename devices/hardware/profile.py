@@ -60,7 +60,7 @@ class SourcedProfile(ProfileSection):
 
 
 class Memory(ProfileSection):
-    """The memory that all processors of the device share; a GPU has none of its own."""
+    """The memory that all processors share; beside a `Host`, the accelerator's own."""
 
     bytes: int = Field(gt=0)
     system_bytes: int = Field(ge=0, description="bytes taken by carve-outs, kernel and services")
@@ -112,6 +112,15 @@ class Timing(ProfileSection):
     )
 
 
+class Host(ProfileSection):
+    """The host of an accelerator with memory of its own, and the link between the two."""
+
+    bytes: int = Field(gt=0, description="bytes of the host's memory")
+    to_host: float = Field(gt=0, description="bytes/s from the accelerator to page-locked memory")
+    to_device: float = Field(gt=0, description="bytes/s from page-locked memory to the accelerator")
+    updates: float = Field(gt=0, description="parameters/s of a fused Adam on the host")
+
+
 class PowerMode(ProfileSection):
     """The power draw and the clocks of a mode, relative to the mode of the profile's numbers."""
 
@@ -151,6 +160,7 @@ class DeviceProfile(SourcedProfile):
     storage: Storage | None = Field(None, description="left out if unknown")
     compute: Compute
     timing: Timing
+    host: Host | None = Field(None, description="left out if the processors share one memory")
     power: dict[str, PowerMode] = Field(description="modes by name; empty if unknown")
     mode: str = Field("", description="the mode that the numbers are for; empty without modes")
     fit: TimingFit | None = None
@@ -180,6 +190,20 @@ class DeviceProfile(SourcedProfile):
                 "it with its source, or leave --stream out"
             )
         return self.storage.bandwidth
+
+    @property
+    def offload_host(self) -> Host:
+        """The host that an accelerator with memory of its own can offload to.
+
+        Raises:
+            ConfigError: if the profile does not contain one.
+        """
+        if self.host is None:
+            raise ConfigError(
+                f"{self.name}: the processors share one memory, so there is nothing to offload to; "
+                "choose a profile with a [host] section, or another --method"
+            )
+        return self.host
 
     @property
     def watts(self) -> float | None:

@@ -1,0 +1,310 @@
+"""The predicted cost of a first-order training step, with or without a host to offload to.
+
+Zero-Offload and LSP-Offload keep the weights on the accelerator, and the optimizer on the host
+(Chen et al., LSP-Offload, sections 3 and 4). Optimizer states have the precision of the weights, as
+in the paper's tables.
+"""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from client.offload.iteration_time import (
+    StageSeconds,
+    layerwise_iteration,
+    zero_offload_iteration,
+)
+from devices.hardware.model_shape import Linear, ModelShape
+from devices.hardware.profile import DeviceProfile
+from devices.hardware.roofline import Workload, base_pass_time
+from shared.errors import ConfigError
+
+FirstOrderMethod = Literal["fo-adam", "lora", "zero-offload", "lsp"]
+WIDTH = {"fp32": 4, "fp16": 2}
+"""Bytes of a weight, a gradient, or a moment of Adam."""
+STATES = 3
+"""Numbers that Adam needs beside a trained weight: gradient, first and second moment."""
+POSITION_BYTES = 4
+"""Bytes of the position of a projector's nonzero."""
+_ADAM_MOVES = 7
+"""Numbers that Adam moves for a trained weight: it reads weight and states, and writes all but the
+gradient."""
+_LOGITS_ALIVE = 3
+"""Copies of the logits in float32 at the end of a forward pass: logits, log-softmax, gradient."""
+_GRADIENT_BUFFERS = 2
+"""Blocks whose gradients are on the accelerator at a time: one computed, the one before it sent."""
+
+
+@dataclass(frozen=True)
+class FirstOrderWorkload:
+    """The settings of a first-order step that decide its time and memory.
+
+    Attributes:
+        method: what is trained, and where the optimizer runs.
+        sequence: tokens of an example.
+        batch: examples of a step.
+        precision: type of weights, gradients and optimizer states.
+        subspace: s, rows and columns of a compressed gradient.
+        nonzeros: r, nonzeros in a row of a projector.
+        rank: rank of LoRA's matrices.
+        layerwise: whether Zero-Offload transfers and updates layer by layer, as LSP-Offload does.
+        checkpointing: whether the backward pass computes the activations of each block again.
+    """
+
+    method: FirstOrderMethod
+    sequence: int = 512
+    batch: int = 1
+    precision: Literal["fp32", "fp16"] = "fp16"
+    subspace: int = 512
+    nonzeros: int = 16
+    rank: int = 16
+    layerwise: bool = False
+    checkpointing: bool = True
+
+
+@dataclass(frozen=True)
+class FirstOrderMemory:
+    """The bytes at the peak of a step by part; `total` is their sum, and 0 means not kept there.
+
+    Attributes:
+        runtime: interpreter, libraries and contexts.
+        weights: weights of the model.
+        added: LoRA's matrices, or projectors with their positions.
+        gradients: gradients.
+        optimizer: first and second moments of Adam.
+        activations: activations at the peak, with logits.
+    """
+
+    runtime: int = 0
+    weights: int = 0
+    added: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """The bytes of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class FirstOrderEstimate:
+    """The predicted time and memory of a first-order step.
+
+    Attributes:
+        device: name of the device.
+        model: name of the model.
+        work: settings of the step.
+        stages: seconds of the stages, each as if it ran alone.
+        seconds: seconds of an iteration, with the overlap of the schedule.
+        resident_seconds: the same for Adam on an accelerator with enough memory.
+        memory: bytes on the accelerator.
+        host_memory: bytes on the host.
+        usable_bytes: bytes that the accelerator leaves to the process.
+        host_bytes: bytes of the host; None if the method needs none.
+        remedies: methods that fit where this one does not.
+    """
+
+    device: str
+    model: str
+    work: FirstOrderWorkload
+    stages: StageSeconds
+    seconds: float
+    resident_seconds: float
+    memory: FirstOrderMemory
+    host_memory: FirstOrderMemory
+    usable_bytes: int
+    host_bytes: int | None
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Return whether both memories hold what the method keeps in them."""
+        host = self.host_bytes is None or self.host_memory.total <= self.host_bytes
+        return host and self.memory.total <= self.usable_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the estimate as one JSON object, with an object for each kind of parts."""
+        return {
+            "device": self.device,
+            "model": self.model,
+            **asdict(self.work),
+            "step_seconds": self.seconds,
+            "step_parts_seconds": asdict(self.stages),
+            "resident_step_seconds": self.resident_seconds,
+            "peak_memory_bytes": self.memory.total,
+            "peak_memory_parts_bytes": asdict(self.memory),
+            "usable_memory_bytes": self.usable_bytes,
+            "host_memory_bytes": self.host_memory.total,
+            "host_memory_parts_bytes": asdict(self.host_memory),
+            "fits": self.fits,
+            "would_fit": list(self.remedies),
+        }
+
+
+def estimate_first_order(
+    shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
+) -> FirstOrderEstimate:
+    """Predict time and memory of a first-order step.
+
+    Raises:
+        ConfigError: if the sequence is longer than the model's context, or the method offloads and
+            the device has no host beside it.
+    """
+    if shape.context is not None and work.sequence > shape.context:
+        raise ConfigError(
+            f"{shape.name}: the model reads at most {shape.context} tokens; shorten --seq "
+            f"{work.sequence}"
+        )
+    result = _estimate(shape, device, work)
+    if result.fits:
+        return result
+    others = (
+        method
+        for method in get_args(FirstOrderMethod)
+        if device.host is not None or method in ("fo-adam", "lora")
+    )
+    fitting = (
+        f"--method {other}"
+        for other in others
+        if _estimate(shape, device, replace(work, method=other)).fits
+    )
+    return replace(result, remedies=tuple(fitting))
+
+
+def trained_parameters(shape: ModelShape, work: FirstOrderWorkload) -> int:
+    """Return how many numbers the optimizer updates.
+
+    LSP-Offload and LoRA train the linear layers of the blocks only.
+    """
+    linears = [linear for block in shape.blocks for linear in block]
+    match work.method:
+        case "lora":
+            return sum(work.rank * (linear.inputs + linear.outputs) for linear in linears)
+        case "lsp":
+            return sum(_compressed(linear, work.subspace) for linear in linears)
+        case _:
+            return shape.block_weights + shape.other_weights
+
+
+def projector_bytes(shape: ModelShape, nonzeros: int, width: int) -> int:
+    """Return the bytes of all pairs of sparse projectors (definition 1), with positions."""
+    rows = sum(linear.inputs + linear.outputs for block in shape.blocks for linear in block)
+    return rows * nonzeros * (width + POSITION_BYTES)
+
+
+def _compressed(linear: Linear, subspace: int) -> int:
+    """Return the entries of a layer's compressed gradient, P'GQ."""
+    return min(subspace, linear.inputs) * min(subspace, linear.outputs)
+
+
+def _estimate(
+    shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
+) -> FirstOrderEstimate:
+    stages, update = _stages(shape, device, work)
+    if work.method in ("fo-adam", "lora"):
+        seconds = stages.compute + update
+    elif work.method == "zero-offload" and not work.layerwise:
+        seconds = zero_offload_iteration(stages)
+    else:
+        seconds = layerwise_iteration(stages)
+    resident_stages, resident_update = _stages(shape, device, replace(work, method="fo-adam"))
+    offloads = work.method in ("zero-offload", "lsp")
+    memory, host_memory = _memory(shape, device, work)
+    return FirstOrderEstimate(
+        device=device.name,
+        model=shape.name,
+        work=work,
+        stages=stages,
+        seconds=seconds,
+        resident_seconds=resident_stages.compute + resident_update,
+        memory=memory,
+        host_memory=host_memory,
+        usable_bytes=device.usable_bytes,
+        host_bytes=device.offload_host.bytes if offloads else None,
+    )
+
+
+def _stages(
+    shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
+) -> tuple[StageSeconds, float]:
+    """Return the seconds of the stages, and those of an update on the accelerator."""
+    width = WIDTH[work.precision]
+    bandwidth = device.memory.bandwidth * device.timing.bandwidth_share
+    reads = Workload(
+        sequence=work.sequence, batch=work.batch, quantization=work.precision, tiled=False
+    )
+    forward = base_pass_time(shape, device, reads).total
+    backward = forward * (3 if work.checkpointing else 2)
+    trained = trained_parameters(shape, work)
+    layers = len(shape.blocks)
+    if work.method in ("fo-adam", "lora"):
+        update = trained * width * _ADAM_MOVES / bandwidth
+        return StageSeconds(forward, backward, 0.0, 0.0, 0.0, layers), update
+    host = device.offload_host
+    if work.method == "lsp":
+        # Compression reads every gradient; decompression reads and writes every weight.
+        moved = 3 * shape.block_weights * width / bandwidth
+        products = 2 * 2 * shape.block_weights * work.nonzeros / device.compute.fp32
+        backward += max(moved, products)
+    stages = StageSeconds(
+        forward=forward,
+        backward=backward,
+        offload=trained * width / host.to_host,
+        update=trained / host.updates,
+        upload=trained * width / host.to_device,
+        layers=layers,
+    )
+    return stages, 0.0
+
+
+def _memory(
+    shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
+) -> tuple[FirstOrderMemory, FirstOrderMemory]:
+    """Return the bytes on the accelerator and on the host."""
+    width, trained = WIDTH[work.precision], trained_parameters(shape, work)
+    everything = shape.block_weights + shape.other_weights
+    block = max(sum(linear.weights for linear in block) for block in shape.blocks)
+    embedding = shape.vocabulary * shape.hidden
+    states = FirstOrderMemory(gradients=trained * width, optimizer=(STATES - 1) * trained * width)
+    held = FirstOrderMemory(
+        runtime=device.memory.runtime_bytes,
+        weights=everything * width,
+        activations=_activation_bytes(shape, work),
+    )
+    match work.method:
+        case "fo-adam":
+            on_device = replace(held, gradients=states.gradients, optimizer=states.optimizer)
+            return on_device, FirstOrderMemory()
+        case "lora":
+            on_device = replace(
+                held,
+                added=trained * width,
+                gradients=states.gradients,
+                optimizer=states.optimizer,
+            )
+            return on_device, FirstOrderMemory()
+        case "zero-offload":
+            largest = max(block, embedding)
+            return replace(held, gradients=_GRADIENT_BUFFERS * largest * width), states
+        case "lsp":
+            on_device = replace(
+                held,
+                added=projector_bytes(shape, work.nonzeros, width),
+                gradients=_GRADIENT_BUFFERS * block * width,
+            )
+            return on_device, states
+
+
+def _activation_bytes(shape: ModelShape, work: FirstOrderWorkload) -> int:
+    """Return the bytes of activations at the peak, with logits.
+
+    Of a block, the inputs and outputs of its linear layers are kept for the backward pass; with
+    checkpointing those of one block, and the input of every block.
+    """
+    width, tokens = WIDTH[work.precision], work.sequence * work.batch
+    inner = [sum(linear.inputs + linear.outputs for linear in block) for block in shape.blocks]
+    logits = _LOGITS_ALIVE * shape.vocabulary * 4
+    if not work.checkpointing:
+        return tokens * (sum(inner) * width + logits)
+    return tokens * (len(inner) * shape.hidden * width + max(max(inner) * width, logits))

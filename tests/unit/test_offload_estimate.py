@@ -1,0 +1,155 @@
+"""Predicted first-order steps: the paper's formulas and figures, memory, and the command."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import samara
+from benchmarks.devices.offload_figures import (
+    GPT2_1_3B,
+    from_shapes_and_profiles,
+    from_the_papers_times,
+)
+from client.offload.iteration_time import (
+    StageSeconds,
+    layerwise_iteration,
+    transition_layer,
+    unoverlapped_iteration,
+    zero_offload_iteration,
+)
+from devices.hardware.model_shape import model_shape
+from devices.hardware.offload_estimate import (
+    FirstOrderMethod,
+    FirstOrderWorkload,
+    estimate_first_order,
+    trained_parameters,
+)
+from devices.hardware.profile import load_device
+from shared.errors import ConfigError
+
+SEVEN = model_shape("llama2-7b")
+WORKSTATION, LAPTOP = load_device("rtx-4090-workstation"), load_device("rtx-a1000-laptop")
+SECONDS = st.floats(0.001, 10)
+STAGES = st.builds(
+    StageSeconds, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, layers=st.integers(1, 64)
+)
+
+
+def test_the_table_in_the_documentation_is_what_is_predicted() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "lsp.md").read_text(encoding="utf-8")
+    for figure in (*from_the_papers_times(), *from_shapes_and_profiles()):
+        assert figure.row in text
+
+
+def test_equation_1() -> None:
+    stages = StageSeconds(1.0, 2.0, offload=3.0, update=5.0, upload=4.0, layers=10)
+    assert zero_offload_iteration(stages) == 1 + 3 + 5
+    assert layerwise_iteration(stages) == 5
+    assert layerwise_iteration(StageSeconds(1.0, 2.0, 0.1, 0.2, 0.3, 10)) == 3 + 0.03 + 0.02
+
+
+@given(STAGES)
+def test_overlap_never_costs_and_never_beats_the_busiest_stage(stages: StageSeconds) -> None:
+    busiest = max(stages.compute, stages.offload, stages.update, stages.upload)
+    assert busiest <= layerwise_iteration(stages)
+    assert busiest <= zero_offload_iteration(stages) <= unoverlapped_iteration(stages)
+
+
+def test_the_transition_layer_of_section_4_2() -> None:
+    # A layer takes 0.1 + 0.2 + 0.1 s behind the accelerator; (2 − 0.4) / 0.2 = 8 layers are done.
+    assert transition_layer(StageSeconds(1.0, 2.0, 1.0, 2.0, 1.0, 10)) == 2
+    assert transition_layer(StageSeconds(1.0, 0.1, 1.0, 2.0, 1.0, 10)) == 10
+    assert transition_layer(StageSeconds(1.0, 2.0, 0.1, 0.1, 0.1, 10)) == 0
+    assert transition_layer(StageSeconds(1.0, 2.0, 0.0, 0.0, 0.0, 10)) == 0
+
+
+@given(STAGES)
+def test_the_transition_layer_is_one_of_the_layers_or_behind_the_last(stages: StageSeconds) -> None:
+    assert 0 <= transition_layer(stages) <= stages.layers
+
+
+@pytest.mark.parametrize("method", ["zero-offload", "lsp", "lora"])
+def test_seven_billion_parameters_fit_in_24_gb(method: FirstOrderMethod) -> None:
+    work = FirstOrderWorkload(method, sequence=512, batch=4)
+    assert estimate_first_order(SEVEN, WORKSTATION, work).fits
+
+
+def test_what_does_not_fit_names_the_methods_that_do() -> None:
+    result = estimate_first_order(SEVEN, WORKSTATION, FirstOrderWorkload("fo-adam"))
+    assert not result.fits
+    assert result.remedies == ("--method lora", "--method zero-offload", "--method lsp")
+
+
+def test_1_3_billion_parameters_fit_in_4_gb_with_lsp_only_offloaded() -> None:
+    lsp = estimate_first_order(GPT2_1_3B, LAPTOP, FirstOrderWorkload("lsp", sequence=512))
+    assert lsp.fits
+    assert lsp.memory.weights > 0.6 * LAPTOP.usable_bytes
+    assert not estimate_first_order(GPT2_1_3B, LAPTOP, FirstOrderWorkload("fo-adam")).fits
+
+
+def test_memory_by_part() -> None:
+    work = FirstOrderWorkload("lsp", subspace=512, nonzeros=16)
+    result = estimate_first_order(SEVEN, WORKSTATION, work)
+    numbers = 32 * 7 * 512**2
+    assert trained_parameters(SEVEN, work) == numbers
+    assert result.memory.optimizer == 0
+    assert result.host_memory.gradients == 2 * numbers
+    assert result.host_memory.optimizer == 2 * 2 * numbers
+    rows = 32 * (4 * 2 * 4_096 + 3 * (4_096 + 11_008))
+    assert result.memory.added == rows * 16 * (2 + 4)
+    small = FirstOrderWorkload("lsp", subspace=100_000)
+    assert trained_parameters(SEVEN, small) == SEVEN.block_weights
+    assert result.memory.total == sum(
+        getattr(result.memory, part.name) for part in fields(result.memory)
+    )
+
+
+def test_offloading_needs_a_host() -> None:
+    with pytest.raises(ConfigError, match=r"orin-nano-8gb.*\[host\]"):
+        estimate_first_order(SEVEN, load_device("orin-nano-8gb"), FirstOrderWorkload("lsp"))
+    lora = estimate_first_order(SEVEN, load_device("orin-nano-8gb"), FirstOrderWorkload("lora"))
+    assert not lora.fits
+    assert lora.remedies == ()
+
+
+def test_a_sequence_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="4096 tokens"):
+        estimate_first_order(SEVEN, WORKSTATION, FirstOrderWorkload("lsp", sequence=8_192))
+
+
+def command(arguments: str) -> tuple[int, str]:
+    words = "device estimate --device rtx-4090-workstation --model llama2-7b " + arguments
+    result = CliRunner().invoke(samara.app, words.split())
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_the_command_prints_one_object() -> None:
+    status, text = command("--method zero-offload --layer-wise --seq 512 --batch 4 --json")
+    assert status == 0, text
+    said = json.loads(text)
+    assert said["fits"] is True
+    assert (
+        said["step_seconds"]
+        < json.loads(command("--method zero-offload --seq 512 --batch 4 --json")[1])["step_seconds"]
+    )
+    assert said["peak_memory_bytes"] == sum(said["peak_memory_parts_bytes"].values())
+
+
+def test_the_command_for_people() -> None:
+    status, text = command("--method fo-adam --seq 512")
+    assert status == 0, text
+    assert "does not fit" in text
+    assert "--method lsp" in text
+    assert "fits:" in command("--method lsp")[1]
+
+
+@pytest.mark.parametrize("wrong", ["--quantization nf4", "--stream disk", "--readout 2"])
+def test_settings_of_other_methods_are_refused(wrong: str) -> None:
+    status, text = command(f"--method lsp {wrong}")
+    assert status != 0
+    assert "leave out --readout and --stream" in text
