@@ -1,1 +1,1 @@
-"""First-order training with the optimizer on the host: schedule, link, and their times."""
+"""First-order training with the optimizer on the host: projectors, updates, schedule, link."""

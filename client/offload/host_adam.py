@@ -1,0 +1,68 @@
+"""Adam on the host, for compressed or whole gradients.
+
+Kingma & Ba, "Adam: a method for stochastic optimization" (2014), by torch's fused kernel. It moves
+zeros instead of weights, which are on the accelerator: what they become is the update.
+"""
+
+import torch
+from torch import Tensor
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+class HostAdam:
+    """The moments of a layer in the host's memory, and the updates that they give.
+
+    Attributes:
+        moments: momentum and squares, float32 [shape].
+        steps: number of updates computed.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.moments = (torch.zeros(shape), torch.zeros(shape))
+        self.steps = 0
+
+    def update(self, gradient: Tensor, learning_rate: float) -> Tensor:
+        """Take a step and return the update −η·m̂ / (√v̂ + ε), which is added to the weights.
+
+        Args:
+            gradient: gradient of the step, float32 [shape], on the CPU.
+            learning_rate: η.
+
+        Returns:
+            float32 [shape], with the bits that torch's fused Adam would move a weight of zero by.
+        """
+        self.steps += 1
+        change = torch.zeros_like(gradient)
+        torch._fused_adam_(
+            [change],
+            [gradient],
+            [self.moments[0]],
+            [self.moments[1]],
+            [],
+            [torch.tensor(float(self.steps))],
+            lr=learning_rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=0.0,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+        return change
+
+    def move(self, left: Tensor | None, right: Tensor | None) -> None:
+        """Project the moments to another subspace (LSP-Offload, algorithm 2).
+
+        M ← L·M·Rᵀ and V ← L²·V·(R²)ᵀ, where L = PᵀP_old and R = QᵀQ_old, squared elementwise.
+
+        Args:
+            left: L, float32 [new s, old s]; None is the identity.
+            right: R, float32 [new s, old s]; None is the identity.
+        """
+        first, second = self.moments
+        if left is not None:
+            first, second = left @ first, left.square() @ second
+        if right is not None:
+            first, second = first @ right.T, second @ right.square().T
+        self.moments = (first.contiguous(), second.contiguous())

@@ -1,0 +1,139 @@
+"""The work on one layer in a training step: where its gradient goes and how its update comes back.
+
+The order is compress, on the accelerator; add and update, on the host; apply, on the accelerator
+(LSP-Offload, algorithm 2). Who does which part when is the update schedule's affair; layers share
+nothing, so parts of different layers may run at the same time.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from client.offload.host_adam import HostAdam
+from client.offload.kernels import add_decompressed, compress
+from client.offload.projectors import ProjectorPair
+
+
+class LayerUpdate:
+    """One weight tensor on the accelerator, with its optimizer on the host.
+
+    Attributes:
+        name: name of the weight in the network.
+        weight: weight W on the accelerator, float32 [m, n], or any shape without projectors.
+        projectors: projectors on the accelerator.
+        optimizer: optimizer on the host.
+    """
+
+    def __init__(self, name: str, weight: nn.Parameter, projectors: ProjectorPair) -> None:
+        self.name, self.weight, self.projectors = name, weight, projectors
+        self.optimizer = HostAdam(projectors.subspace(tuple(weight.shape)))
+        self._sum: Tensor | None = None
+
+    def compress(self, gradient: Tensor) -> Tensor:
+        """Return Ĝ = PᵀGQ, what travels to the host; runs on the accelerator.
+
+        Args:
+            gradient: gradient of a pass, float32 [m, n].
+
+        Returns:
+            float32 [s, s]; the gradient itself without projectors.
+        """
+        return compress(self.projectors, gradient)
+
+    def add(self, compressed: Tensor) -> None:
+        """Add the compressed gradient of a pass to those of the step; runs on the host.
+
+        Args:
+            compressed: float32 [s, s] on the CPU; it is kept, so it may not change afterwards.
+        """
+        self._sum = compressed if self._sum is None else self._sum + compressed
+
+    def update(self, learning_rate: float) -> Tensor:
+        """Take a step of Adam on the sum and return Δ, what travels back; runs on the host.
+
+        Args:
+            learning_rate: η, which Δ contains.
+
+        Returns:
+            float32 [s, s] on the CPU.
+        """
+        assert self._sum is not None, "there is no gradient"
+        change = self.optimizer.update(self._sum.contiguous(), learning_rate)
+        self._sum = None
+        return change
+
+    def apply(self, change: Tensor) -> None:
+        """Set W ← W + PΔQᵀ; runs on the accelerator.
+
+        Args:
+            change: Δ, float32 [s, s] on the accelerator.
+        """
+        add_decompressed(self.projectors, change, self.weight)
+
+
+class UpdateSchedule(Protocol):
+    """The decision when each part of the work on layers is done, and where."""
+
+    def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
+        """Accept the gradient of a layer as soon as the backward pass has it.
+
+        Args:
+            layer: layer.
+            gradient: gradient of a pass, float32 [m, n], on the accelerator; the schedule owns it.
+            learning_rate: η if this is the last pass of the step, so the layer can be updated; None
+                if gradients of other passes follow.
+        """
+
+    def finish(self) -> None:
+        """Wait until all accepted layers are updated."""
+
+
+class ImmediateSchedule:
+    """An update schedule that does all work at once, in the thread of the backward pass."""
+
+    def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
+        """Compress, and if it is the last pass update and apply."""
+        layer.add(layer.compress(gradient).cpu())
+        if learning_rate is not None:
+            layer.apply(layer.update(learning_rate).to(gradient.device))
+
+    def finish(self) -> None:
+        """Do nothing, since nothing is left to do."""
+
+
+class GradientHooks:
+    """Hooks that hand every layer's gradient to a schedule and free it.
+
+    Args:
+        layers: layers whose weights require gradients.
+        schedule: schedule that accepts the gradients.
+
+    Attributes:
+        learning_rate: η in the last pass of a step, None in the passes before it.
+    """
+
+    def __init__(self, layers: list[LayerUpdate], schedule: UpdateSchedule) -> None:
+        self._schedule = schedule
+        self.learning_rate: float | None = None
+        self._handles = [
+            layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(layer)
+            )
+            for layer in layers
+        ]
+
+    def _hook(self, layer: LayerUpdate) -> Callable[[Tensor], None]:
+        def hand_over(weight: Tensor) -> None:
+            gradient, weight.grad = weight.grad, None
+            assert gradient is not None
+            with torch.no_grad():
+                self._schedule.gradient(layer, gradient, self.learning_rate)
+
+        return hand_over
+
+    def remove(self) -> None:
+        """Remove the hooks from the weights."""
+        for handle in self._handles:
+            handle.remove()
