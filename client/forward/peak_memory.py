@@ -1,15 +1,12 @@
 """The memory of forward passes: its peak, and its reuse between steps."""
 
 import ctypes
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from shared.model.live_tensors import CountedTensors, MemoryAccount
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt."""
@@ -53,41 +50,7 @@ def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
         torch.cuda.synchronize(device)
         peak.bytes = torch.cuda.max_memory_allocated(device) - before
     else:
-        with _LiveTensors() as live:
+        account = MemoryAccount()
+        with CountedTensors(account):
             yield peak
-        peak.bytes = live.peak
-
-
-class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A counter of the bytes of storages that operations create, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = self._bytes = 0
-        self._counted: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        inputs = {self._key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        output = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and self._key(tensor) not in self._counted | inputs:
-                self._count(tensor.untyped_storage())
-        return output
-
-    @staticmethod
-    def _key(tensor: Tensor) -> int:
-        key: int = tensor.untyped_storage()._cdata
-        return key
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._counted.add(key)
-        self._bytes += size
-        self.peak = max(self.peak, self._bytes)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._counted.discard(key)
-        self._bytes -= size
+        peak.bytes = account.peak

@@ -1,0 +1,251 @@
+"""The accelerator beside the host, as a schedule sees it: real, emulated, or the CPU itself."""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from client.offload.emulated_link import Clock, EmulatedTransfer
+from client.offload.timeline import ACCELERATOR, HOST, Timeline
+from client.streaming.block_transfer import BlockTransfer, CpuTransfer, block_transfer_for
+from shared.model.live_tensors import CountedTensors, MemoryAccount
+
+
+class Accelerator:
+    """An accelerator, and how tensors get there and back.
+
+    On a CPU tensors stay where they are. On CUDA they go through page-locked memory, in two streams
+    beside the one that computes.
+
+    Args:
+        transfer: transfer between host and accelerator.
+
+    Attributes:
+        clock: clock of the timeline.
+        timeline: record of who was busy when.
+    """
+
+    def __init__(self, transfer: BlockTransfer) -> None:
+        self.transfer = transfer
+        self.clock = Clock()
+        self.timeline = Timeline()
+
+    def computing(self, work: str, layer: int) -> AbstractContextManager[None]:
+        """Return a context for work on the accelerator by this thread."""
+        return nullcontext()
+
+    def switch(self, work: str, layer: int) -> None:
+        """Note that this thread's work on the accelerator goes on with another layer."""
+
+    def pausing(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread, which computes, leaves the accelerator free."""
+        return nullcontext()
+
+    def updating(self, layer: int) -> AbstractContextManager[None]:
+        """Return a context for work on the host by this thread."""
+        return nullcontext()
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Note that these tensors are in the accelerator's memory until they are freed.
+
+        Raises:
+            DeviceError: if they do not fit into an emulated accelerator's memory.
+        """
+
+    def to_host(self, tensors: Sequence[Tensor], event: object) -> list[Tensor]:
+        """Return copies on the host, once complete.
+
+        Args:
+            tensors: tensors on the accelerator.
+            event: return value of `transfer.record_event` from when they were written.
+        """
+        if isinstance(self.transfer, CpuTransfer):
+            return list(tensors)
+        copies = []
+        for tensor in tensors:
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.transfer.pinned)
+            self.transfer.offload(_bytes(tensor.contiguous()), _bytes(copy), event)
+            copies.append(copy)
+        return copies
+
+    def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies on the accelerator, once complete.
+
+        Args:
+            tensors: tensors on the host.
+
+        Raises:
+            DeviceError: if they do not fit into an emulated accelerator's memory.
+        """
+        if isinstance(self.transfer, CpuTransfer):
+            return list(tensors)
+        copies = []
+        for tensor in tensors:
+            source = tensor.contiguous().pin_memory() if self.transfer.pinned else tensor
+            copy = self._allocate(tensor)
+            # Work that still uses the memory which the copy was given must end first.
+            event = self.transfer.record_event()
+            self.transfer.upload(_bytes(source.contiguous()), _bytes(copy), event)
+            copies.append(copy)
+        return copies
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device=self.transfer.device)
+
+
+class EmulatedAccelerator(Accelerator):
+    """An accelerator with its own memory, played by one CPU core; another one plays the host.
+
+    A thread's work takes the time of its own processor, stretched, or longer if the machine was
+    busy; so torch may use one thread only. Work queues up for each of the two in the order of its
+    arrival, as in a CUDA stream.
+
+    Args:
+        memory_bytes: size of the accelerator's memory; None for no limit.
+        link: link to the host.
+        stretch: factor of the accelerator's time.
+        host_stretch: factor of the host's time.
+        cores: CPU cores that play accelerator and host; None leaves it to the system.
+
+    Attributes:
+        memory: account of the accelerator's memory.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int | None,
+        link: EmulatedTransfer,
+        stretch: float = 1.0,
+        host_stretch: float = 1.0,
+        cores: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(link)
+        self.memory = MemoryAccount(memory_bytes)
+        core, host_core = cores or (None, None)
+        self._processor = _Processor(ACCELERATOR, stretch, core, self)
+        self._host = _Processor(HOST, host_stretch, host_core, self)
+
+    @contextmanager
+    def computing(self, work: str, layer: int) -> Iterator[None]:
+        """Take the accelerator for a while, and count what is allocated."""
+        with self._processor.working(work, layer), CountedTensors(self.memory):
+            yield
+
+    def switch(self, work: str, layer: int) -> None:
+        """End the work so far, let who waits go first, and begin other work."""
+        if self._processor.is_mine:
+            self._processor.leave()
+            self._processor.enter(work, layer)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Leave the accelerator free inside the context, if this thread has it."""
+        if not self._processor.is_mine:
+            yield
+            return
+        label = self._processor.leave()
+        try:
+            yield
+        finally:
+            self._processor.enter(*label)
+
+    def updating(self, layer: int) -> AbstractContextManager[None]:
+        """Take the host for a while."""
+        return self._host.working("update", layer)
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were allocated elsewhere."""
+        for tensor in tensors:
+            self.memory.count(tensor.untyped_storage())
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        with CountedTensors(self.memory):
+            return super()._allocate(like)
+
+
+class _Processor:
+    """A core that plays a processor, for one thread at a time."""
+
+    def __init__(
+        self, lane: str, stretch: float, core: int | None, accelerator: Accelerator
+    ) -> None:
+        self._lane, self._stretch, self._core = lane, stretch, core
+        self._accelerator = accelerator
+        self._turn = _Turn()
+        self._label = ("", 0)
+        self._owner: int | None = None
+        self._start = self._processor_start = 0.0
+        self._allowed: set[int] | None = None
+
+    @contextmanager
+    def working(self, work: str, layer: int) -> Iterator[None]:
+        self.enter(work, layer)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, work: str, layer: int) -> None:
+        self._turn.take()
+        self._owner = threading.get_ident()
+        if self._core is not None:
+            self._allowed = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {self._core})
+        self._label = (work, layer)
+        self._start, self._processor_start = self._accelerator.clock.now(), time.thread_time()
+
+    @property
+    def is_mine(self) -> bool:
+        """Return whether this thread has the processor."""
+        return self._owner == threading.get_ident()
+
+    def leave(self) -> tuple[str, int]:
+        clock, label = self._accelerator.clock, self._label
+        used = (time.thread_time() - self._processor_start) * self._stretch
+        clock.sleep_until(self._start + used)
+        self._accelerator.timeline.record(self._lane, *label, self._start, clock.now())
+        if self._allowed is not None:
+            os.sched_setaffinity(0, self._allowed)
+        self._owner = None
+        self._turn.give_back()
+        return label
+
+
+class _Turn:
+    """A lock that threads get in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def take(self) -> None:
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Event()
+            self._waiting.append(mine)
+        mine.wait()
+
+    def give_back(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
+
+
+def accelerator_for(device: torch.device) -> Accelerator:
+    """Return the accelerator for a torch device."""
+    return Accelerator(block_transfer_for(device))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's memory as uint8."""
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,80 @@
+"""An emulated link between host and accelerator: copies that take as long as its bandwidth says."""
+
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client.streaming.block_transfer import BlockTransfer
+
+
+class Clock:
+    """The machine's monotonic clock; tests put another in its place."""
+
+    def now(self) -> float:
+        """Return the seconds since some fixed moment."""
+        return time.monotonic()
+
+    def sleep_until(self, moment: float) -> None:
+        """Return when the clock shows at least this many seconds."""
+        while (left := moment - self.now()) > 0:
+            time.sleep(left)
+
+
+class LinkDirection:
+    """One direction of a link, which carries one byte after the other at a fixed rate.
+
+    It is a token bucket that holds no tokens: an idle link saves up nothing.
+
+    Args:
+        rate: bytes/s.
+        clock: clock to wait on.
+    """
+
+    def __init__(self, rate: float, clock: Clock) -> None:
+        self._rate, self._clock = rate, clock
+        self._free_at = clock.now()
+        self._lock = threading.Lock()
+
+    def carry(self, size: int) -> None:
+        """Wait as long as so many bytes take, behind those of earlier calls."""
+        with self._lock:
+            begin = max(self._clock.now(), self._free_at)
+            self._free_at = end = begin + size / self._rate
+        self._clock.sleep_until(end)
+
+
+class EmulatedTransfer(BlockTransfer):
+    """A transfer between two parts of the CPU's memory over an emulated duplex link.
+
+    Args:
+        to_device: bytes/s from the host to the accelerator.
+        to_host: bytes/s back; both directions carry at the same time.
+        clock: clock to wait on.
+    """
+
+    device, pinned = torch.device("cpu"), False
+
+    def __init__(self, to_device: float, to_host: float, clock: Clock | None = None) -> None:
+        clock = clock or Clock()
+        self._to_device = LinkDirection(to_device, clock)
+        self._to_host = LinkDirection(to_host, clock)
+
+    def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
+        """Copy the block to the accelerator's part of the memory, and wait as long as it takes."""
+        assert device_buffer is not None, "an emulated accelerator computes in memory of its own"
+        device_bytes = device_buffer[: len(host_buffer)]
+        device_bytes.copy_(host_buffer)
+        self._to_device.carry(len(host_buffer))
+        return device_bytes
+
+    def record_event(self) -> Any:
+        """Return None: the emulated accelerator has finished when a call returns."""
+        return None
+
+    def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
+        """Copy the block to the host's part of the memory, and wait as long as it takes."""
+        host_buffer.copy_(device_bytes)
+        self._to_host.carry(len(host_buffer))

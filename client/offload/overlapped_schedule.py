@@ -1,0 +1,266 @@
+"""The update schedule of LSP-Offload's algorithm 3 and of Zero-Offload's algorithm 1, with threads.
+
+One thread serves each stage: the transfer to the host, the update there, and the transfer back with
+the change of the weights. The thread that trains computes, hands over gradients, and waits before
+a layer's forward pass until its weights are those of the last step.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from client.offload.accelerator import Accelerator
+from client.offload.iteration_time import StageSeconds, transition_layer
+from client.offload.layer_update import LayerUpdate
+from client.offload.service_order import Order, ServiceOrder, Stage
+from client.offload.timeline import TO_DEVICE, TO_HOST
+
+
+@dataclass
+class ScheduledLayer:
+    """A layer of the schedule: a module that runs as a whole, with the weights that it waits for.
+
+    Attributes:
+        module: module whose forward pass waits.
+        updates: work on each of its weights.
+    """
+
+    module: nn.Module
+    updates: Sequence[LayerUpdate]
+
+
+@dataclass
+class _Job:
+    """A layer's way through the stages.
+
+    Attributes:
+        learning_rate: η; None if the host only adds the gradients.
+        updates: work on the weights that have gradients.
+        tensors: compressed gradients, later updates, where the last stage has left them.
+        event: end of the work on the accelerator that computed them.
+    """
+
+    learning_rate: float | None
+    updates: list[LayerUpdate] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    event: Any = None
+
+
+class OverlappedSchedule:
+    """An update schedule whose transfers and updates run beside the computation.
+
+    It gives the same bits as `ImmediateSchedule`: layers share nothing, a layer's work is done in
+    order, and no forward pass sees weights that still wait for an update. Close it at the end.
+
+    Args:
+        layers: layers in the order of the forward pass. A weight that several modules share
+            belongs to the first of them.
+        accelerator: accelerator that computes.
+        order: LSP-Offload's layer by layer, or Zero-Offload's.
+        device_gradients: most layers whose gradients may be on the accelerator at a time; the
+            backward pass waits for the link beyond it. None for no limit.
+
+    Attributes:
+        seconds: measured seconds of the stages of the last pass, None before the second pass.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ScheduledLayer],
+        accelerator: Accelerator,
+        order: Order,
+        device_gradients: int | None = None,
+    ) -> None:
+        self.seconds: StageSeconds | None = None
+        self._accelerator, self._device_gradients = accelerator, device_gradients
+        self._layers = layers
+        self._layer_of = {
+            id(update): index for index, layer in enumerate(layers) for update in layer.updates
+        }
+        self._order = ServiceOrder(len(layers), order)
+        self._collected: dict[int, _Job] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._measured: dict[Stage, float] = defaultdict(float)
+        self._ready_at: list[float] = []
+        self._hooks = [
+            layer.module.register_forward_pre_hook(self._before_forward(index))
+            for index, layer in enumerate(layers)
+        ]
+        self._threads = [
+            threading.Thread(
+                target=self._serve, args=(stage,), name=f"offload-{stage.name.lower()}", daemon=True
+            )
+            for stage in Stage
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
+        """Compress a gradient; with the last one of its layer, start the layer's way to the host.
+
+        Raises:
+            ValueError: if the weight belongs to none of the layers.
+        """
+        if id(layer) not in self._layer_of:
+            raise ValueError(f"{layer.name}: belongs to none of the schedule's layers")
+        index = self._layer_of[id(layer)]
+        job = self._collected.setdefault(index, _Job(learning_rate))
+        job.updates.append(layer)
+        job.tensors.append(layer.compress(gradient))
+        if len(job.updates) == len(self._layers[index].updates):
+            self._submit(index)
+            self._accelerator.switch("backward", max(index - 1, 0))
+
+    def finish(self) -> None:
+        """Wait until all accepted layers are updated.
+
+        Raises:
+            BaseException: what a stage has raised.
+        """
+        self._end_pass()
+        with self._changed:
+            self._wait_until(lambda: self._order.idle)
+
+    def close(self) -> None:
+        """End the threads and remove the hooks; what is still under way is dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_forward(self, index: int) -> Any:
+        def wait(module: nn.Module, inputs: Any) -> None:
+            # Checkpointing runs the forward pass again in the backward pass, with the same weights.
+            if torch._C._current_graph_task_id() != -1:
+                self._accelerator.switch("backward", index)
+                return
+            self._end_pass()
+            with self._changed:
+                ready = self._order.may_forward(index)
+            if not ready:
+                with self._accelerator.pausing(), self._changed:
+                    self._wait_until(lambda: self._order.may_forward(index))
+            self._accelerator.switch("forward", index)
+
+        return wait
+
+    def _end_pass(self) -> None:
+        """Submit layers of which only some weights have gradients."""
+        for index in sorted(self._collected, reverse=True):
+            self._submit(index)
+        with self._changed:
+            self._order.end_pass()
+            self._changed.notify_all()
+
+    def _submit(self, index: int) -> None:
+        job = self._collected.pop(index)
+        job.event = self._accelerator.transfer.record_event()
+        if index == len(self._layers) - 1:
+            self._measure_pass()
+        if job.event is None:
+            self._ready_at.append(self._accelerator.clock.now())
+        if self._device_gradients is not None:
+            most = self._device_gradients - 1
+            with self._changed:
+                full = self._order.gradients_on_device > most
+            if full:
+                with self._accelerator.pausing(), self._changed:
+                    self._wait_until(lambda: self._order.gradients_on_device <= most)
+        with self._changed:
+            self._raise_error()
+            self._jobs[index] = job
+            self._order.submit(index)
+            self._changed.notify_all()
+
+    def _wait_until(self, condition: Any) -> None:
+        """Wait, holding the lock, until a condition holds."""
+        while not condition():
+            self._raise_error()
+            self._changed.wait()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self, stage: Stage) -> None:
+        """Serve a stage, in its thread, until the schedule is closed or a stage fails."""
+        while True:
+            with self._changed:
+                while (index := None if self._stopped else self._order.take(stage)) is None:
+                    if self._stopped:
+                        return
+                    self._changed.wait()
+                job = self._jobs[index]
+            try:
+                getattr(self, f"_{stage.name.lower()}")(index, job)
+            except BaseException as error:
+                with self._changed:
+                    self._error = self._error or error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._order.finish(stage, index, returns=job.learning_rate is not None)
+                self._changed.notify_all()
+
+    @property
+    def _stopped(self) -> bool:
+        return self._closed or self._error is not None
+
+    def _offload(self, index: int, job: _Job) -> None:
+        if job.event is not None:
+            job.event.synchronize()
+            self._ready_at.append(self._accelerator.clock.now())
+        start = self._accelerator.clock.now()
+        job.tensors = self._accelerator.to_host(job.tensors, job.event)
+        self._record(Stage.OFFLOAD, TO_HOST, index, start)
+
+    def _update(self, index: int, job: _Job) -> None:
+        start = self._accelerator.clock.now()
+        with self._accelerator.updating(index):
+            for update, tensor in zip(job.updates, job.tensors, strict=True):
+                update.add(tensor)
+            if job.learning_rate is not None:
+                job.tensors = [update.update(job.learning_rate) for update in job.updates]
+        self._measured[Stage.UPDATE] += self._accelerator.clock.now() - start
+
+    def _upload(self, index: int, job: _Job) -> None:
+        start = self._accelerator.clock.now()
+        changes = self._accelerator.to_device(job.tensors)
+        self._record(Stage.UPLOAD, TO_DEVICE, index, start)
+        with self._accelerator.computing("apply", index):
+            for update, change in zip(job.updates, changes, strict=True):
+                update.apply(change)
+
+    def _record(self, stage: Stage, lane: str, index: int, start: float) -> None:
+        end = self._accelerator.clock.now()
+        self._measured[stage] += end - start
+        self._accelerator.timeline.record(lane, stage.name.lower(), index, start, end)
+
+    def _measure_pass(self) -> None:
+        """Take the transition layer from the seconds of the pass before (section 4.2)."""
+        ready, count = self._ready_at, len(self._layers)
+        if len(ready) == count > 1:
+            self.seconds = StageSeconds(
+                forward=0.0,
+                backward=(ready[-1] - ready[0]) * count / (count - 1),
+                offload=self._measured[Stage.OFFLOAD],
+                update=self._measured[Stage.UPDATE],
+                upload=self._measured[Stage.UPLOAD],
+                layers=count,
+            )
+            with self._changed:
+                self._order.transition = transition_layer(self.seconds)
+        self._ready_at = []
+        self._measured.clear()

@@ -1,0 +1,98 @@
+"""A training run's schedule on a virtual clock."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.offload.iteration_time import StageSeconds, transition_layer
+from client.offload.service_order import Order, ServiceOrder, Stage
+from client.offload.timeline import ACCELERATOR, HOST, TO_DEVICE, TO_HOST, Timeline
+
+_LANES = {Stage.OFFLOAD: TO_HOST, Stage.UPDATE: HOST, Stage.UPLOAD: TO_DEVICE}
+_WORK = {Stage.OFFLOAD: "offload", Stage.UPDATE: "update", Stage.UPLOAD: "upload"}
+
+
+@dataclass(frozen=True)
+class LayerSeconds:
+    """The seconds of one layer's stages."""
+
+    forward: float
+    backward: float
+    offload: float
+    update: float
+    upload: float
+
+
+def simulate_schedule(
+    layers: Sequence[LayerSeconds], order: Order, steps: int, transition: int | None = None
+) -> Timeline:
+    """Simulate training steps, with the service order that the threads use too.
+
+    Args:
+        layers: seconds of each layer, lowest first.
+        order: order of the stages.
+        steps: number of steps.
+        transition: number of layers that are served last come, first served; None takes the
+            paper's formula.
+
+    Returns:
+        The timeline; its last interval ends when the last layer is updated.
+    """
+    timeline, service = Timeline(), ServiceOrder(len(layers), order)
+    service.transition = (
+        transition_layer(total_seconds(layers)) if transition is None else transition
+    )
+    serving: dict[Stage, int] = {}
+    events: list[tuple[float, int, Stage]] = []
+    clock = 0.0
+
+    def start_free_stages() -> None:
+        for stage in Stage:
+            if stage not in serving and (layer := service.take(stage)) is not None:
+                seconds = getattr(layers[layer], _WORK[stage])
+                serving[stage] = layer
+                heapq.heappush(events, (clock + seconds, layer, stage))
+                timeline.record(_LANES[stage], _WORK[stage], layer, clock, clock + seconds)
+
+    def advance(until: float | None) -> None:
+        """Let stages end until a time; None lets exactly one end."""
+        nonlocal clock
+        while events and (until is None or events[0][0] <= until):
+            clock, layer, stage = heapq.heappop(events)
+            del serving[stage]
+            service.finish(stage, layer)
+            start_free_stages()
+            if until is None:
+                return
+        if until is not None:
+            clock = until
+
+    def compute(work: str, layer: int) -> None:
+        seconds = getattr(layers[layer], work)
+        timeline.record(ACCELERATOR, work, layer, clock, clock + seconds)
+        advance(clock + seconds)
+
+    for _ in range(steps):
+        for layer in range(len(layers)):
+            while not service.may_forward(layer):
+                advance(None)
+            compute("forward", layer)
+        for layer in reversed(range(len(layers))):
+            compute("backward", layer)
+            service.submit(layer)
+            start_free_stages()
+    while not service.idle:
+        advance(None)
+    return timeline
+
+
+def total_seconds(layers: Sequence[LayerSeconds]) -> StageSeconds:
+    """Return the stages' seconds summed over the layers."""
+    return StageSeconds(
+        forward=sum(layer.forward for layer in layers),
+        backward=sum(layer.backward for layer in layers),
+        offload=sum(layer.offload for layer in layers),
+        update=sum(layer.update for layer in layers),
+        upload=sum(layer.upload for layer in layers),
+        layers=len(layers),
+    )
