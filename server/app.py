@@ -18,7 +18,7 @@ from server.live.keys import KEYS_VARIABLE, ClientKeys
 from server.live.server_log import write_server_log
 from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
-from server.rounds.clusters import cluster_folder, cluster_id
+from server.rounds.clusters import cluster_folder
 from server.rounds.event_log import count_scalars
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
@@ -42,6 +42,7 @@ from shared.ledger.reading import read_header
 from shared.ledger.records import LedgerHeader
 from shared.machine import peak_memory_bytes
 from shared.result import RESULT_FILE, SCHEMA_VERSION
+from shared.run_terms import cluster_id
 from shared.runs import run_folder, run_id_of
 from shared.scalar_ratio import summarize_scalar_ratios
 from shared.start import START_FILE, Start, read_start

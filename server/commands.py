@@ -61,15 +61,11 @@ def up(
     from server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from server.live.superlink import max_reply_bytes
     from server.live.superlink_process import SuperLinkProcess
-    from shared.blob_store import BlobStore
-    from shared.blobs import publish_blobs
     from shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
-    from shared.features import check_features
     from shared.files import make_private_folder
 
     run = run.resolve()
-    config = publish_blobs(_read_config(run, scenario, settings or []), BlobStore())
-    check_features({"engine": "flower", "clients": "board"} | config.features, "server up")
+    config = _read_config(scenario, [*(settings or []), f"out={run}"], "server up")
     make_private_folder(run)
     console = Console()
     renewal = None
@@ -171,6 +167,39 @@ def renew(run: RunOption) -> None:
 
     file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
     print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
+
+
+@keys.command()
+def operator(
+    file: Annotated[Path, typer.Argument(help="File of the private key, on your own machine.")],
+) -> None:
+    """Make the key with which you sign scenarios; the server does not need it.
+
+    Example: samara server keys operator operator.key
+    """
+    from server.live.scenario_signing import create_operator_key
+
+    print(f"{file}: key of operator {create_operator_key(file)}; keep it away from the server")
+
+
+@keys.command()
+def sign(
+    key: Annotated[Path, typer.Option(help="Key from `samara server keys operator`.")],
+    out: Annotated[Path, typer.Option(help="File for the clients.")],
+    scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
+    ] = None,
+) -> None:
+    """Sign a scenario, so that clients with it obey no other; scenario and --set of `server up`.
+
+    Example: samara server keys sign field.toml --key operator.key --out field.signed
+    """
+    from server.live.scenario_signing import sign_scenario
+
+    config = _read_config(scenario, settings or [], "server keys sign")
+    signed = sign_scenario(config, key, out)
+    print("\n".join([f"{out}: {signed.name}, for the clients", *signed.describe()]))
 
 
 @keys.command("list")
@@ -329,15 +358,20 @@ def verify(run: Run) -> None:
         Console().print(f"personal ledgers of {len(personal)} clients: every digest reproduced")
 
 
-def _read_config(run: Path, scenario: Path | None, settings: list[str]) -> "RunConfig":
-    """Read the settings of a live run, in which every client has its own data."""
+def _read_config(scenario: Path | None, assignments: list[str], command: str) -> "RunConfig":
+    """Read the settings of a live run, in which every client has its own data; store its files."""
+    from shared.blob_store import BlobStore
+    from shared.blobs import publish_blobs
     from shared.config import RunConfig, load_scenario
+    from shared.features import check_features
     from shared.settings import parse_assignment
 
-    assignments = [*settings, f"out={run}"]
     if scenario is not None:
         config = load_scenario(scenario, assignments)
     else:
         config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
     cohort = config.cohort
-    return config.among(max(config.data.clients, cohort.available, cohort.minimum))
+    config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
+    config = publish_blobs(config, BlobStore())
+    check_features({"engine": "flower", "clients": "board"} | config.features, command)
+    return config

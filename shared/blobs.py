@@ -55,12 +55,18 @@ def blob_settings(config: Settings) -> dict[str, str]:
 
     Those that are empty or one of the setting's words are left out.
     """
-    described, flat = describe(type(config)), config.flat()
+    described = describe(type(config))
     return {
-        key: str(flat[key])
-        for key, setting in described.items()
-        if setting.blob and _names_a_file(setting, str(flat[key]))
+        key: value
+        for key, value in file_settings(config).items()
+        if _names_a_file(described[key], value)
     }
+
+
+def file_settings(config: Settings) -> dict[str, str]:
+    """Return the values of all settings that may name a file, by dotted key."""
+    described, flat = describe(type(config)), config.flat()
+    return {key: str(flat[key]) for key, setting in described.items() if setting.blob}
 
 
 def _names_a_file(setting: Setting, value: str) -> bool:

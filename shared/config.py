@@ -18,6 +18,7 @@ from shared.errors import ConfigError
 from shared.features import refusals
 from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
+from shared.run_terms import RunTerms, federated_rounds
 from shared.sections import (
     EMBEDDED_DATA,
     EMBEDDED_MODEL,
@@ -209,12 +210,7 @@ class RunConfig(Settings):
 
         The budget, ``rounds`` + ``personal.rounds``, is the same for every method.
         """
-        match self.method:
-            case "local":
-                return 0
-            case "global" | "cluster" | "readout":
-                return self.rounds + self.personal.rounds
-        return self.rounds
+        return federated_rounds(self.method, self.rounds, self.personal.rounds)
 
     @property
     def private_rounds(self) -> int:
@@ -224,7 +220,12 @@ class RunConfig(Settings):
     @property
     def makes_personal_models(self) -> bool:
         """Return whether every client has a private part after the last round, and is asked."""
-        return self.private_rounds > 0 or self.method == "readout"
+        return self.terms.makes_personal_models
+
+    @property
+    def terms(self) -> RunTerms:
+        """The terms of the run: what it asks of a client."""
+        return RunTerms.of(self.flat())
 
     @property
     def newcomers(self) -> range:

@@ -31,6 +31,7 @@ class RefusalCode(IntEnum):
     CODE = 14
     MISSING_BLOB = 15
     SCALARS = 16
+    SCENARIO = 17
 
 
 class SamaraError(Exception):
@@ -172,6 +173,12 @@ class ScalarLimitError(SamaraError):
     """
 
     refusal_code = RefusalCode.SCALARS
+
+
+class ScenarioError(SamaraError):
+    """A signed scenario cannot be used, or a server asks for what no signed scenario says."""
+
+    refusal_code = RefusalCode.SCENARIO
 
 
 class PausedError(SamaraError):

@@ -1,11 +1,16 @@
 """The id of a run, and its folder on this machine."""
 
-import hashlib
 import json
 from pathlib import Path
 
 from shared.config import RunConfig
 from shared.layout import Layout
+from shared.run_terms import hash_identity
+
+
+def identity_bytes(config: RunConfig) -> bytes:
+    """Return the settings that are part of the run id as sorted JSON."""
+    return json.dumps(config.identity(), sort_keys=True).encode()
 
 
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
@@ -25,8 +30,7 @@ def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
         layout: layout of the adapter.
         model_id: hash of the base model, 32 bytes.
     """
-    content = json.dumps(config.identity(), sort_keys=True).encode() + layout.hash + model_id
-    return hashlib.sha256(content).digest()[:8]
+    return hash_identity(identity_bytes(config), layout.hash, model_id)
 
 
 def run_folder(config: RunConfig, run_id: bytes) -> Path:

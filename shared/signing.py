@@ -1,4 +1,4 @@
-"""A phone's signatures and how they are checked: ECDSA with SHA-256."""
+"""Signatures of phones and operators, and how they are checked: ECDSA with SHA-256."""
 
 import hashlib
 from pathlib import Path
@@ -33,11 +33,11 @@ def answer_bytes(instruction: bytes, frame: bytes) -> bytes:
     return _ANSWER + hashlib.sha256(instruction).digest() + frame
 
 
-class PhoneKey:
-    """A phone's private key.
+class SigningKey:
+    """The private key of a phone or an operator.
 
     Args:
-        file: private key file, as `devices.live.keys.create_key` writes it.
+        file: OpenSSH private key file on an elliptic curve, without a passphrase.
 
     Raises:
         DeviceError: if the file cannot be read or holds no elliptic-curve key.

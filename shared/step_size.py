@@ -58,6 +58,11 @@ SETBACK = 0.1
 """The factor on the budget, or on an η that was set by hand, after a rise."""
 
 
+def curvature_interval(queries: int, differences: Differences) -> int:
+    """Return the interval, in steps, of those that measure curvature after the warm-up."""
+    return CURVATURE_SHARE if differences == "forward" else max(1, CURVATURE_SHARE // queries)
+
+
 @dataclass(frozen=True)
 class Observation:
     """The measurements of a step or a round.
@@ -283,9 +288,7 @@ class StepSize:
         """
         if self.given is not None:
             return 0
-        if self.warming_up:
-            return 1
-        return CURVATURE_SHARE if differences == "forward" else max(1, CURVATURE_SHARE // queries)
+        return 1 if self.warming_up else curvature_interval(queries, differences)
 
     def measures_curvature(
         self, step: int, queries: int, differences: Differences = "central"

@@ -18,7 +18,6 @@ from client.estimators.prge import LossRequest, run_estimator
 from client.personal.methods import choose_kept_share, composition, pull_shrinks
 from client.training.local_step_plan import LocalStepPlan
 from server.rounds.clustering import cluster_clients
-from server.rounds.clusters import clustering_instruction
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames.instructions import TrainInstruction
@@ -165,7 +164,7 @@ class LinearRun:
         if self._config.method != "cluster":
             return dict.fromkeys(self._training, 0)
         asked, texts = (
-            clustering_instruction(self._config, bytes(8), bytes(32), bytes(32)),
+            self._config.terms.clustering_instruction(bytes(8), bytes(32), bytes(32)),
             self._users.splits,
         )
         scalars = {c: texts["train"][c].scalars(asked, c) for c in self._training}

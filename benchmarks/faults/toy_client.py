@@ -86,7 +86,7 @@ def _answered(
         session = session.catch_up(CatchUp(snapshot, tail), header, LAYOUT, *goal)
         if isinstance(asked, TrainInstruction):
             answer = report_of(asked, session, device).encode()
-            session = session.with_report(token_of(frame), answer)
+            session = session.with_report(token_of(frame), answer, asked.round)
         else:
             counts = np.array([[10, device % 3], [1, 9]], np.int64)
             column = EvaluationColumn("global", 0.5, counts)

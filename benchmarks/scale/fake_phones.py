@@ -32,7 +32,7 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, answer_bytes, proof_bytes
+from shared.signing import SigningKey, answer_bytes, proof_bytes
 
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0
@@ -105,7 +105,7 @@ class Host:
             self._process.kill()
 
 
-async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float) -> None:
+async def fake(key: SigningKey, host: Host, dice: random.Random, vanishing: float) -> None:
     """A phone that answers, or vanishes and comes back, until it is cancelled."""
     device = client_index_of_key(key.public)
     while True:
@@ -130,7 +130,7 @@ async def fake(key: PhoneKey, host: Host, dice: random.Random, vanishing: float)
         await asyncio.sleep(ROUND_SECONDS * dice.uniform(1.1, 2))
 
 
-async def hostile(keys: list[PhoneKey], stranger: PhoneKey, host: Host, turn: int) -> str:
+async def hostile(keys: list[SigningKey], stranger: SigningKey, host: Host, turn: int) -> str:
     """One stream that breaks a rule; returns what the gateway said."""
     borrowed = keys[turn % len(keys)]
     forged = Proof(public_key=borrowed.public, signature=stranger.sign(proof_bytes(bytes(32))))
@@ -170,7 +170,7 @@ async def tried(
         keys = []
         for number in range(phones + 1):
             create_key(folder / f"{number}.key")
-            keys.append(PhoneKey(folder / f"{number}.key"))
+            keys.append(SigningKey(folder / f"{number}.key"))
         *keys, stranger = keys
         for number, key in enumerate(keys):
             (folder / f"{number}.pem").write_bytes(key.public)

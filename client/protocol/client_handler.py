@@ -10,6 +10,7 @@ from typing import Protocol
 
 from client.protocol.scalar_counts import ScalarBudget
 from client.protocol.session import Session
+from client.protocol.signed_runs import SignedRuns
 from shared.errors import SamaraError
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
@@ -97,21 +98,37 @@ class ClientHandler:
         client: client index.
         sessions: store of the client's sessions.
         budget: counts of sent scalars and their limit; None counts nothing.
+        signed_runs: runs of the scenarios that the operator has signed; None obeys the server.
     """
 
     def __init__(
-        self, client: int, sessions: SessionStore, budget: ScalarBudget | None = None
+        self,
+        client: int,
+        sessions: SessionStore,
+        budget: ScalarBudget | None = None,
+        signed_runs: SignedRuns | None = None,
     ) -> None:
         self._client, self._sessions, self._budget = client, sessions, budget
+        self._signed_runs = signed_runs
 
     def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session."""
         last_round = self._session_round(instruction)
         return make_refusal(instruction, self._client, last_round, error)
 
-    def _reply_or_refuse(self, instruction: bytes, reply: Callable[[], bytes]) -> bytes:
-        """Return the reply, or the refusal that tells the server of the error in making it."""
+    def _reply_or_refuse(
+        self, instruction: bytes, reply: Callable[[], bytes], personal: bool = False
+    ) -> bytes:
+        """Return the reply, or the refusal that tells the server of the error in making it.
+
+        Args:
+            instruction: frame that is replied to; empty for a hello.
+            reply: function that makes the reply.
+            personal: whether the instruction is to compare personal models.
+        """
         try:
+            if instruction and self._signed_runs:
+                self._signed_runs.check(instruction, personal)
             return reply()
         except SamaraError as error:
             return self.refuse(instruction, error)
@@ -133,9 +150,12 @@ class ClientHandler:
         session = self._sessions.read_session(instruction.run_id)
         if session is None or session.token != token:
             session = start_session(instruction)
+            if self._signed_runs:
+                self._signed_runs.check_first(instruction, session.answered)
             if self._budget:
                 self._budget.check(instruction, token)
-            session = session.with_report(token, train(instruction, session).encode())
+            report = train(instruction, session).encode()
+            session = session.with_report(token, report, instruction.round)
             if self._budget:
                 self._budget.add(instruction, token)
             self._sessions.write_session(instruction.run_id, session)

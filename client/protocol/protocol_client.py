@@ -19,6 +19,7 @@ from client.protocol.client_handler import (
 from client.protocol.pass_counts import PassCounts
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
+from client.protocol.signed_runs import SignedRuns
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
@@ -44,6 +45,7 @@ class ProtocolClient(ClientHandler):
         sessions: store of the client's sessions.
         counts: counts of sent scalars; None counts nothing.
         pass_counts: counts of rows that went through the model, on disk; None writes none.
+        signed_runs: runs that the operator has signed; None obeys the server.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class ProtocolClient(ClientHandler):
         sessions: SessionStore,
         counts: ScalarCounts | None = None,
         pass_counts: PassCounts | None = None,
+        signed_runs: SignedRuns | None = None,
     ) -> None:
         limit, size = config.data.scalar_limit, runtime.layout.size
         budget = ScalarBudget(counts, data.training_hash, size, limit) if counts else None
-        super().__init__(data.client, sessions, budget)
+        super().__init__(data.client, sessions, budget, signed_runs)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts = pass_counts
@@ -97,7 +100,9 @@ class ProtocolClient(ClientHandler):
             personal: whether to take the private rounds and to evaluate the personal model and
                 its baselines, and not the global model alone.
         """
-        return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, personal))
+        return self._reply_or_refuse(
+            instruction, lambda: self._evaluate(instruction, personal), personal
+        )
 
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: this client was loaded with all files that its run needs.

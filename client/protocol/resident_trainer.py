@@ -2,8 +2,9 @@
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
 the personal ledger, and the record of how the run is executed; ``blobs``, the files that its runs
-need and that servers sent; and the counts of the scalars that it has sent and of passes through the
-model. Each file is written so that a crash leaves the old content or the new.
+need and that servers sent; ``scenarios``, those that the operator has signed; and the counts of the
+scalars that it has sent and of passes through the model. Each file is written so that a crash
+leaves the old content or the new.
 """
 
 import json
@@ -15,15 +16,18 @@ from client.protocol.device_settings import with_device_settings
 from client.protocol.pass_counts import PassCounts
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
+from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session_store import SessionFolder
+from client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, load_run
 from shared.blob_store import BlobStore
-from shared.blobs import published_blobs, with_local_blobs
+from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
-from shared.errors import ConfigError, DataError
+from shared.errors import ConfigError, DataError, ScenarioError
 from shared.frames.instructions import Split
-from shared.runs import run_id_of
+from shared.runs import identity_bytes, run_id_of
+from shared.signed_scenario import SignedScenario
 
 BLOBS_FOLDER = "blobs"
 """Name of the folder of the files that servers sent, in a client's folder."""
@@ -54,6 +58,8 @@ class ResidentTrainer:
         self._config, self._folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
         self._pass_counts = PassCounts(folder)
+        self._scenario_folder = ScenarioFolder(folder)
+        self._scenarios = self._scenario_folder.read_all()
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._settings, self._client = "", self.client_under(config)
 
@@ -86,10 +92,12 @@ class ResidentTrainer:
         Raises:
             ConfigError: if the settings are not valid.
             MissingBlobError: if they name a file that has not been received.
+            ScenarioError: if the operator has signed scenarios, and none with these settings.
         """
         if settings != self._settings:
             server_config = _read_server_config(settings)
-            self._client = self.client_under(server_config)
+            scenario = self._find_scenario(server_config)
+            self._client = self.client_under(server_config, scenario)
             self._settings = settings
         return self._client
 
@@ -104,12 +112,22 @@ class ResidentTrainer:
             ConfigError: if the settings are not valid.
             FrameError: if the frame is not a part of such a file.
             BlobError: if the part cannot be stored.
+            ScenarioError: if the operator has signed scenarios, and none with these settings.
         """
-        accepted = published_blobs(_read_server_config(settings)).values()
+        server_config = _read_server_config(settings)
+        self._find_scenario(server_config)
+        accepted = published_blobs(server_config).values()
         return receive_part(part, accepted, self.client, self._blobs)
 
-    def client_under(self, server_config: RunConfig) -> ProtocolClient:
-        """Return the client under a server's settings, with the device's own in their place."""
+    def client_under(
+        self, server_config: RunConfig, scenario: SignedScenario | None = None
+    ) -> ProtocolClient:
+        """Return the client under a server's settings, with the device's own in their place.
+
+        Args:
+            server_config: settings of the run on the server.
+            scenario: signed scenario with these settings; None obeys the server.
+        """
         config = with_device_settings(server_config, self._config).model_copy(
             update={"out": str(self._folder)}
         )
@@ -125,7 +143,31 @@ class ResidentTrainer:
             self._sessions,
             self._counts,
             self._pass_counts,
+            self._signed_runs(scenario, runtime),
         )
+
+    def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
+        """Return the signed scenario with a server's settings; None if there are no scenarios.
+
+        Raises:
+            ScenarioError: if none of them has these settings.
+        """
+        if self._scenarios is None:
+            return None
+        identity, files = identity_bytes(server_config), file_settings(server_config)
+        if scenario := match_scenario(self._scenarios, identity, files):
+            return scenario
+        asked = describe_other_settings(self._scenarios, server_config.identity() | files)
+        self._scenario_folder.record_refusal(asked)
+        raise ScenarioError(f"the server asks for {asked}")
+
+    def _signed_runs(
+        self, scenario: SignedScenario | None, runtime: ModelRuntime
+    ) -> SignedRuns | None:
+        if scenario is None:
+            return None
+        record = self._scenario_folder.record_refusal
+        return SignedRuns([scenario], runtime.layout.hash, runtime.model_id, record)
 
 
 def _read_server_config(settings: str) -> RunConfig:

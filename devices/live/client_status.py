@@ -8,6 +8,7 @@ from rich.table import Table
 from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
+from client.protocol.scenario_folder import describe_scenarios
 from devices.live.settings import ClientSettings
 from shared.errors import TrainerError
 
@@ -22,12 +23,14 @@ class ClientStatus(NamedTuple):
         table: the sent scalars by set of examples and layout.
         limit: the limit of the scalar ratio, as a sentence.
         passes: the rows that went through the model, by run.
+        scenarios: what the operator has signed, and what was refused for it, as lines.
     """
 
     activity: str
     table: Table
     limit: str
     passes: Table
+    scenarios: str
 
 
 def read_status(folder: Path) -> ClientStatus:
@@ -61,6 +64,7 @@ def read_status(folder: Path) -> ClientStatus:
         table,
         f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
         passes,
+        "\n".join(describe_scenarios(folder)),
     )
 
 

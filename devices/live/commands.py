@@ -30,6 +30,9 @@ def up(
         Path | None, typer.Option(help="Key file from `samara server keys create`.")
     ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(help="Scenario that the operator has signed.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Device setting, key=value.")
@@ -54,6 +57,7 @@ def up(
     Example: samara client up --superlink example.org:8000 --name kitchen-orin --key kitchen.key
     --certs ca.pem --model MODEL --data DATA --task sst2 --device jetson-orin-nano
     """
+    from client.protocol.scenario_folder import take_scenario
     from devices.live import client_supervisor as live
     from devices.live.settings import (
         ClientSettings,
@@ -91,6 +95,8 @@ def up(
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
+    if scenario:
+        print("\n".join(take_scenario(scenario, folder)))
     if dry_run:
         live.dry_run(client_settings)
     else:
@@ -117,6 +123,7 @@ def status(
     console.print(client_status.activity, markup=False, highlight=False)
     console.print(client_status.table)
     console.print(client_status.limit, markup=False, highlight=False)
+    console.print(client_status.scenarios, markup=False, highlight=False)
     console.print(client_status.passes)
 
 

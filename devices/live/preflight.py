@@ -17,6 +17,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from client.protocol.scenario_folder import ScenarioFolder
 from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
@@ -29,8 +30,9 @@ from devices.live.memory_check import (
 )
 from devices.live.settings import ClientSettings, parse_address
 from shared.config import RunConfig
-from shared.errors import SamaraError
+from shared.errors import SamaraError, ScenarioError
 from shared.sections import ModelSettings
+from shared.signed_scenario import describe_operator
 
 _PYTHON = (3, 11)
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
@@ -90,6 +92,8 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else ""
     )
     yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
+    if not settings.insecure:
+        yield check_scenario(settings.folder)
     connection, skew = check_superlink(settings)
     yield connection
     yield check_clock(skew, signed=not settings.insecure)
@@ -217,6 +221,25 @@ def check_disk(free: int, folder: Path) -> CheckResult:
     if free < _ENOUGH_DISK:
         return CheckResult(Outcome.WARN, "disk", finding, f"free {_size(_ENOUGH_DISK)}")
     return CheckResult(Outcome.PASS, "disk", finding)
+
+
+def check_scenario(folder: Path) -> CheckResult:
+    """Check that the operator, and not the server, has said what is asked of this client."""
+    try:
+        scenarios = ScenarioFolder(folder).read_all()
+    except ScenarioError as error:
+        remedy = "restore it, or delete it and give the scenario again with --scenario"
+        return CheckResult(Outcome.FAIL, "scenario", str(error), remedy)
+    if scenarios is None:
+        finding = "none is signed: the server decides what is asked about your examples"
+        remedy = "ask the operator for a signed scenario, --scenario FILE (docs/clients.md)"
+        return CheckResult(Outcome.WARN, "scenario", finding, remedy)
+    if not scenarios:
+        finding, remedy = f"none in {folder}, so every request is refused", "give one: --scenario"
+        return CheckResult(Outcome.FAIL, "scenario", finding, remedy)
+    operator = describe_operator(scenarios[0].operator)
+    finding = f"{len(scenarios)} signed by operator {operator}"
+    return CheckResult(Outcome.PASS, "scenario", finding)
 
 
 def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:

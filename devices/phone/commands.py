@@ -137,10 +137,10 @@ def key(
     Example: samara phone key phone.key > phone.pem
     """
     from devices.live.keys import create_key
-    from shared.signing import PhoneKey
+    from shared.signing import SigningKey
 
     create_key(out, client)
-    sys.stdout.write(PhoneKey(out).public.decode())
+    sys.stdout.write(SigningKey(out).public.decode())
 
 
 @app.command()

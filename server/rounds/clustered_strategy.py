@@ -17,8 +17,6 @@ from server.rounds.clusters import (
     ASSIGNMENTS_FILE,
     ClusterAssignments,
     cluster_folder,
-    cluster_id,
-    clustering_instruction,
 )
 from server.rounds.evaluation import merge_histories
 from server.rounds.event_log import count_scalars
@@ -36,6 +34,7 @@ from shared.layout import Layout
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.records import LedgerHeader
 from shared.replay import digest, zero_state
+from shared.run_terms import cluster_id
 from shared.scalar_ratio import summarize_scalar_ratios
 
 log = logging.getLogger("samara.server")
@@ -95,12 +94,12 @@ class ClusteredStrategy(Strategy):
         ensure_layout(folder, layout)
         self._config, self._folder, self._roster = config, folder, roster
         self._assignments = ClusterAssignments.read(folder / ASSIGNMENTS_FILE)
-        start = digest(layout.hash, zero_state(layout.size))
-        self._instruction = clustering_instruction(config, run_id, layout.hash, start)
+        terms, start = config.terms, digest(layout.hash, zero_state(layout.size))
+        self._instruction = terms.clustering_instruction(run_id, layout.hash, start)
         self._clustering_token = token_of(self._instruction.encode())
         self._clustering_health = ClientHealth(config.cohort.patience)
         self._requested: list[RosterEntry] = []
-        rounds = config.federated_rounds - config.cohort.clustering_rounds
+        rounds = terms.rounds_of_federation
         cluster_settings = {"method": "global", "rounds": rounds, "personal.rounds": 0}
         self._cluster_config = RunConfig.of(config.flat() | cluster_settings, "cluster")
         self._strategies: list[ScalarStrategy] = []

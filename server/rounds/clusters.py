@@ -1,4 +1,4 @@
-"""Clusters of clients: who belongs to which, and the instruction whose scalars find that out.
+"""Clusters of clients: who belongs to which.
 
 OUT/clusters.json   by client, its cluster and the scalars by which it was found
 OUT/layout.json     layout of the scalars
@@ -9,7 +9,6 @@ A cluster has an id, a ledger and a state of its own, so every one of them repla
 like any other run, and a client needs only its own.
 """
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,75 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.rounds.clustering import cluster_clients, nearest_cluster
-from shared.config import RunConfig
-from shared.directions import round_root
 from shared.errors import LedgerError
 from shared.files import write_durably
-from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
 
 ASSIGNMENTS_FILE = "clusters.json"
-LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
-"""Steps and directions that the clustering instruction has at least. The labels take turns in the
-steps."""
 
 
 def cluster_folder(run: Path, cluster: int) -> Path:
     """Return the folder of a cluster of a run, counted from 0."""
     return run / f"cluster-{cluster + 1}"
-
-
-def cluster_id(run_id: bytes, cluster: int) -> bytes:
-    """Return 8 bytes that name a cluster of a run."""
-    return hashlib.sha256(run_id + cluster.to_bytes(4, "little")).digest()[:8]
-
-
-def clustering_steps_and_batch(config: RunConfig) -> tuple[int, int]:
-    """Return steps and batch size of the clustering instruction.
-
-    It takes as many losses as the clustering rounds would. The projected gradient along a
-    direction is mostly the noise of its batch, so the budget goes into large batches rather than
-    into more directions. Differences are forward, which takes half the losses of central ones.
-
-    Args:
-        config: settings of the run, with the clustering rounds.
-    """
-    queries, settings = config.queries, config.cohort
-    losses_per_step = queries + 1 if config.differences == "forward" else 2 * queries
-    losses = settings.clustering_rounds * config.steps * config.batch * losses_per_step
-    steps = max(LEAST_STEPS, -(-LEAST_DIRECTIONS // queries))
-    steps = min(steps, losses // (queries + 1))
-    return steps, losses // (steps * (queries + 1))
-
-
-def clustering_instruction(
-    config: RunConfig, run_id: bytes, layout_hash: bytes, start: bytes
-) -> TrainInstruction:
-    """Return the instruction whose projected gradients tell clusters apart.
-
-    Args:
-        config: settings of the run.
-        run_id: id of the run, 8 bytes.
-        layout_hash: hash of the adapter's layout, 32 bytes.
-        start: digest of the base model's state, 32 bytes.
-    """
-    steps, batch = clustering_steps_and_batch(config)
-    return TrainInstruction(
-        run_id=run_id,
-        round=1,
-        track=CLUSTERING_TRACK,
-        steps=steps,
-        queries=config.queries,
-        batch=batch,
-        seed_policy=SeedPolicy.SHARED,
-        root=round_root(config.seed, 0, CLUSTERING_TRACK),
-        epsilon=config.epsilon,
-        learning_rate=0.0,
-        clip=config.clip,
-        deadline=config.cohort.timeout,
-        layout_hash=layout_hash,
-        start_digest=start,
-        differences="forward",
-    )
 
 
 @dataclass

@@ -17,12 +17,10 @@ from server.store import RunStore
 from server.transport.messages import make_message
 from server.transport.roster import Roster, RosterEntry, await_clients
 from shared.config import RunConfig
-from shared.directions import round_root
 from shared.errors import SamaraError
 from shared.frames.instructions import (
     GLOBAL_TRACK,
     EvaluateInstruction,
-    SeedPolicy,
     Split,
     TrainInstruction,
     token_of,
@@ -155,28 +153,15 @@ class RoundPlanner:
         return cohort, len(wanted)
 
     def _train_instruction(self, number: int, step_size: StepSize) -> TrainInstruction:
-        config, layout = self._config, self._store.layout
-        policy = SeedPolicy[config.seed_policy.upper()]
-        has_pool = policy is SeedPolicy.POOL
-        return TrainInstruction(
-            run_id=self._store.ledger.header.run_id,
-            round=number,
-            track=GLOBAL_TRACK,
-            steps=config.steps,
-            queries=config.queries,
-            batch=config.batch,
-            seed_policy=policy,
-            root=round_root(config.seed, number, GLOBAL_TRACK),
-            epsilon=config.epsilon,
+        config = self._config
+        return config.terms.instruction(
+            self._store.ledger.header.run_id,
+            number,
+            self._store.layout.hash,
+            self._store.ledger.digest,
             learning_rate=step_size.learning_rate,
-            clip=config.clip or step_size.clip,
-            deadline=config.cohort.timeout,
-            layout_hash=layout.hash,
-            start_digest=self._store.ledger.digest,
-            pool_root=round_root(config.seed, 0, GLOBAL_TRACK) if has_pool else 0,
-            pool_size=config.pool_size if has_pool else 0,
+            clip=step_size.clip,
             curvature_every=step_size.curvature_every(config.queries, config.differences),
-            differences=config.differences,
         )
 
     def _address(

@@ -26,6 +26,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.CODE: "its installed version of Samara is not the server's",
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
+    RefusalCode.SCENARIO: "it has another scenario, or none of this run, signed by the operator",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",

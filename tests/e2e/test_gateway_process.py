@@ -19,7 +19,7 @@ from devices.live.keys import create_key
 from devices.phone.reference_client.attachment import attach
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from shared.errors import DeviceError
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path
     (tmp_path / "phones").mkdir()
     for name in ("node", "phone", "stranger"):
         create_key(tmp_path / f"{name}.key")
-    key = PhoneKey(tmp_path / "phone.key")
+    key = SigningKey(tmp_path / "phone.key")
     (tmp_path / "phones" / "one.pem").write_bytes(key.public)
     listen, said = f"127.0.0.1:{free_port()}", tmp_path / "gateway.said"
     door = GatewayEndpoint(listen, tmp_path / "home" / "certificates" / "ca.pem")
@@ -76,7 +76,7 @@ def test_phones_attach_come_back_after_a_kill_and_nothing_is_left(tmp_path: Path
             if "1 phones attached" in said.read_text():
                 break
         with pytest.raises(DeviceError, match="this key is not admitted"):
-            attach(nobody, PhoneKey(tmp_path / "stranger.key"), door, threading.Event())
+            attach(nobody, SigningKey(tmp_path / "stranger.key"), door, threading.Event())
         children = psutil.Process(process.pid).children()
         assert children
         os.kill(process.pid, signal.SIGKILL)

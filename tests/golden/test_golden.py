@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_scenario import FILES_IN_IT, SETTINGS
 from write import (
     ELEMENTS,
     FILES,
@@ -27,6 +28,7 @@ from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.ledger.verification import verify_ledger
 from shared.replay import to_float32
+from shared.signed_scenario import read_scenario
 from shared.wire import Kind
 
 LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
@@ -120,3 +122,13 @@ def test_the_basis_in_the_file_lifts_its_coordinates() -> None:
     assert layout.size == len(case["theta"]) + 3
     lifted = basis.lift(np.array([int(number) for number in case["theta"]], np.int64))
     assert [str(number) for number in lifted.tolist()] == case["elements"]
+
+
+def test_the_scenario_in_the_file_is_signed_and_leads_to_its_run() -> None:
+    case, scenario = golden("scenario.json"), read_scenario(FOLDER / "scenario.signed")
+    assert scenario.operator.decode() == case["operator"]
+    assert scenario.settings == SETTINGS | FILES_IN_IT
+    hashes = bytes.fromhex(case["layout_hash"]), bytes.fromhex(case["model_id"])
+    run_id = scenario.run_id(*hashes)
+    assert run_id.hex() == case["run_id"]
+    assert sorted(i.hex() for i in scenario.terms.federations(run_id)) == case["cluster_ids"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from golden_scenario import golden_scenario, made_scenario
 
 from shared.basis import Basis, BasisOrigin
 from shared.directions import (
@@ -444,6 +445,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "basis.json": lambda: as_json(made_basis()),
     "start.safetensors": lambda: made_start_without_layout().encode(),
     "start-2.safetensors": lambda: made_start().encode(),
+    "scenario.signed": lambda: golden_scenario().encode(),
+    "scenario.json": lambda: as_json(made_scenario(LAYOUT.hash)),
 }
 """The content of every golden file."""
 

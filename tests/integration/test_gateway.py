@@ -36,7 +36,7 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, answer_bytes, is_signed_by, proof_bytes
+from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
 from simulations.engine import InProcessGrid
 
 SECONDS = 20.0
@@ -100,15 +100,15 @@ class Served:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> list[PhoneKey]:
+def keys(tmp_path: Path) -> list[SigningKey]:
     files = [tmp_path / f"{number}.key" for number in range(3)]
     for file in files:
         create_key(file)
-    return [PhoneKey(file) for file in files]
+    return [SigningKey(file) for file in files]
 
 
 @pytest.fixture
-def served(keys: list[PhoneKey]) -> Iterator[Served]:
+def served(keys: list[SigningKey]) -> Iterator[Served]:
     known = {key.public for key in keys[:2]}
     server = Served(lambda key: key in known)
     yield server
@@ -116,7 +116,7 @@ def served(keys: list[PhoneKey]) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def attached_phones(served: Served, key: PhoneKey, phone: Echo) -> Iterator[threading.Event]:
+def attached_phones(served: Served, key: SigningKey, phone: Echo) -> Iterator[threading.Event]:
     stop = threading.Event()
     thread = threading.Thread(target=attach, args=(phone, key, served.endpoint, stop), daemon=True)
     thread.start()
@@ -127,7 +127,7 @@ def attached_phones(served: Served, key: PhoneKey, phone: Echo) -> Iterator[thre
         stop.set()
 
 
-def test_answers_are_signed_by_each_phone(served: Served, keys: list[PhoneKey]) -> None:
+def test_answers_are_signed_by_each_phone(served: Served, keys: list[SigningKey]) -> None:
     devices = [client_index_of_key(key.public) for key in keys[:2]]
     phones = [Echo(device) for device in devices]
     with attached_phones(served, keys[0], phones[0]), attached_phones(served, keys[1], phones[1]):
@@ -163,7 +163,7 @@ class Fetching(Echo):
 
 
 def test_attached_phones_get_a_blob_through_the_gateway_and_join(
-    served: Served, keys: list[PhoneKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, keys: list[SigningKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.transport.blob_sender.PART_BYTES", 1000)
     monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
@@ -187,7 +187,7 @@ def test_attached_phones_get_a_blob_through_the_gateway_and_join(
 
 
 def test_a_silent_phone_does_not_delay_the_next_request(
-    served: Served, keys: list[PhoneKey]
+    served: Served, keys: list[SigningKey]
 ) -> None:
     hold = threading.Event()
     slow, quick = (
@@ -205,7 +205,7 @@ def test_a_silent_phone_does_not_delay_the_next_request(
 
 
 def test_a_phone_that_reattaches_gets_the_request_again(
-    served: Served, keys: list[PhoneKey]
+    served: Served, keys: list[SigningKey]
 ) -> None:
     device = client_index_of_key(keys[0].public)
     asked = served.start_asking(TaskKind.TRAIN, b"one", SECONDS, clients=[device])
@@ -219,7 +219,7 @@ def test_a_phone_that_reattaches_gets_the_request_again(
 
 
 def test_a_phone_that_stays_away_is_not_waited_for(
-    served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
+    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "RECONNECT_SECONDS", 0.0)
     away, there = (client_index_of_key(key.public) for key in keys[:2])
@@ -228,7 +228,7 @@ def test_a_phone_that_stays_away_is_not_waited_for(
         assert sorted(answers) == [there]
 
 
-def test_a_second_attachment_replaces_the_first(served: Served, keys: list[PhoneKey]) -> None:
+def test_a_second_attachment_replaces_the_first(served: Served, keys: list[SigningKey]) -> None:
     device = client_index_of_key(keys[0].public)
     with grpc.insecure_channel(served.endpoint.address) as channel:
         first = _opened(channel, keys[0])
@@ -238,7 +238,7 @@ def test_a_second_attachment_replaces_the_first(served: Served, keys: list[Phone
             assert sorted(served.ask(TaskKind.TRAIN, b"one", SECONDS)) == [device]
 
 
-def _opened(channel: Any, key: PhoneKey, *more: FromPhone) -> Any:
+def _opened(channel: Any, key: SigningKey, *more: FromPhone) -> Any:
     """A stream behind its proof, with more said after it, that stays open."""
     forever = threading.Event()
     nonce: list[bytes] = []
@@ -286,7 +286,7 @@ def test_a_first_message_that_is_no_proof_is_rejected(
     assert served.gateway.attached_phones == []
 
 
-def test_a_foreign_or_unadmitted_key_is_rejected(served: Served, keys: list[PhoneKey]) -> None:
+def test_a_foreign_or_unadmitted_key_is_rejected(served: Served, keys: list[SigningKey]) -> None:
     with grpc.insecure_channel(served.endpoint.address) as channel:
         forged = Proof(public_key=keys[0].public, signature=keys[1].sign(proof_bytes(bytes(32))))
         with pytest.raises(grpc.RpcError, match="not signed with this key"):
@@ -297,7 +297,7 @@ def test_a_foreign_or_unadmitted_key_is_rejected(served: Served, keys: list[Phon
 
 
 def test_a_message_out_of_turn_or_unsigned_ends_the_stream(
-    served: Served, keys: list[PhoneKey]
+    served: Served, keys: list[SigningKey]
 ) -> None:
     device = client_index_of_key(keys[0].public)
     frame = Refusal(bytes(8), device, 0, 0).encode()
@@ -316,7 +316,7 @@ def test_a_message_out_of_turn_or_unsigned_ends_the_stream(
             assert asked.result(SECONDS) == {}
 
 
-def _replying(channel: Any, key: PhoneKey, reply: FromPhone) -> Iterator[ToPhone]:
+def _replying(channel: Any, key: SigningKey, reply: FromPhone) -> Iterator[ToPhone]:
     """A stream that proves the key and says this to the first task."""
     from queue import SimpleQueue
 
@@ -352,7 +352,7 @@ def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatc
 
 
 def test_attachments_per_minute_are_limited(
-    served: Served, keys: list[PhoneKey], monkeypatch: pytest.MonkeyPatch
+    served: Served, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
     with grpc.insecure_channel(served.endpoint.address) as channel:
@@ -366,7 +366,7 @@ def test_attachments_per_minute_are_limited(
 
 
 def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
-    keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keys: list[SigningKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "phones"
     folder.mkdir()
@@ -400,7 +400,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     ],
 )
 def test_gateway_settings_are_checked_before_anything_runs(
-    option: str, content: str | None, problem: str, keys: list[PhoneKey], tmp_path: Path
+    option: str, content: str | None, problem: str, keys: list[SigningKey], tmp_path: Path
 ) -> None:
     make_certificates(tmp_path, [])
     (tmp_path / "phones").mkdir()
@@ -432,7 +432,7 @@ class Once(threading.Event):
 
 
 def test_over_tls_the_right_authority_gets_in_and_nobody_else(
-    keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keys: list[SigningKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls, other = (make_certificates(tmp_path / name, []) for name in ("own", "other"))
     served = Served(lambda key: True, tls)
@@ -488,7 +488,7 @@ def test_new_connections_get_a_renewed_certificate(tmp_path: Path) -> None:
 
 
 def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
-    served: Served, keys: list[PhoneKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    served: Served, keys: list[SigningKey], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = GatewayEndpoint(
         served.endpoint.address, make_certificates(tmp_path / "tls", []).authority
@@ -503,7 +503,7 @@ def test_a_port_in_use_is_reported(served: Served) -> None:
         served.run(start_gateway(served.gateway, f"127.0.0.1:{served.port}"))
 
 
-def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[PhoneKey]) -> None:
+def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[SigningKey]) -> None:
     phone = Echo(client_index_of_key(keys[0].public))
     with grpc.insecure_channel(served.endpoint.address) as channel:
         numbers = answer_tasks(phone, keys[0], GatewayStub(channel))  # type: ignore[arg-type]

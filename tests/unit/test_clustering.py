@@ -11,7 +11,6 @@ from server.rounds.clustering import (
     distinctive_parts,
     nearest_cluster,
 )
-from server.rounds.clusters import clustering_steps_and_batch
 from shared.config import RunConfig
 
 
@@ -88,8 +87,9 @@ def test_finding_clusters_costs_no_more_than_the_rounds_that_it_takes(
     rounds: int, steps: int, queries: int, batch: int, differences: str
 ) -> None:
     settings = {"steps": steps, "queries": queries, "batch": batch, "differences": differences}
-    config = RunConfig.of(settings | {"cohort.clustering-rounds": rounds}, "test")
-    asked, examples = clustering_steps_and_batch(config)
+    cluster = {"method": "cluster", "rounds": 41, "cohort.clustering-rounds": rounds}
+    config = RunConfig.of(settings | cluster, "test")
+    asked, examples = config.terms.clustering_steps_and_batch()
     losses = queries + 1 if differences == "forward" else 2 * queries
     budget = rounds * steps * losses * batch
     spent = asked * (queries + 1) * examples

@@ -20,7 +20,7 @@ from server.live.connection_limits import LimitedProtocol
 from server.live.keys import ClientKeys
 from server.live.superlink import AccessFilter
 from shared.flower_compat import SUPERLINK_NODE_ID
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 
 NODE, OTHER = 11, 12
 MAX_BYTES = 2**20
@@ -281,7 +281,7 @@ def test_a_strangers_requests_leave_a_line_each_host_and_kind(
     assert sum(len(record.getMessage()) for record in caplog.records) < 500
 
 
-def signed_headers(key: PhoneKey, late: float = 0.0, extra: str = "") -> Any:
+def signed_headers(key: SigningKey, late: float = 0.0, extra: str = "") -> Any:
     timestamp = (datetime.now(UTC) - timedelta(seconds=late)).isoformat()
     signature = key.sign(timestamp.encode())
     return (
@@ -297,8 +297,8 @@ def test_only_registered_keys_with_a_present_signature_reach_flower(
 ) -> None:
     monkeypatch.setattr(fleet_filter, "_KEYS_SECONDS", 0.0)
     keys = ClientKeys(tmp_path / "keys")
-    known = PhoneKey(keys.create("known"))
-    stranger = PhoneKey(ClientKeys(tmp_path / "strangers").create("stranger"))
+    known = SigningKey(keys.create("known"))
+    stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
     access = AccessFilter(flower, MAX_BYTES, keys)
 
     def status(headers: Any) -> int:

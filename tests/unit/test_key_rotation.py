@@ -23,21 +23,21 @@ from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.client_index import MAX_CLIENT, client_index_of_key
 from shared.errors import DeviceError, SamaraError
 from shared.frames.hello import Hello
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 from shared.wire import RECORD
 from simulations.engine import InProcessGrid
 
 
 def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
     keys = ClientKeys(tmp_path / "keys")
-    other = PhoneKey(keys.create("garage")).public
+    other = SigningKey(keys.create("garage")).public
     file = keys.create("kitchen")
-    first, client = PhoneKey(file).public, read_client_index(file)
+    first, client = SigningKey(file).public, read_client_index(file)
     for _ in range(2):
         before = keys.modification_stamp()
         assert keys.rotate("kitchen") == file
         assert keys.modification_stamp() != before
-        public = PhoneKey(file).public
+        public = SigningKey(file).public
         assert public != first
         assert client_index_of_key(public) != client
         assert read_client_index(file) == client  # what the client says of itself
@@ -60,18 +60,18 @@ def test_a_client_that_makes_its_keys_itself_keeps_its_index(tmp_path: Path) -> 
     create_key(files[0])
     client = read_client_index(files[0])
     public = [tmp_path / f"{n}.pem" for n in range(3)]
-    public[0].write_bytes(PhoneKey(files[0]).public)
+    public[0].write_bytes(SigningKey(files[0]).public)
     keys.add("pocket", public[0])
     for earlier, number in ((0, 1), (1, 2)):
         create_key(files[number], client)
         assert read_client_index(files[number]) == client
         assert files[number].stat().st_mode & 0o077 == 0
-        public[number].write_bytes(PhoneKey(files[number]).public)
+        public[number].write_bytes(SigningKey(files[number]).public)
         assert keys.rotate_to("pocket", public[number]).client == client
         server = ClientKeys(tmp_path / "keys")
-        server.check(PhoneKey(files[number]).public, client)
+        server.check(SigningKey(files[number]).public, client)
         with pytest.raises(SamaraError, match="is not registered here"):
-            server.check(PhoneKey(files[earlier]).public, client)
+            server.check(SigningKey(files[earlier]).public, client)
     for again in (0, 2):
         for register in (keys.rotate_to, keys.add):
             name = "another" if register == keys.add else "pocket"
@@ -87,7 +87,7 @@ def test_a_client_that_makes_its_keys_itself_keeps_its_index(tmp_path: Path) -> 
 def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> None:
     runner, file = CliRunner(), tmp_path / "phone.key"
     made = runner.invoke(phone_commands, ["key", str(file), "--client", "77"])
-    assert made.stdout.encode() == PhoneKey(file).public
+    assert made.stdout.encode() == SigningKey(file).public
     assert read_client_index(file) == 77
     (tmp_path / "new.pem").write_text(made.stdout)
     keys = ClientKeys(tmp_path / "run" / KEYS_FOLDER)
@@ -134,12 +134,12 @@ def test_the_server_takes_the_new_key_for_the_client_and_leaves_the_old_one_out(
     grid, roster = _GridOfOneClient(app, 2, {}), Roster(ClientKeys(tmp_path))
     grid.client = read_client_index(file)
     first, second = grid.get_node_ids()
-    nodes = {first: PhoneKey(file).public}
+    nodes = {first: SigningKey(file).public}
     monkeypatch.setattr(module, "_connected_nodes", lambda grid: dict(nodes))
     roster.request_hellos(grid, 1.0)
     assert {node: entry.client for node, entry in roster.entries.items()} == {first: grid.client}
     keys.rotate("kitchen")
-    nodes[second] = PhoneKey(file).public  # while whoever has the first key is still connected
+    nodes[second] = SigningKey(file).public  # while whoever has the first key is still connected
     roster.request_hellos(grid, 1.0)
     assert {node: entry.client for node, entry in roster.entries.items()} == {second: grid.client}
     assert "is not registered here" in roster.refusal_reasons[0]
@@ -173,8 +173,8 @@ def test_flowers_supernode_reads_a_key_file_with_an_index(tmp_path: Path) -> Non
 
 def test_a_gateway_with_a_new_key_is_a_gateway(tmp_path: Path) -> None:
     keys = ClientKeys(tmp_path)
-    first = PhoneKey(keys.create("hub", gateway=True)).public
-    second = PhoneKey(keys.rotate("hub")).public
+    first = SigningKey(keys.create("hub", gateway=True)).public
+    second = SigningKey(keys.rotate("hub")).public
     assert (keys.is_gateway(first), keys.is_gateway(second)) == (False, True)
 
 
@@ -192,7 +192,7 @@ def test_only_a_valid_key_is_rotated(tmp_path: Path) -> None:
 
 def test_the_index_of_a_rotated_clients_first_key_stays_taken(tmp_path: Path) -> None:
     keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "first.pem"
-    file.write_bytes(PhoneKey(keys.create("kitchen")).public)
+    file.write_bytes(SigningKey(keys.create("kitchen")).public)
     keys.rotate("kitchen")
     with pytest.raises(SamaraError, match="kitchen has this key, or one of the same index"):
         keys.add("another", file)

@@ -29,7 +29,7 @@ from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
-from shared.signing import PhoneKey, answer_bytes
+from shared.signing import SigningKey, answer_bytes
 from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 from simulations.engine import InProcessGrid
 
@@ -46,7 +46,7 @@ def hello(client: int) -> bytes:
 class Gateway:
     """A ClientApp: a laptop at the first node, a gateway with phones at the second."""
 
-    def __init__(self, keys: list[PhoneKey]) -> None:
+    def __init__(self, keys: list[SigningKey]) -> None:
         self.keys = {client_index_of_key(key.public): key for key in keys}
         self.calls: list[Any] = []
         self.silent: set[int] = set()
@@ -96,7 +96,7 @@ def gateway(tmp_path: Path) -> Gateway:
     files = [tmp_path / f"{number}.key" for number in range(2)]
     for file in files:
         create_key(file)
-    return Gateway([PhoneKey(file) for file in files])
+    return Gateway([SigningKey(file) for file in files])
 
 
 @pytest.fixture
@@ -295,17 +295,17 @@ def test_a_phone_with_a_new_key_stays_the_same_client(gateway: Gateway, tmp_path
     client, file = stolen[0], tmp_path / "new.key"
     create_key(file, client)
     assert read_client_index(file) == client
-    (tmp_path / "new.pem").write_bytes(PhoneKey(file).public)
+    (tmp_path / "new.pem").write_bytes(SigningKey(file).public)
     keys.rotate_to("phone-0", tmp_path / "new.pem")
-    number = client_index_of_key(PhoneKey(file).public)
-    gateway.keys = {client: stolen[1], other: gateway.keys[other], number: PhoneKey(file)}
+    number = client_index_of_key(SigningKey(file).public)
+    gateway.keys = {client: stolen[1], other: gateway.keys[other], number: SigningKey(file)}
     gateway.clients[number] = client
     grid = DeadlineGrid(KeyedGrid(InProcessGrid(gateway, 2, {}), keys), 1)  # type: ignore[arg-type]
     roster = Roster(keys)
     roster.request_hellos(grid, 20.0)
     entries = {entry.client: entry for entry in roster.entries.values()}
     assert entries.keys() & {client, other, number} == {client, other}
-    assert entries[client].public_key == PhoneKey(file).public
+    assert entries[client].public_key == SigningKey(file).public
     [reply] = train(grid, [entries[client].node]).values()
     assert Refusal.decode(frame_in(reply)).client == client
     assert gateway.calls[-1][CLIENTS] == [number]
@@ -322,7 +322,7 @@ def test_a_new_key_of_a_phone_is_no_other_client(
     keys = run_keys(tmp_path, gateway, is_marked=True)
     (client, _), (other, other_key) = gateway.keys.items()
     create_key(tmp_path / "new.key", client)
-    key = PhoneKey(tmp_path / "new.key")
+    key = SigningKey(tmp_path / "new.key")
     (tmp_path / "new.pem").write_bytes(key.public)
     keys.rotate_to("phone-0", tmp_path / "new.pem")
     number = client_index_of_key(key.public)
@@ -350,7 +350,7 @@ def test_phones_without_a_registered_key_are_left_out_with_one_line(
     keys = run_keys(tmp_path, gateway, is_marked=True)
     for number in range(20):
         create_key(tmp_path / f"stranger-{number}.key")
-        key = PhoneKey(tmp_path / f"stranger-{number}.key")
+        key = SigningKey(tmp_path / f"stranger-{number}.key")
         gateway.keys[client_index_of_key(key.public)] = key
     grid = KeyedGrid(InProcessGrid(gateway, 2, {}), keys)  # type: ignore[arg-type]
     for _ in range(5):

@@ -32,7 +32,7 @@ from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.events import EventFollower, append_event
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 
 
 def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
 
 def test_a_key_that_was_made_elsewhere_is_registered(tmp_path: Path) -> None:
     secret = ClientKeys(tmp_path / "elsewhere").create("phone")
-    public = PhoneKey(secret).public
+    public = SigningKey(secret).public
     keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "phone.pem"
     file.write_bytes(public.replace(b"\n", b"\r\n"))
     added = keys.add("pocket", file)

@@ -16,7 +16,7 @@ from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
-from shared.signing import PhoneKey, answer_bytes, proof_bytes
+from shared.signing import SigningKey, answer_bytes, proof_bytes
 
 log = logging.getLogger("samara.phone")
 
@@ -31,7 +31,7 @@ _FINAL = {
 """Status codes after which reattaching would not help."""
 
 
-def attach(phone: Phone, key: PhoneKey, endpoint: GatewayEndpoint, stop: threading.Event) -> None:
+def attach(phone: Phone, key: SigningKey, endpoint: GatewayEndpoint, stop: threading.Event) -> None:
     """Stay attached until the stop event is set; a broken stream is opened again.
 
     Raises:
@@ -58,7 +58,7 @@ def attach(phone: Phone, key: PhoneKey, endpoint: GatewayEndpoint, stop: threadi
         stop.wait(pause)
 
 
-def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
+def answer_tasks(phone: Phone, key: SigningKey, stub: Any) -> Iterator[int]:
     """Open one stream: prove the key, then answer task after task.
 
     Args:
@@ -86,7 +86,7 @@ def answer_tasks(phone: Phone, key: PhoneKey, stub: Any) -> Iterator[int]:
         stream.cancel()
 
 
-def _reply(message: ToPhone, phone: Phone, key: PhoneKey) -> tuple[FromPhone, int]:
+def _reply(message: ToPhone, phone: Phone, key: SigningKey) -> tuple[FromPhone, int]:
     if message.WhichOneof("content") == "challenge":
         if message.challenge.version != PROTOCOL:
             raise DeviceError(

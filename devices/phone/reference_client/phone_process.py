@@ -18,7 +18,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 
 log = logging.getLogger("samara.phone")
 
@@ -59,7 +59,7 @@ def _up(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    key = PhoneKey(key_file)
+    key = SigningKey(key_file)
     program = load_program(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
     trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))

@@ -1,0 +1,165 @@
+"""The signed scenarios of a client, in its folder, and the operator whose signature it accepts.
+
+FOLDER/operator.pem   the public key of the first scenario's operator, for all later ones
+FOLDER/NAME.signed    a signed scenario
+FOLDER/refused.json   the last request of a server that no scenario allows
+
+Without operator.pem the client has no signed scenario, and the server decides.
+"""
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.errors import ScenarioError
+from shared.files import make_private_folder, write_durably, write_secret
+from shared.signed_scenario import SignedScenario, describe_operator, read_scenario
+
+log = logging.getLogger("samara.client")
+
+SCENARIOS_FOLDER = "scenarios"
+"""Name of the folder in a client's folder."""
+_OPERATOR, _SUFFIX, _REFUSED = "operator.pem", ".signed", "refused.json"
+_MAX_KEY_BYTES, _MAX_TEXT = 2**12, 1000
+
+
+class RefusedRequests(NamedTuple):
+    """The requests that no signed scenario allows.
+
+    Attributes:
+        times: number of them.
+        time: time of the last one, UTC, ISO 8601.
+        reason: what it asked for, and what is signed.
+    """
+
+    times: int
+    time: str
+    reason: str
+
+
+def take_scenario(file: Path, client_folder: Path) -> list[str]:
+    """Keep a signed scenario in a client's folder; return what it says, for the client's owner.
+
+    Raises:
+        ScenarioError: if the file is no sound signed scenario, or of another operator.
+    """
+    scenario = read_scenario(file)
+    ScenarioFolder(client_folder).add(scenario)
+    return [f"{file}: {scenario.describe()[0]}", *scenario.describe()[1:]]
+
+
+def describe_scenarios(client_folder: Path) -> list[str]:
+    """Return what a client's signed scenarios say, and the last request that none allows.
+
+    Raises:
+        ScenarioError: if they cannot be read.
+    """
+    folder = ScenarioFolder(client_folder)
+    scenarios = folder.read_all()
+    if scenarios is None:
+        return ["no signed scenario: the server decides what is asked"]
+    lines = [] if scenarios else ["every signed scenario was deleted: all requests are refused"]
+    for scenario in scenarios:
+        first, *others = scenario.describe()
+        lines += [f"scenario {scenario.name}, {first}", *(f"  {line}" for line in others)]
+    if refused := folder.read_refused():
+        lines.append(
+            f"{refused.times} requests refused that no signed scenario has, the last at "
+            f"{refused.time}: the server asks for {refused.reason}"
+        )
+    return lines
+
+
+class ScenarioFolder:
+    """The signed scenarios of a client.
+
+    Args:
+        client_folder: folder of the client.
+    """
+
+    def __init__(self, client_folder: Path) -> None:
+        self._folder = client_folder / SCENARIOS_FOLDER
+
+    def operator(self) -> bytes | None:
+        """Return the public key of the operator, PEM; None if there is no signed scenario.
+
+        Raises:
+            ScenarioError: if its file cannot be read.
+        """
+        file = self._folder / _OPERATOR
+        try:
+            with file.open("rb") as opened:
+                return opened.read(_MAX_KEY_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ScenarioError(f"{file}: cannot be read: {error.strerror}") from error
+
+    def add(self, scenario: SignedScenario) -> None:
+        """Keep a scenario; the operator of the first one is that of all later ones.
+
+        Raises:
+            ScenarioError: if another operator has signed it, or it cannot be written.
+        """
+        operator = self.operator()
+        self._check_operator(scenario, operator or scenario.operator)
+        try:
+            make_private_folder(self._folder)
+            for name, content in (
+                (_OPERATOR, scenario.operator),
+                (scenario.name + _SUFFIX, scenario.encode()),
+            ):
+                write_durably(self._folder / name, content)
+                (self._folder / name).chmod(0o600)
+        except OSError as error:
+            raise ScenarioError(f"{self._folder}: cannot be written: {error.strerror}") from error
+
+    def read_all(self) -> list[SignedScenario] | None:
+        """Return the signed scenarios; None if none was ever added, so that the server decides.
+
+        Raises:
+            ScenarioError: if one is damaged or signed by another operator. None is left out, and
+                the client takes part in nothing until its owner has looked.
+        """
+        operator = self.operator()
+        if operator is None:
+            return None
+        scenarios = [read_scenario(file) for file in sorted(self._folder.glob(f"*{_SUFFIX}"))]
+        for scenario in scenarios:
+            self._check_operator(scenario, operator)
+        return scenarios
+
+    def record_refusal(self, reason: str) -> None:
+        """Note a request that no scenario allows, for `samara client status`."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        before = self.read_refused()
+        content = {
+            "count": (before.times if before else 0) + 1,
+            "time": now,
+            "reason": reason[:_MAX_TEXT],
+        }
+        try:
+            write_secret(self._folder / _REFUSED, json.dumps(content).encode())
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", self._folder / _REFUSED, error.strerror)
+
+    def read_refused(self) -> RefusedRequests | None:
+        """Return the requests that no scenario allows; None if there was none."""
+        try:
+            content = json.loads((self._folder / _REFUSED).read_bytes())
+            return RefusedRequests(
+                int(content["count"]), str(content["time"]), str(content["reason"])
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _check_operator(self, scenario: SignedScenario, operator: bytes) -> None:
+        if scenario.operator != operator:
+            raise ScenarioError(
+                f"the scenario is signed by operator {describe_operator(scenario.operator)}, and "
+                f"this client accepts {describe_operator(operator)}, who signed its first one. If "
+                "the operator has told you of a new key, and the key is the one above, delete "
+                f"{self._folder} and give the new scenario"
+            )

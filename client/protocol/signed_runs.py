@@ -1,0 +1,216 @@
+"""The check of a server's requests against the scenarios that an operator has signed.
+
+It comes before anything is replayed or computed, and a request that is not exactly what a signed
+scenario leads to is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from shared.errors import FrameError, ScenarioError
+from shared.frames.instructions import (
+    CLUSTERING_TRACK,
+    GLOBAL_TRACK,
+    EvaluateInstruction,
+    SeedPolicy,
+    TrainInstruction,
+)
+from shared.run_terms import RunTerms
+from shared.signed_scenario import SignedScenario
+from shared.step_size import curvature_interval
+from shared.wire import Kind, kind_of
+
+_MOST_DIFFERENCES = 5
+
+
+@dataclass(frozen=True)
+class _SignedRun:
+    """The terms of a signed run, and the ids under which a client takes part in it."""
+
+    terms: RunTerms
+    run_id: bytes
+    federations: frozenset[bytes]
+
+
+class SignedRuns:
+    """The runs of signed scenarios with one layout and one base model.
+
+    Args:
+        scenarios: signed scenarios.
+        layout_hash: hash of the client's layout, 32 bytes.
+        model_id: hash of its base model, 32 bytes.
+        record: function that takes the reason of every refusal.
+    """
+
+    def __init__(
+        self,
+        scenarios: Iterable[SignedScenario],
+        layout_hash: bytes,
+        model_id: bytes,
+        record: Callable[[str], None],
+    ) -> None:
+        self._record = record
+        self._runs: list[_SignedRun] = []
+        for scenario in scenarios:
+            terms, run_id = scenario.terms, scenario.run_id(layout_hash, model_id)
+            federations = frozenset(terms.federations(run_id))
+            self._runs.append(_SignedRun(terms, run_id, federations))
+
+    def check(self, frame: bytes, personal: bool = False) -> None:
+        """Raise an error unless an instruction is one to which a signed scenario leads.
+
+        Args:
+            frame: train or evaluate instruction.
+            personal: whether the instruction is to compare personal models.
+
+        Raises:
+            ScenarioError: if it is not; the message says what was asked for, and what is signed.
+            FrameError: if the frame is no sound instruction.
+        """
+        kind = kind_of(frame)
+        if kind is Kind.TRAIN:
+            self._refuse_if(self._find_train_mistake(TrainInstruction.decode(frame)))
+        elif kind is Kind.EVALUATE:
+            asked = EvaluateInstruction.decode(frame)
+            self._refuse_if(self._find_evaluation_mistake(asked, personal))
+        else:
+            raise FrameError(f"a {kind.name.lower()} frame is no instruction")
+
+    def check_first(self, instruction: TrainInstruction, answered: int) -> None:
+        """Raise an error if a report about a round has been sent already.
+
+        Args:
+            instruction: train instruction that is not a repetition of the last one.
+            answered: latest round of the run that this client has reported about; 0 for none.
+
+        Raises:
+            ScenarioError: if it is not a later round.
+        """
+        if instruction.round <= answered:
+            self._refuse_if(
+                f"another report about round {instruction.round}, and there is one about round "
+                f"{answered}; every round is answered once"
+            )
+
+    def _refuse_if(self, mistake: str) -> None:
+        if mistake:
+            self._record(mistake)
+            raise ScenarioError(f"the server asks for {mistake}")
+
+    def _find_train_mistake(self, asked: TrainInstruction) -> str:
+        for run in self._runs:
+            if asked.run_id in run.federations and asked.track == GLOBAL_TRACK:
+                return _describe_differences(asked, _round_of(run.terms, asked)) or (
+                    _describe_round(run.terms, asked.round)
+                )
+            if run.terms.clusters and (asked.run_id, asked.track) == (run.run_id, CLUSTERING_TRACK):
+                expected = run.terms.clustering_instruction(
+                    asked.run_id, asked.layout_hash, asked.start_digest
+                )
+                return _describe_differences(asked, expected)
+        return self._describe_run(asked.run_id, asked.track)
+
+    def _find_evaluation_mistake(self, asked: EvaluateInstruction, personal: bool) -> str:
+        for run in self._runs:
+            if asked.run_id in run.federations and asked.track == GLOBAL_TRACK:
+                if run.terms.is_evaluated(asked.round, asked.split, personal):
+                    return ""
+                what = "a comparison of personal models" if personal else "an evaluation"
+                return (
+                    f"{what} after round {asked.round} on {asked.split.name.lower()} examples, "
+                    "which the signed scenario does not have"
+                )
+        return self._describe_run(asked.run_id, asked.track)
+
+    def _describe_run(self, run_id: bytes, track: int) -> str:
+        """Return what is wrong with a run id and a track that no signed scenario leads to."""
+        signed = sorted({i.hex() for run in self._runs for i in (run.run_id, *run.federations)})
+        return (
+            f"run {run_id.hex()}, track {track}, and the signed scenarios lead to "
+            f"{', '.join(signed[:_MOST_DIFFERENCES]) or 'none'}"
+        )
+
+
+def match_scenario(
+    scenarios: Sequence[SignedScenario], identity: bytes, files: Mapping[str, str]
+) -> SignedScenario | None:
+    """Return the signed scenario with exactly these settings; None if there is none.
+
+    Args:
+        scenarios: signed scenarios.
+        identity: settings of the server that are part of the run id, sorted JSON.
+        files: its settings that name files.
+    """
+    for scenario in scenarios:
+        if (scenario.identity, scenario.files) == (identity, files):
+            return scenario
+    return None
+
+
+def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[str, Any]) -> str:
+    """Return how a server's settings differ from the signed scenario that is most like them."""
+    differing = [
+        {key for key in signed | settings if signed.get(key) != settings.get(key)}
+        for signed in (scenario.settings for scenario in scenarios)
+    ]
+    if not differing:
+        return "a run, and no scenario is signed"
+    keys = min(differing, key=len)
+    signed = scenarios[differing.index(keys)].settings
+    return "other settings than those signed: " + _listed(
+        f"{key} = {settings.get(key)!r} and not {signed.get(key)!r}" for key in sorted(keys)
+    )
+
+
+def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
+    """Return the instruction of a round to which the terms lead.
+
+    Where the server estimates the step size, its η and clip are taken as they are; otherwise η may
+    be smaller than the one in the settings, since a rise of the loss lowers it.
+    """
+    estimated = terms.learning_rate is None
+    interval = curvature_interval(terms.queries, terms.differences)
+    is_measured = estimated and asked.curvature_every in (1, interval)
+    return terms.instruction(
+        asked.run_id,
+        asked.round,
+        asked.layout_hash,
+        asked.start_digest,
+        learning_rate=(
+            asked.learning_rate
+            if terms.learning_rate is None
+            else min(asked.learning_rate, terms.learning_rate)
+        ),
+        clip=asked.clip if estimated else 0.0,
+        curvature_every=asked.curvature_every if is_measured else interval * estimated,
+    )
+
+
+def _describe_round(terms: RunTerms, number: int) -> str:
+    if number <= terms.rounds_of_federation:
+        return ""
+    return f"round {number}, and the signed scenario has {terms.rounds_of_federation}"
+
+
+def _describe_differences(asked: TrainInstruction, signed: TrainInstruction) -> str:
+    """Return the fields in which two instructions differ, with both values; empty if in none."""
+    ours, theirs = asdict(signed), asdict(asked)
+    return _listed(
+        f"{field.name.replace('_', ' ')} {_plain(theirs[field.name])} and not "
+        f"{_plain(ours[field.name])}"
+        for field in fields(asked)
+        if ours[field.name] != theirs[field.name]
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, SeedPolicy):
+        return value.name.lower()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    each = [text[:200] for text in texts]
+    more = f" and {len(each) - _MOST_DIFFERENCES} more" if len(each) > _MOST_DIFFERENCES else ""
+    return ", ".join(each[:_MOST_DIFFERENCES]) + more

@@ -1,0 +1,332 @@
+"""The terms of a run: what it asks of a client, as far as its settings decide it.
+
+A server plans its instructions by them, and a client that has the settings from the operator holds
+the server to them (`client.protocol.signed_runs`). Both read the same flat settings.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Self, cast
+
+from shared.directions import Differences, round_root
+from shared.errors import ScenarioError
+from shared.frames.instructions import (
+    CLUSTERING_TRACK,
+    GLOBAL_TRACK,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
+
+LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
+"""Steps and directions that the clustering instruction has at least. The labels take turns in the
+steps."""
+
+
+def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
+    """Return the rounds that a client trains with others.
+
+    Args:
+        method: method of the run.
+        rounds: ``rounds`` of the settings.
+        private_rounds: ``personal.rounds`` of the settings.
+    """
+    match method:
+        case "local":
+            return 0
+        case "global" | "cluster" | "readout":
+            return rounds + private_rounds
+    return rounds
+
+
+def hash_identity(identity: bytes, layout_hash: bytes, model_id: bytes) -> bytes:
+    """Return the 8 bytes that name a run.
+
+    Args:
+        identity: settings that are part of the run id, sorted JSON.
+        layout_hash: hash of the layout, 32 bytes.
+        model_id: hash of the base model, 32 bytes.
+    """
+    return hashlib.sha256(identity + layout_hash + model_id).digest()[:8]
+
+
+def cluster_id(run_id: bytes, cluster: int) -> bytes:
+    """Return 8 bytes that name a cluster of a run."""
+    return hashlib.sha256(run_id + cluster.to_bytes(4, "little")).digest()[:8]
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """The demands of a run on a client.
+
+    Attributes:
+        method: way to make a model for each client.
+        seed: seed of the run.
+        rounds: rounds that a client trains with others.
+        private_rounds: rounds that it trains alone.
+        steps: local steps of a round, K.
+        queries: directions per step, q.
+        batch: examples per step, B.
+        epsilon: ε.
+        differences: central or forward differences.
+        learning_rate: η; None if it is estimated during the run.
+        clip: limit of projected gradients; 0 for none, or for an estimated one with `learning_rate`
+            None.
+        seed_policy: whether clients share directions, have their own, or draw them from a pool.
+        pool_size: seeds in the pool.
+        deadline: seconds that the server waits for a report.
+        clusters: number of clusters; 0 unless clients are divided into clusters.
+        clustering_rounds: rounds of the budget that are spent on finding the clusters.
+        validation_every: rounds between validations; 0 for none.
+        has_test: whether test examples are evaluated.
+        returns_to_best: whether a last round may revert to the best one.
+    """
+
+    method: str
+    seed: int
+    rounds: int
+    private_rounds: int
+    steps: int
+    queries: int
+    batch: int
+    epsilon: float
+    differences: Differences
+    learning_rate: float | None
+    clip: float
+    seed_policy: SeedPolicy
+    pool_size: int
+    deadline: float
+    clusters: int
+    clustering_rounds: int
+    validation_every: int
+    has_test: bool
+    returns_to_best: bool
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Read the terms from a run's settings by dotted key, with no value left open.
+
+        Raises:
+            ScenarioError: if a setting is missing, of another type or out of range.
+        """
+        method, rounds = _text(settings, "method"), _whole(settings, "rounds", 1)
+        private = _whole(settings, "personal.rounds")
+        federated = federated_rounds(method, rounds, private)
+        has_clusters = method == "cluster"
+        rate, policy = settings.get("learning-rate"), _text(settings, "seed-policy").upper()
+        if policy not in SeedPolicy.__members__:
+            raise ScenarioError(f"seed-policy: {policy.lower()!r} is unknown to this version")
+        return cls(
+            method=method,
+            seed=_whole(settings, "seed", most=2**63 - 1),
+            rounds=federated,
+            private_rounds=rounds + private - federated,
+            steps=_whole(settings, "steps", 1, 2**16 - 1),
+            queries=_whole(settings, "queries", 1, 2**16 - 1),
+            batch=_whole(settings, "batch", 1),
+            epsilon=_number(settings, "epsilon"),
+            differences=cast(Differences, _text(settings, "differences")),
+            learning_rate=None if rate == "auto" else _number(settings, "learning-rate"),
+            clip=_number(settings, "clip"),
+            seed_policy=SeedPolicy[policy],
+            pool_size=_whole(settings, "pool-size", 1),
+            deadline=_number(settings, "cohort.timeout"),
+            clusters=_whole(settings, "cohort.clusters", 2, 2**10) if has_clusters else 0,
+            clustering_rounds=(
+                _whole(settings, "cohort.clustering-rounds", 1, federated) if has_clusters else 0
+            ),
+            validation_every=_whole(settings, "evaluate.every"),
+            has_test=_flag(settings, "evaluate.test"),
+            returns_to_best=_flag(settings, "evaluate.best"),
+        )
+
+    @property
+    def rounds_of_federation(self) -> int:
+        """The rounds of the global model's ledger, or of each cluster's."""
+        return self.rounds - self.clustering_rounds
+
+    @property
+    def makes_personal_models(self) -> bool:
+        """Return whether every client has a private part after the last round, and is asked."""
+        return self.private_rounds > 0 or self.method == "readout"
+
+    def federations(self, run_id: bytes) -> set[bytes]:
+        """Return the ids under which a client takes part: the run's, or those of its clusters."""
+        if not self.clusters:
+            return {run_id}
+        return {cluster_id(run_id, cluster) for cluster in range(self.clusters)}
+
+    def instruction(
+        self,
+        run_id: bytes,
+        number: int,
+        layout_hash: bytes,
+        start_digest: bytes,
+        *,
+        learning_rate: float,
+        clip: float,
+        curvature_every: int,
+    ) -> TrainInstruction:
+        """Return the instruction of a round.
+
+        Args:
+            run_id: id of the run or of the cluster, 8 bytes.
+            number: number of the round, counted from 1.
+            layout_hash: hash of the layout, 32 bytes.
+            start_digest: digest of the state that the round starts from, 32 bytes.
+            learning_rate: η of the round.
+            clip: estimated limit of projected gradients; a limit in the settings counts instead.
+            curvature_every: interval, in steps, of those that measure curvature; 0 for none.
+        """
+        has_pool = self.seed_policy is SeedPolicy.POOL
+        return TrainInstruction(
+            run_id=run_id,
+            round=number,
+            track=GLOBAL_TRACK,
+            steps=self.steps,
+            queries=self.queries,
+            batch=self.batch,
+            seed_policy=self.seed_policy,
+            root=round_root(self.seed, number, GLOBAL_TRACK),
+            epsilon=self.epsilon,
+            learning_rate=learning_rate,
+            clip=self.clip or clip,
+            deadline=self.deadline,
+            layout_hash=layout_hash,
+            start_digest=start_digest,
+            pool_root=round_root(self.seed, 0, GLOBAL_TRACK) if has_pool else 0,
+            pool_size=self.pool_size if has_pool else 0,
+            curvature_every=curvature_every,
+            differences=self.differences,
+        )
+
+    def clustering_steps_and_batch(self) -> tuple[int, int]:
+        """Return steps and batch size of the clustering instruction.
+
+        It takes as many losses as the clustering rounds would. The projected gradient along a
+        direction is mostly the noise of its batch, so the budget goes into large batches rather
+        than into more directions. Differences are forward, which takes half the losses of central
+        ones.
+        """
+        queries = self.queries
+        losses_per_step = queries + 1 if self.differences == "forward" else 2 * queries
+        losses = self.clustering_rounds * self.steps * self.batch * losses_per_step
+        steps = max(LEAST_STEPS, -(-LEAST_DIRECTIONS // queries))
+        steps = min(steps, losses // (queries + 1))
+        return steps, losses // (steps * (queries + 1))
+
+    def clustering_instruction(
+        self, run_id: bytes, layout_hash: bytes, start: bytes
+    ) -> TrainInstruction:
+        """Return the instruction whose projected gradients tell clusters apart.
+
+        Args:
+            run_id: id of the run, 8 bytes.
+            layout_hash: hash of the adapter's layout, 32 bytes.
+            start: digest of the base model's state, 32 bytes.
+        """
+        steps, batch = self.clustering_steps_and_batch()
+        return TrainInstruction(
+            run_id=run_id,
+            round=1,
+            track=CLUSTERING_TRACK,
+            steps=steps,
+            queries=self.queries,
+            batch=batch,
+            seed_policy=SeedPolicy.SHARED,
+            root=round_root(self.seed, 0, CLUSTERING_TRACK),
+            epsilon=self.epsilon,
+            learning_rate=0.0,
+            clip=self.clip,
+            deadline=self.deadline,
+            layout_hash=layout_hash,
+            start_digest=start,
+            differences="forward",
+        )
+
+    def is_evaluated(self, number: int, split: Split, personal: bool = False) -> bool:
+        """Return whether clients evaluate the state after a round on a split.
+
+        Args:
+            number: number of the round; 0 is the state that the run begins with.
+            split: part of a client's examples.
+            personal: whether the personal models are compared, or the global model evaluated.
+        """
+        last = self.rounds_of_federation
+        is_end = number == last or (self.returns_to_best and 0 < last == number - 1)
+        if split is Split.TRAIN or (split is Split.TEST and not self.has_test):
+            return False
+        if personal:
+            return is_end and self.makes_personal_models
+        is_due = bool(self.validation_every) and number % self.validation_every == 0
+        is_validation = split is Split.VALIDATION and is_due and number <= last
+        return number == 0 or is_end or is_validation
+
+    @property
+    def scalars(self) -> int:
+        """The most projected gradients that a client sends in the run."""
+        per_round = self.steps * self.queries
+        if self.seed_policy is SeedPolicy.POOL:
+            per_round = min(per_round, self.pool_size)
+        clustering = self.clustering_steps_and_batch()[0] * self.queries if self.clusters else 0
+        return self.rounds_of_federation * per_round + clustering
+
+    def describe(self) -> list[str]:
+        """Return sentences for the owner of a client's examples."""
+        directions = {
+            SeedPolicy.SHARED: "the same for all clients",
+            SeedPolicy.INDEPENDENT: "of its own",
+            SeedPolicy.POOL: f"out of {self.pool_size:,} of the run",
+        }[self.seed_policy]
+        rate = "estimated" if self.learning_rate is None else f"{self.learning_rate:g}"
+        splits = "validation and test" if self.has_test else "validation"
+        every = f", and every {self.validation_every:,} rounds" if self.validation_every else ""
+        lines = [
+            f"method {self.method}: {self.rounds_of_federation:,} rounds with others, "
+            f"{self.private_rounds:,} private ones, which send nothing",
+            f"a round: {self.steps:,} steps of {self.queries:,} directions, {directions}, on "
+            f"{self.batch:,} examples or all that there are",
+            f"epsilon {self.epsilon:g}, {self.differences} differences, learning rate {rate}",
+            f"in all at most {self.scalars:,} scalars about an example, and a mean loss with every "
+            "report",
+            f"evaluation on {splits} examples: before the first and after the last round{every}",
+        ]
+        if self.clusters:
+            steps, batch = self.clustering_steps_and_batch()
+            lines.append(
+                f"{self.clusters} clusters, found by {steps:,} steps on {batch:,} examples, whose "
+                "scalars are counted above"
+            )
+        return lines
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    value = settings.get(key)
+    if type(value) is not str:
+        raise ScenarioError(f"{key}: {value!r} is no text")
+    return value
+
+
+def _flag(settings: Mapping[str, Any], key: str) -> bool:
+    value = settings.get(key)
+    if type(value) is not bool:
+        raise ScenarioError(f"{key}: {value!r} is neither true nor false")
+    return value
+
+
+def _whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int = 2**32 - 1) -> int:
+    value = settings.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise ScenarioError(f"{key}: {value!r} is no whole number from {least} to {most}")
+    return value
+
+
+def _number(settings: Mapping[str, Any], key: str) -> float:
+    value = settings.get(key)
+    if type(value) is int:
+        value = float(value)
+    if type(value) is not float or not 0 <= value < inf:
+        raise ScenarioError(f"{key}: {value!r} is no number from 0 on")
+    return value

@@ -1,0 +1,30 @@
+"""Signed scenarios of tests, and operators who sign them."""
+
+from pathlib import Path
+
+from client.protocol.scenario_folder import ScenarioFolder
+from server.live.scenario_signing import create_operator_key
+from shared.blobs import file_settings
+from shared.config import RunConfig
+from shared.runs import identity_bytes
+from shared.signed_scenario import SignedScenario
+from shared.signing import SigningKey
+
+
+def operator_key(folder: Path, name: str = "operator.key") -> SigningKey:
+    """The key of an operator, which is made at the first call."""
+    file = folder / name
+    if not file.exists():
+        create_operator_key(file)
+    return SigningKey(file)
+
+
+def signed(config: RunConfig, key: SigningKey) -> SignedScenario:
+    return SignedScenario.sign(identity_bytes(config), file_settings(config), key)
+
+
+def give(client_folder: Path, config: RunConfig, key: SigningKey) -> ScenarioFolder:
+    """A client's folder that holds a signed scenario."""
+    folder = ScenarioFolder(client_folder)
+    folder.add(signed(config, key))
+    return folder
