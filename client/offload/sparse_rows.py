@@ -1,7 +1,9 @@
 """Products of a sparse projector and a dense matrix, compiled by numba for the CPU.
 
 Columns are taken in blocks, so that what is written stays in a core's cache. Every number is summed
-in the same order whatever the blocks are. The kernels release Python's lock and use one thread.
+in the same order whatever the blocks are. Inner loops run over slices: with two indices the
+compiler does not vectorize them, which takes 3 to 8 times as long. The kernels release Python's
+lock and use one thread.
 """
 
 import numpy as np
@@ -31,10 +33,11 @@ def add_projected(
     for first in range(0, columns, _COLUMNS):
         last = min(first + _COLUMNS, columns)
         for row in range(rows):
+            source = matrix[row, first:last]
             for index in range(positions.shape[1]):
-                position, value = positions[row, index], values[row, index]
-                for column in range(first, last):
-                    result[position, column] += value * matrix[row, column]
+                target, value = result[positions[row, index], first:last], values[row, index]
+                for column in range(source.shape[0]):
+                    target[column] += value * source[column]
 
 
 @_compiled
@@ -55,12 +58,13 @@ def add_lifted(
     columns = matrix.shape[1]
     row_sum = np.empty(_COLUMNS, np.float32)
     for first in range(0, columns, _COLUMNS):
-        width = min(_COLUMNS, columns - first)
+        last = min(first + _COLUMNS, columns)
         for row in range(positions.shape[0]):
-            row_sum[:width] = 0
+            row_sum[: last - first] = 0
             for index in range(positions.shape[1]):
-                position, value = positions[row, index], values[row, index]
-                for column in range(width):
-                    row_sum[column] += value * matrix[position, first + column]
-            for column in range(width):
-                result[row, first + column] += row_sum[column]
+                source, value = matrix[positions[row, index], first:last], values[row, index]
+                for column in range(source.shape[0]):
+                    row_sum[column] += value * source[column]
+            target = result[row, first:last]
+            for column in range(target.shape[0]):
+                target[column] += row_sum[column]

@@ -31,7 +31,7 @@ gradient."""
 _LOGITS_ALIVE = 3
 """Copies of the logits in float32 at the end of a forward pass: logits, log-softmax, gradient."""
 _GRADIENT_BUFFERS = 2
-"""Blocks whose gradients are on the accelerator at a time: one computed, the one before it sent."""
+"""Blocks whose gradients Zero-Offload has on the accelerator: one computed, another one sent."""
 
 
 @dataclass(frozen=True)
@@ -261,50 +261,54 @@ def _stages(
 def _memory(
     shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
 ) -> tuple[FirstOrderMemory, FirstOrderMemory]:
-    """Return the bytes on the accelerator and on the host."""
+    """Return the bytes on the accelerator and on the host.
+
+    A gradient is freed as soon as the optimizer or the link has it.
+    """
     width, trained = WIDTH[work.precision], trained_parameters(shape, work)
-    everything = shape.block_weights + shape.other_weights
     block = max(sum(linear.weights for linear in block) for block in shape.blocks)
+    matrix = max(linear.weights for block in shape.blocks for linear in block)
     embedding = shape.vocabulary * shape.hidden
-    states = FirstOrderMemory(gradients=trained * width, optimizer=(STATES - 1) * trained * width)
-    held = FirstOrderMemory(
-        runtime=device.memory.runtime_bytes,
-        weights=everything * width,
-        activations=_activation_bytes(shape, work),
-    )
+    moments = (STATES - 1) * trained * width
+    on_host = FirstOrderMemory(gradients=trained * width, optimizer=moments)
+    added = optimizer = 0
     match work.method:
         case "fo-adam":
-            on_device = replace(held, gradients=states.gradients, optimizer=states.optimizer)
-            return on_device, FirstOrderMemory()
+            gradients, optimizer = max(matrix, embedding) * width, moments
+            on_host = FirstOrderMemory()
         case "lora":
-            on_device = replace(
-                held,
-                added=trained * width,
-                gradients=states.gradients,
-                optimizer=states.optimizer,
-            )
-            return on_device, FirstOrderMemory()
+            gradients, optimizer, added = trained * width, moments, trained * width
+            on_host = FirstOrderMemory()
         case "zero-offload":
-            largest = max(block, embedding)
-            return replace(held, gradients=_GRADIENT_BUFFERS * largest * width), states
+            gradients = _GRADIENT_BUFFERS * max(block, embedding) * width
         case "lsp":
-            on_device = replace(
-                held,
-                added=projector_bytes(shape, work.nonzeros, width),
-                gradients=_GRADIENT_BUFFERS * block * width,
-            )
-            return on_device, states
+            gradients, added = matrix * width, projector_bytes(shape, work.nonzeros, width)
+    activations, gradients = _peak(shape, work, gradients)
+    on_device = FirstOrderMemory(
+        runtime=device.memory.runtime_bytes,
+        weights=(shape.block_weights + shape.other_weights) * width,
+        added=added,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+    )
+    return on_device, on_host
 
 
-def _activation_bytes(shape: ModelShape, work: FirstOrderWorkload) -> int:
-    """Return the bytes of activations at the peak, with logits.
+def _peak(shape: ModelShape, work: FirstOrderWorkload, gradients: int) -> tuple[int, int]:
+    """Return the bytes of activations and of gradients when their sum is largest.
 
-    Of a block, the inputs and outputs of its linear layers are kept for the backward pass; with
-    checkpointing those of one block, and the input of every block.
+    That is at the logits, before the first gradient, or in a block's backward pass. Of a block, the
+    inputs and outputs of its linear layers are kept for the backward pass; with checkpointing
+    those of one block, and the input of every block.
     """
     width, tokens = WIDTH[work.precision], work.sequence * work.batch
-    inner = [sum(linear.inputs + linear.outputs for linear in block) for block in shape.blocks]
-    logits = _LOGITS_ALIVE * shape.vocabulary * 4
+    inner = [
+        tokens * sum(linear.inputs + linear.outputs for linear in block) * width
+        for block in shape.blocks
+    ]
+    logits = tokens * _LOGITS_ALIVE * shape.vocabulary * 4
     if not work.checkpointing:
-        return tokens * (sum(inner) * width + logits)
-    return tokens * (len(inner) * shape.hidden * width + max(max(inner) * width, logits))
+        return max((sum(inner) + logits, 0), (sum(inner), gradients), key=sum)
+    inputs = tokens * len(inner) * shape.hidden * width
+    return max((inputs + logits, 0), (inputs + max(inner), gradients), key=sum)
