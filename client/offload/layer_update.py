@@ -5,7 +5,9 @@ The order is compress, on the accelerator; add and update, on the host; apply, o
 nothing, so parts of different layers may run at the same time.
 """
 
+import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,7 +15,48 @@ from torch import Tensor, nn
 
 from client.offload.host_adam import HostAdam
 from client.offload.kernels import add_decompressed, compress
+from client.offload.projector_learning import change_of_basis, learn_projectors, relative_bias
 from client.offload.projectors import ProjectorPair
+
+_IDENTITY = ProjectorPair()
+
+
+@dataclass(frozen=True)
+class SubspaceSettings:
+    """The hyperparameters of LSP-Offload's subspaces (algorithm 2).
+
+    Attributes:
+        size: size s of the subspace.
+        nonzeros: nonzeros r of a projector's row.
+        threshold: relative bias from which on projectors are learned anew.
+        gamma: weight γ of the projectors' norms.
+        most_steps: most steps of learning.
+        seed: seed of the projectors.
+    """
+
+    size: int
+    nonzeros: int
+    threshold: float
+    gamma: float
+    most_steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ProjectorCheck:
+    """The result of a check of a layer's projectors.
+
+    Attributes:
+        name: name of the weight.
+        bias: relative bias that was found.
+        learned: relative bias of the projectors that were learned; None if the old ones are kept.
+        steps: steps of learning.
+    """
+
+    name: str
+    bias: float
+    learned: float | None
+    steps: int
 
 
 class LayerUpdate:
@@ -24,10 +67,13 @@ class LayerUpdate:
         weight: weight W on the accelerator, float32 [m, n], or any shape without projectors.
         projectors: projectors on the accelerator.
         optimizer: optimizer on the host.
+        draws: number of times that projectors were drawn for the layer.
     """
 
-    def __init__(self, name: str, weight: nn.Parameter, projectors: ProjectorPair) -> None:
-        self.name, self.weight, self.projectors = name, weight, projectors
+    def __init__(
+        self, name: str, weight: nn.Parameter, projectors: ProjectorPair = _IDENTITY
+    ) -> None:
+        self.name, self.weight, self.projectors, self.draws = name, weight, projectors, 1
         self.optimizer = HostAdam(projectors.subspace(tuple(weight.shape)))
         self._sum: Tensor | None = None
 
@@ -71,6 +117,38 @@ class LayerUpdate:
             change: Δ, float32 [s, s] on the accelerator.
         """
         add_decompressed(self.projectors, change, self.weight)
+
+    def check_projectors(self, gradient: Tensor, settings: SubspaceSettings) -> ProjectorCheck:
+        """Learn other projectors if the bias is not under the threshold, and project the moments.
+
+        Runs on the accelerator, between steps. What was learned is dropped if it is not better.
+
+        Args:
+            gradient: gradient of a sampled batch, float32 [m, n].
+            settings: hyperparameters of the subspace.
+        """
+        old = self.projectors
+        bias = relative_bias(old, gradient)
+        if bias < settings.threshold:
+            return ProjectorCheck(self.name, bias, None, 0)
+        learned = learn_projectors(
+            self._draw(settings), gradient, settings.threshold, settings.gamma, settings.most_steps
+        )
+        if not learned.bias < bias:
+            return ProjectorCheck(self.name, bias, None, learned.steps)
+        new = self.projectors = learned.projectors
+        left, right = change_of_basis(old.left, new.left), change_of_basis(old.right, new.right)
+        self.optimizer.move(*(None if side is None else side.cpu() for side in (left, right)))
+        return ProjectorCheck(self.name, bias, learned.bias, learned.steps)
+
+    def _draw(self, settings: SubspaceSettings) -> ProjectorPair:
+        rows, columns = self.weight.shape
+        place = zlib.crc32(self.name.encode())
+        seed = settings.seed, place, self.draws
+        self.draws += 1
+        return ProjectorPair.random(
+            (rows, columns), settings.size, settings.nonzeros, seed, self.weight.device
+        )
 
 
 class UpdateSchedule(Protocol):

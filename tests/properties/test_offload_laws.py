@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from client.offload.host_adam import HostAdam
 from client.offload.kernels import add_decompressed, compress, decompress
-from client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
+from client.offload.layer_update import (
+    GradientHooks,
+    ImmediateSchedule,
+    LayerUpdate,
+    SubspaceSettings,
+)
+from client.offload.projector_learning import (
+    _value_gradients,
+    learn_projectors,
+    relative_bias,
+)
 from client.offload.projectors import ProjectorPair, SparseProjector
 
 CPU = torch.device("cpu")
@@ -109,3 +119,76 @@ def test_identity_projectors_give_the_bits_of_plain_adam(explicit: bool, passes:
         assert torch.equal(one, other)
         assert one.grad is None
     hooks.remove()
+
+
+def loss_by_autograd(projectors: ProjectorPair, gradient: Tensor) -> list[Tensor]:
+    sides = [side for side in (projectors.left, projectors.right) if side is not None]
+    for side in sides:
+        side.values.requires_grad_()
+    p, q = (
+        dense(s, r)
+        for s, r in zip((projectors.left, projectors.right), gradient.shape, strict=True)
+    )
+    (p @ p.T @ gradient @ q @ q.T - gradient).square().sum().backward()  # type: ignore[no-untyped-call]
+    gradients = []
+    for side in sides:
+        assert side.values.grad is not None
+        gradients.append(side.values.grad.clone())
+        side.values.requires_grad_(False)
+    return gradients
+
+
+@given(st.integers(2, 30), st.integers(13, 30), st.integers(1, 12), st.integers(1, 4), seeds)
+def test_derivatives_of_the_bias_are_those_of_autograd(
+    m: int, n: int, size: int, nonzeros: int, seed: int
+) -> None:
+    projectors = ProjectorPair.random((m, n), size, nonzeros, (seed,), CPU)
+    gradient = normal(seed, m, n)
+    derived = list(_value_gradients(projectors, gradient).values())
+    for one, other in zip(derived, loss_by_autograd(projectors, gradient), strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=1e-3, atol=1e-2 * (1 + other.abs().max()).item()
+        )
+
+
+def low_rank(seed: int, m: int, n: int, rank: int) -> Tensor:
+    return normal(seed, m, rank) @ normal(seed + 1, rank, n) / m + normal(seed + 2, m, n) / (9 * m)
+
+
+@pytest.mark.parametrize(("m", "n"), [(80, 96), (20, 96), (96, 20)])
+def test_learned_projectors_have_less_bias_than_random_ones(m: int, n: int) -> None:
+    gradient = low_rank(1, m, n, 3)
+    random = ProjectorPair.random((m, n), 24, 6, (0,), CPU)
+    learned = learn_projectors(random, gradient, 0.4, 1e-4, 300)
+    assert learned.bias == pytest.approx(relative_bias(learned.projectors, gradient), rel=1e-3)
+    assert learned.bias < 0.4 < 1 < relative_bias(random, gradient)
+    assert 0 < learned.steps < 300
+    unreachable = learn_projectors(random, gradient, 1e-9, 1e-4, 20)
+    assert unreachable.steps == 20
+    other = low_rank(1, m, n, 3) + normal(9, m, n) / (9 * m)  # of the same directions
+    assert relative_bias(learned.projectors, other) < 0.8 < relative_bias(random, other)
+
+
+def test_moments_move_by_the_formula_of_the_paper() -> None:
+    layer = LayerUpdate(
+        "w", nn.Parameter(normal(0, 40, 30)), ProjectorPair.random((40, 30), 8, 3, (5,), CPU)
+    )
+    layer.add(layer.compress(normal(1, 40, 30)))
+    layer.update(0.01)
+    old, (first, second) = layer.projectors, layer.optimizer.moments
+    check = layer.check_projectors(low_rank(2, 40, 30, 2), SubspaceSettings(8, 3, 0.5, 1e-4, 50, 0))
+    assert check.learned is not None
+    assert check.learned < check.bias
+    new = layer.projectors
+    assert new.left is not None
+    assert old.left is not None
+    assert new.right is not None
+    assert old.right is not None
+    left, right = new.left.dense().T @ old.left.dense(), new.right.dense().T @ old.right.dense()
+    near = {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(layer.optimizer.moments[0], left @ first @ right.T, **near)
+    squares = (left**2) @ second @ (right**2).T
+    torch.testing.assert_close(layer.optimizer.moments[1], squares, **near)
+    kept = layer.check_projectors(low_rank(2, 40, 30, 2), SubspaceSettings(8, 3, 1.1, 1e-4, 50, 0))
+    assert kept.learned is None
+    assert layer.projectors is new
