@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Message, MessageType
 from helpers import files_of
 
 from client.app import app as client_app
 from client.training.local_steps import take_local_steps
+from server.app import serve
 from shared.config import RunConfig
 from shared.frames.report import Report
 from simulations.engine import InProcessGrid
@@ -53,6 +54,23 @@ class Tampering(InProcessGrid):
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
     return kind(client_app, config.data.clients, config.flat())
+
+
+def serve_until_killed(config: RunConfig, messages: int) -> None:
+    """Serve a run whose process ends while a client works on so many-th train message."""
+    grid = grid_of(config)
+    plain, trained = grid._deliver, []
+
+    def dies(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(message)
+            if len(trained) == messages:
+                raise KeyboardInterrupt
+        return plain(message)
+
+    grid._deliver = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid)
 
 
 def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Report]) -> None:

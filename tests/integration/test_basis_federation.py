@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from bases import basis_for
-from federations import Settings, config_of, grid_of, ledger_of
-from flwr.app import Message, MessageType
+from federations import Settings, config_of, ledger_of, serve_until_killed
 
 from client.forward.grouping import Schedule
 from client.personal.private_rounds import personal_ledger
@@ -17,7 +16,6 @@ from client.training.local_steps import take_local_steps_together
 from client.training.model_runtime import LoadedRun, load_run
 from client.tuning.settings import TuneSettings
 from devices.phone.export import prepare_model
-from server.app import serve
 from server.store import read_layout, replay_run
 from shared.basis import read_basis
 from shared.blob_store import BlobStore
@@ -155,19 +153,7 @@ def test_a_federation_replays_resumes_and_catches_up(informed: Settings, tmp_pat
     *_, recent = verify_ledger(compacted / "ledger", layout)
     np.testing.assert_array_equal(last.state, recent.state)
     again = config.with_values({"out": str(tmp_path / "again")})
-    grid = grid_of(again)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == 4:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(again, grid)
+    serve_until_killed(again, 4)
     assert ledger_of(simulate(again)) == ledger_of(whole)
 
 

@@ -1,22 +1,18 @@
 """Readout adapters: the model runs once per example, and a query is a small product."""
 
-import hashlib
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from federations import Settings, config_of, grid_of, ledger_of
+from federations import Settings, config_of, grid_of, ledger_of, serve_until_killed
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from scipy.special import softmax
-from test_resume import serve_until_killed
 
 from client.forward.grouping import Schedule
 from client.forward.readout import ReadoutForward, run_base
@@ -27,20 +23,17 @@ from client.training.model_runtime import EVALUATION_MICRO_BATCH, LoadedRun, Mod
 from server.app import serve
 from shared.config import RunConfig
 from shared.directions import directions
-from shared.errors import ConfigError, DataError, ModelError
+from shared.errors import ConfigError
 from shared.features import check_features
-from shared.files import cache_folder, write_once
 from shared.frames.instructions import Split, TrainInstruction
-from shared.layout import READOUT_GROUP, DampingRecipe, Layout
-from shared.model import damping
-from shared.model.damping import measure_damping
+from shared.layout import READOUT_GROUP, Layout
 from shared.model.lora_fa import Perturbations
 from shared.model.readout import contrasts
 from shared.replay import digest, zero_state
 from shared.result import RunResult
 from simulations.adapter import FinishedRun, export
 from simulations.quick_look import quick_look
-from simulations.readout_file import READOUT_FILE, write_damping
+from simulations.readout_file import READOUT_FILE
 from simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
@@ -353,68 +346,6 @@ def test_every_method_works_on_the_embedded_model(method: str, tmp_path: Path) -
     assert result.elements == Layout.from_json((tmp_path / "run" / "layout.json").read_text()).size
 
 
-def test_another_damping_has_features_of_its_own(readout: Settings) -> None:
-    run = loaded(readout)
-    prompts = run.data.share_of(0, 3).tokenized(Split.TRAIN).prompts
-    damped = run.runtime.features(prompts)
-    plain = run.under(config_of(readout, adapter__damping="none")).runtime.features(prompts)
-    assert not np.allclose(damped, plain)
-    again = run.copy_sharing_weights().runtime
-    np.testing.assert_array_equal(again.features(prompts), damped)
-    assert again.passes == 0
-
-
-def test_the_layout_names_the_damping(readout: Settings, tmp_path: Path) -> None:
-    layouts = {
-        kind: loaded(readout, adapter__damping=kind).runtime.layout
-        for kind in ("none", "random-tokens")
-    }
-    assert layouts["none"].damping == DampingRecipe()
-    assert layouts["random-tokens"].damping == DampingRecipe("random-tokens", 256, 0, 1)
-    assert layouts["none"].hash != layouts["random-tokens"].hash
-    for layout in layouts.values():
-        assert Layout.from_json(layout.to_json()) == layout
-    inside = loaded(readout, adapter__layers="top:1").runtime.layout
-    assert inside.damping is None
-    assert "damping" not in json.loads(inside.to_json())
-
-
-def test_random_tokens_are_measured_once_per_machine(
-    readout: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = loaded(readout).runtime
-    prompts = loaded(readout).data.share_of(0, 3).tokenized(Split.TRAIN).prompts
-    features = first.features(prompts)
-    (file,) = cache_folder("damping").iterdir()
-    monkeypatch.setattr(damping, "measure_damping", None)
-    np.testing.assert_array_equal(loaded(readout).runtime.features(prompts), features)
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match="cannot be read as a damping"):
-        loaded(readout).runtime.features(prompts)
-
-
-def test_threads_may_write_the_same_damping(tmp_path: Path) -> None:
-    file = tmp_path / "damping"
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: write_once(file, bytes(100_000)), range(40)))
-    assert file.read_bytes() == bytes(100_000)
-    assert [path.name for path in tmp_path.iterdir()] == ["damping"]
-
-
-def test_damping_evens_out_and_has_mean_square_one() -> None:
-    rng = np.random.default_rng(0)
-    numbers = (rng.normal(size=(400, 8)) * np.geomspace(10, 0.1, 8)).astype(np.float32)
-    made, rank = measure_damping(numbers)
-    features = made.apply(torch.from_numpy(numbers)).numpy()
-    assert np.mean(np.square(features).sum(axis=1)) == pytest.approx(1, rel=1e-4)
-    deviations = features.std(axis=0)
-    assert 3 < deviations.max() / deviations.min() < 25  # about the root of 100
-    assert 1 < rank < 2
-    np.testing.assert_allclose(made.root, made.root.T, atol=1e-6)
-    with pytest.raises(ModelError, match="all equal"):
-        measure_damping(np.ones((4, 8), np.float32))
-
-
 def test_there_is_none_where_rows_have_their_own_labels(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="whole vocabulary"):
         check_features({"adapter": "readout", "task": "generation"})
@@ -448,39 +379,6 @@ def test_an_exported_readout_gives_the_same_scores(
     text = source.share_of(0, 3).in_split(Split.TEST)[0].text
     _, models = quick_look(folder, text)
     np.testing.assert_allclose(models["global"], softmax(found[0].astype(np.float64)), atol=1e-4)
-
-
-def test_a_damping_can_be_measured_on_texts(
-    readout: Settings, tmp_path: Path, data_file: Path
-) -> None:
-    config = config_of(readout)
-    for texts in (None, data_file):
-        file = tmp_path / "damping" / "d.safetensors"
-        rank = write_damping(config, texts, 40, file)
-        assert 1 <= rank <= 32
-        runtime, source = loaded(readout, adapter__damping=str(file))
-        recipe = runtime.layout.damping
-        assert recipe is not None
-        assert recipe.to_json() == {
-            "source": "file",
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        }
-        assert np.isfinite(
-            runtime.features(source.share_of(0, 3).tokenized(Split.TRAIN).prompts)
-        ).all()
-    with pytest.raises(DataError, match="cannot be read as text"):
-        write_damping(config, tmp_path / "nothing", 0, file)
-
-
-def test_a_damping_of_another_model_is_refused(
-    readout: Settings, tmp_path: Path, model_folder: ModelFolder
-) -> None:
-    file = tmp_path / "d.safetensors"
-    write_damping(config_of(readout), None, 8, file)
-    other = readout | {"model.path": str(model_folder("masked")), "adapter.damping": str(file)}
-    runtime, source = loaded(other)
-    with pytest.raises(ConfigError, match="a damping of another model"):
-        runtime.features(source.share_of(0, 3).tokenized(Split.TRAIN).prompts)
 
 
 def test_a_memory_budget_cuts_the_first_pass(readout: Settings) -> None:

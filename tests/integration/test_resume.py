@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, grid_of, ledger_of
-from flwr.app import Message, MessageType
+from federations import Settings, config_of, grid_of, ledger_of, serve_until_killed
+from flwr.app import Message
 from helpers import files_of
 
 from server.app import serve
@@ -28,23 +28,6 @@ from shared.result import RESULT_FILE, read_result
 from shared.step_size import Observation
 from simulations.adapter import export
 from simulations.simulate import simulate
-
-
-def serve_until_killed(config: RunConfig, messages: int) -> None:
-    """Serve a run whose process ends while a client works on so many-th train message."""
-    grid = grid_of(config)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == messages:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(config, grid)
 
 
 def test_who_was_away_catches_up_and_all_stand_where_the_server_stands(
@@ -167,19 +150,7 @@ def test_a_run_goes_on_from_a_compacted_ledger_to_the_same_end(
     ]
     assert [step.round for step in replay_run(whole)] == [4, 5, 6, 7]
     config = with_small_records(settings)
-    grid = grid_of(config)
-    plain, trained = grid._deliver, []
-
-    def dies(message: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            trained.append(message)
-            if len(trained) == 7:
-                raise KeyboardInterrupt
-        return plain(message)
-
-    grid._deliver = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        serve(config, grid)
+    serve_until_killed(config, 7)
     assert sorted(ledger_of(Path(config.out)))[0] == "0000000004.snap"
     snapshots: list[bytes] = []
 

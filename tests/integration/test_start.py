@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bases import basis_for
-from federations import Settings, config_of, ledger_of
+from federations import Settings, config_of, ledger_of, serve_until_killed
 from safetensors.numpy import load_file
 from starts import start_for
-from test_resume import serve_until_killed
 from tuning import small, tuning_of
 
 from client.training.model_runtime import load_run
