@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.live.keys import KEYS_VARIABLE, ClientKeys
+from server.live.keys import keys_of_environment
 from server.live.server_log import write_server_log
 from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
@@ -66,7 +66,8 @@ def main(grid: Grid, context: Context) -> None:
     log.setLevel(logging.INFO)
     try:
         with write_server_log(Path(config.out)) if config.out else nullcontext():
-            folder = serve(config, grid, patient=LIVE_VARIABLE in os.environ)
+            prepared = prepare_grid(grid, keys_of_environment())
+            folder = serve(config, prepared, patient=LIVE_VARIABLE in os.environ)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     except SamaraError as error:
         raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on its text alone
@@ -88,7 +89,7 @@ def serve(
 
     Args:
         config: settings of the run.
-        grid: Flower's grid.
+        grid: Flower's grid, prepared for phones and hostile replies where it is live.
         cohorts: cohorts of a recorded run, to be repeated as far as it went.
         clock: the clock of the run; the real one by default.
         patient: whether to go on waiting for clients if no connected one can take part.
@@ -97,12 +98,11 @@ def serve(
         SamaraError: if no client can take part, or the folder cannot be used.
     """
     started = time.monotonic()
-    keys_folder = os.environ.get(KEYS_VARIABLE)
-    keys = ClientKeys(Path(keys_folder)) if keys_folder else None
+    keys = keys_of_environment()
     quorum = Quorum(config, partial(_is_stored, config))
     roster = Roster(keys, BlobSender.for_run(config, BlobStore()), quorum)
     late_exchanges = max(1, config.cohort.late_rounds)
-    grid = DeadlineGrid(prepare_grid(grid, keys), late_exchanges, clock=clock)
+    grid = DeadlineGrid(grid, late_exchanges, clock=clock)
     grid.while_waiting = partial(roster.send_blobs, grid)
     layout = _await_layout(grid, config, roster, quorum, patient)
     config = config.among(roster.client_count) if roster.client_count else config

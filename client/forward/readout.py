@@ -214,7 +214,8 @@ class ReadoutForward:
         numbers = torch.empty(
             len(prompts), self._labels + len(damping.mean), device=damping.mean.device
         )
-        for start in range(0, len(prompts), UNIT):
+        # the longest first, so that the memory of its passes is enough for all that follow
+        for start in reversed(range(0, len(prompts), UNIT)):
             chosen = order[start : start + UNIT]
             raw = self._raw([prompts[index] for index in chosen]).to(numbers.device)
             numbers[chosen, : self._labels] = raw[:, : self._labels]

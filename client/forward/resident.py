@@ -87,9 +87,11 @@ class ResidentForward:
         self.passes += perturbations.count * len(prompts)
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
+        # the longest first, so that the memory of its pass is enough for all that follow
+        micro_batches = reversed(list(_micro_batches(prompts, clients, schedule.micro_batch)))
         batches = [
             PassBatch(indices, group, chosen, [prompts[index] for index in chosen])
-            for chosen in _micro_batches(prompts, clients, schedule.micro_batch)
+            for chosen in micro_batches
             for indices, group in split_by_grouping(perturbations, schedule.grouping)
         ]
         for batch, results in zip(batches, self._run_passes(batches), strict=True):

@@ -7,6 +7,7 @@ RUN/keys/NAME.key    the private key, until the operator moves it to the client;
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Collection
@@ -296,6 +297,12 @@ class ClientKeys:
         fields = {name: value for name, value in asdict(key).items() if value is not None}
         text = json.dumps(fields, indent=1) + "\n"
         write_durably(self._file(key.name), text.encode())
+
+
+def keys_of_environment() -> ClientKeys | None:
+    """Return the client keys of this process's run; None if any client may join."""
+    folder = os.environ.get(KEYS_VARIABLE)
+    return ClientKeys(Path(folder)) if folder else None
 
 
 def _read(file: Path) -> ClientKey | SamaraError:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from server.live.fleet_filter import FleetFilter, RejectedRequestError
-from server.live.keys import KEYS_VARIABLE, ClientKeys
+from server.live.keys import ClientKeys, keys_of_environment
 from server.live.open_requests import OpenRequests
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
@@ -175,8 +175,7 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     """Call uvicorn's `run` with an `AccessFilter` around the app, and limits of connections."""
     from server.live.connection_limits import MAX_HEAD_BYTES, LimitedProtocol
 
-    folder = os.environ.get(KEYS_VARIABLE)
-    keys = ClientKeys(Path(folder)) if folder else None
+    keys = keys_of_environment()
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
     # a line for every request of every client would fill the disk
     limits |= {"ws": "none", "access_log": False}

@@ -18,7 +18,6 @@ from server.transport.clock import Clock, SystemClock
 from server.transport.delegating_grid import DelegatingGrid
 from server.transport.guarded_grid import GuardedGrid
 from server.transport.phone_grid import PhoneGrid
-from shared.flower_compat import HttpGrid
 
 log = logging.getLogger("samara.server")
 
@@ -32,6 +31,9 @@ def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
         grid: Flower's grid.
         keys: client keys of the run; None if any client may join and be a gateway.
     """
+    # here, since with it Flower imports its databases, which a simulation has no use for
+    from shared.flower_compat import HttpGrid
+
     if not isinstance(grid, HttpGrid):
         return grid
     return PhoneGrid(GuardedGrid(grid), keys)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
 from flwr.app import Error, Message, RecordDict
@@ -23,7 +24,6 @@ from shared.flower_compat import (
     SUPERLINK_NODE_ID,
     ConfirmMessageReceivedRequest,
     ErrorCode,
-    HttpGrid,
     ObjectPullError,
     ObjectTree,
     ObjectUnavailableError,
@@ -35,6 +35,9 @@ from shared.flower_compat import (
     runtime_client,
     set_message_id,
 )
+
+if TYPE_CHECKING:
+    from shared.flower_compat import HttpGrid
 
 log = logging.getLogger("samara.server")
 
@@ -72,7 +75,7 @@ class GuardedGrid(DelegatingGrid):
         grid: Flower's grid of a ServerApp.
     """
 
-    def __init__(self, grid: HttpGrid) -> None:
+    def __init__(self, grid: "HttpGrid") -> None:
         super().__init__(grid)
         self._http_grid = grid
         # An empty message to the same node by the id of each message that is not answered, and

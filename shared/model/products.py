@@ -3,13 +3,19 @@
 torch gives float32 products to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN,
 which comes with torch too, uses all instruction sets of a processor: on a core of an AMD EPYC with
 AVX-512 it is twice as fast (docs/measurements.md). It prepares each product for longer, so small
-products keep torch's choice.
+products keep torch's choice. What it prepares for the shapes of a product takes half a MiB, and it
+would keep that for 1,024 shapes, where the passes of a micro-batch need about ten.
 """
+
+import os
 
 import torch
 from torch import Tensor, nn
 
 _FEWEST_ROWS = 16
+_KEPT_SHAPES = 64
+# oneDNN reads it at its first product
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_SHAPES))
 _ONEDNN = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
