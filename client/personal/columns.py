@@ -13,15 +13,20 @@ from client.personal.private_fit import (
 from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime, evaluation_column
+from shared.columns import (
+    BASE_RATE,
+    GLOBAL,
+    INTERCEPT,
+    LABEL_BIAS,
+    LOCAL,
+    PERSONALIZED,
+    ZERO_SHOT,
+    requested_columns,
+)
 from shared.config import RunConfig
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import Split
 from shared.replay import zero_state
-
-GLOBAL = "global"
-"""Name of the column of the federation's model."""
-PERSONALIZED = "personalized"
-"""Name of the column of the model that a run's method makes for a client."""
 
 
 def evaluate_global_model(
@@ -51,7 +56,7 @@ def evaluate_global_model(
     """
     parts, examples = composition(config, runtime.layout), data.tokenized(split)
     scores = {GLOBAL: runtime.scores(parts.model(state), examples.prompts)}
-    if config.method == "readout" and config.evaluate.best and split is Split.VALIDATION:
+    if PERSONALIZED in requested_columns(config, split, personal=False):
         private = make_private_fit(runtime, data, config, state)
         scores[PERSONALIZED] = runtime.scores(parts.model(state, private), examples.prompts)
     return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())
@@ -101,16 +106,16 @@ def evaluate_personal_model(
     zero_shot = runtime.base_scores(examples.prompts)
     bias = fit_label_bias(runtime.base_scores(train.prompts), train.labels)
     scores = {
-        "base rate": np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
-        "zero-shot": zero_shot,
-        "label bias": zero_shot + bias,
+        BASE_RATE: np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
+        ZERO_SHOT: zero_shot,
+        LABEL_BIAS: zero_shot + bias,
     }
     if config.method == "finetune":
         local = run_private_rounds(runtime, data, config, zero_state(len(state)))
-        scores["local-only"] = runtime.scores(local, examples.prompts)
+        scores[LOCAL] = runtime.scores(local, examples.prompts)
     scores[GLOBAL] = runtime.scores(parts.model(state), examples.prompts)
     if config.method == "readout":
         model = parts.model(state, intercept_state(runtime, data, state))
-        scores["intercept"] = runtime.scores(model, examples.prompts)
+        scores[INTERCEPT] = runtime.scores(model, examples.prompts)
     scores[PERSONALIZED] = personal
     return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -10,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from server.rounds.robust_rules import trimmed_mean
+from shared.columns import GLOBAL, PERSONALIZED
 from shared.errors import ReportError
 from shared.frames.evaluation import Evaluation
 from shared.frames.report import MAX_GRADIENT
 from shared.tasks.metrics import Confusion
 
-GLOBAL_COLUMN, PERSONAL_COLUMN = "global", "personalized"
-"""The columns of the federation's model, and of the model that a method makes for each client."""
 TRIMMED_ACCURACY = "trimmed_client_accuracy"
 """The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""
 
@@ -41,24 +41,43 @@ def check_evaluation(evaluation: Evaluation, most_examples: int) -> None:
             raise ReportError(f"its loss in column {column.name!r} is over {MAX_GRADIENT:g}")
 
 
+def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluation:
+    """Return an evaluation with those of its columns that were asked for.
+
+    A client may lack some, as a phone does that has no personal model; it counts in the others.
+
+    Args:
+        evaluation: the evaluation.
+        requested: names of the columns.
+
+    Raises:
+        ReportError: if it has none of them.
+    """
+    columns = tuple(column for column in evaluation.columns if column.name in requested)
+    if not columns:
+        raise ReportError(f"it evaluates no column that was asked for: {', '.join(requested)}")
+    return replace(evaluation, columns=columns)
+
+
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """Return the clients that evaluate other labels or columns than most clients do.
+    """Return the clients that evaluate another number of labels than most clients do.
 
     Args:
         evaluations: at least one evaluation, by client.
     """
-    shapes = {client: _shape(evaluation) for client, evaluation in evaluations.items()}
-    usual, _ = Counter(shapes.values()).most_common(1)[0]
-    return [client for client, shape in shapes.items() if shape != usual]
+    counts = {client: len(own.columns[0].counts) for client, own in evaluations.items()}
+    usual, _ = Counter(counts.values()).most_common(1)[0]
+    return [client for client, count in counts.items() if count != usual]
 
 
 def summarize_evaluations(
-    evaluations: Mapping[int, Evaluation], is_trimmed: bool = False
+    evaluations: Mapping[int, Evaluation], names: Sequence[str], is_trimmed: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of every column that counts an example.
 
     Args:
-        evaluations: at least one evaluation, by client, all of the same labels and columns.
+        evaluations: at least one evaluation, by client, all of the same labels.
+        names: names of the columns, in their order.
         is_trimmed: whether to add the trimmed mean of the clients' accuracies, which a few
             clients cannot set.
 
@@ -66,7 +85,6 @@ def summarize_evaluations(
         By column: loss, examples, accuracy, macro-F1 and confusion of all examples together, the
         means over clients, and each client's figures under ``clients``.
     """
-    names, _ = _shape(next(iter(evaluations.values())))
     columns = {
         name: [
             (client, column.mean_loss, Confusion(column.counts))
@@ -87,7 +105,7 @@ def is_global_validation(event: Mapping[str, Any]) -> bool:
     return (
         event["event"] == "evaluation"
         and event["split"] == "validation"
-        and GLOBAL_COLUMN in event["columns"]
+        and GLOBAL in event["columns"]
     )
 
 
@@ -108,7 +126,7 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
     means: dict[int, float] = {}
     for event in filter(is_global_validation, events):
         columns = event["columns"]
-        column = columns.get(PERSONAL_COLUMN, columns[GLOBAL_COLUMN])
+        column = columns.get(PERSONALIZED, columns[GLOBAL])
         clients = column["clients"].items()
         accuracies = [c["accuracy"] for i, c in clients if int(i) not in newcomers]
         if accuracies and TRIMMED_ACCURACY in column:
@@ -187,11 +205,6 @@ def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> d
         "refused": {c: reason for event in events for c, reason in event["refused"].items()},
         "seconds": max(event["seconds"] for event in events),
     }
-
-
-def _shape(evaluation: Evaluation) -> tuple[tuple[str, ...], int]:
-    """Return the names of an evaluation's columns, and the number of labels that they count."""
-    return tuple(c.name for c in evaluation.columns), len(evaluation.columns[0].counts)
 
 
 def _figures(clients: list[tuple[int, float, Confusion]], is_trimmed: bool) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from server.rounds.validator import ReplyValidator
 from server.store import RunStore
 from server.transport.clock import Clock, SystemClock
 from server.transport.roster import Roster
+from shared.columns import requested_columns
 from shared.config import RunConfig
 from shared.errors import LedgerError, TrainingError
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -37,6 +38,7 @@ from shared.ledger.reading import read_ledger
 from shared.round_delta import RoundDelta, revert_delta
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import StepSize
+from shared.wire import PERSONAL_ACTION
 
 log = logging.getLogger("samara.server")
 
@@ -270,7 +272,8 @@ class ScalarStrategy(Strategy):
         """
         request = self._planner.plan_evaluation(grid, split, action)
         timeout = self._config.cohort.timeout
-        self._record_evaluation(request, grid.send_and_receive(request.messages, timeout=timeout))
+        replies = grid.send_and_receive(request.messages, timeout=timeout)
+        self._record_evaluation(request, replies, personal=action == PERSONAL_ACTION)
 
     def return_to_best(self) -> None:
         """Revert the rounds after the best one on validation, if `evaluate.best` asks for it.
@@ -350,11 +353,15 @@ class ScalarStrategy(Strategy):
         return bool(every) and number % every == 0 and number != self._config.federated_rounds
 
     def _record_evaluation(
-        self, request: Request[EvaluateInstruction], messages: Iterable[Message]
+        self,
+        request: Request[EvaluateInstruction],
+        messages: Iterable[Message],
+        personal: bool = False,
     ) -> None:
         """Validate the replies to an evaluation, and record the figures of the whole split."""
         instruction = request.instruction
-        replies = self._validator.validate_evaluations(messages, instruction)
+        columns = requested_columns(self._config, instruction.split, personal)
+        replies = self._validator.validate_evaluations(messages, instruction, columns)
         if not replies.answers:
             log.warning(
                 "round %d: no client evaluated the model: %s", instruction.round, replies.refused
@@ -365,7 +372,7 @@ class ScalarStrategy(Strategy):
                 round=instruction.round,
                 split=instruction.split.name.lower(),
                 columns=summarize_evaluations(
-                    replies.answers, self._config.aggregation.rule != "mean"
+                    replies.answers, columns, self._config.aggregation.rule != "mean"
                 ),
                 refused=reasons_by_text(replies.refused),
                 bytes_up=sum(replies.bytes_up.values()),

@@ -1,7 +1,7 @@
 """The reply validator: which replies hold a sound answer, and why the others are refused."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from server.live.superlink import max_reply_bytes
 from server.rounds.aggregation import check_report
-from server.rounds.evaluation import check_evaluation, find_outliers
+from server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
 from server.transport.messages import LOST, cut_foreign_text, decode_foreign, read_frame
@@ -89,23 +89,35 @@ class ReplyValidator:
         return result
 
     def validate_evaluations(
-        self, replies: Iterable[Message], instruction: EvaluateInstruction
+        self,
+        replies: Iterable[Message],
+        instruction: EvaluateInstruction,
+        requested: Sequence[str],
     ) -> ValidatedReplies[Evaluation]:
-        """Return the evaluations that answer an instruction and agree on labels and columns."""
+        """Return the evaluations that answer an instruction and agree on the number of labels.
+
+        Args:
+            replies: replies to the instruction.
+            instruction: evaluate instruction.
+            requested: names of the columns that it asks for; others are left out.
+        """
         token = token_of(instruction.encode())
         result = ValidatedReplies[Evaluation]()
         entries = self._roster.entries.values()
         most = {entry.client: entry.most_examples(instruction.split) for entry in entries}
 
         def check(evaluation: Evaluation) -> None:
-            check_evaluation(evaluation, most[evaluation.client])
+            kept = keep_requested(evaluation, requested)
+            check_evaluation(kept, most[evaluation.client])
 
         for reply in replies:
             self._add_answer(result, reply, Evaluation, token, instruction.round, check)
+        for client, evaluation in result.answers.items():
+            result.answers[client] = keep_requested(evaluation, requested)
         outliers = find_outliers(result.answers) if result.answers else []
         for client in outliers:
             del result.answers[client]
-            reason = "it evaluates other labels or columns than most clients do"
+            reason = "it evaluates other labels than most clients do"
             self._refuse(result, client, reason)
         return result
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LABEL_BIAS, LOCAL, ZERO_SHOT
 from shared.errors import SamaraError
 from shared.result import ClientMetrics, RunResult
 from shared.tasks.metrics import Confusion
@@ -12,13 +13,10 @@ from shared.tasks.metrics import Confusion
 Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""
 
-MAJORITY, ZERO_SHOT, LOCAL, GLOBAL = "majority", "zero-shot", "local-only", "global"
-BASE_RATE = "base rate"
-"""The column of each client's most frequent training label, given without reading the text."""
-START, INTERCEPT = "start", "intercept"
-"""The columns of the weights that a run begins with, where these are not the base model, and of the
-global model with a client's own label bias."""
-COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, "label bias", START, LOCAL, GLOBAL, INTERCEPT)
+MAJORITY, START = "majority", "start"
+"""The columns of one answer to every question, and of the weights that a run begins with, where
+these are not the base model."""
+COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, START, LOCAL, GLOBAL, INTERCEPT)
 """Columns beside the personal model, in the order of the tables."""
 TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
 """The common columns that depend on how a run trains, or on what it begins with."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.columns import GLOBAL
 from shared.config import RunConfig
-from simulations.comparison.columns import GLOBAL
 from simulations.comparison.statistics import (
     CONFIDENCE,
     Difference,

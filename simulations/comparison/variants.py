@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from shared.columns import BASE_RATE, GLOBAL, ZERO_SHOT
 from shared.config import RunConfig, reads
 from shared.errors import SamaraError
 from shared.result import RunResult
 from shared.settings import describe
 from simulations.comparison.columns import (
-    BASE_RATE,
     COMMON,
-    GLOBAL,
     START,
     TRAINED,
     UNTRAINED,
-    ZERO_SHOT,
     Figures,
     client_columns,
 )

@@ -20,6 +20,7 @@ from client.protocol.session import Session
 from client.training.client_data import ClientData, ClientDataSource
 from client.training.local_steps import clients_per_pass, take_local_steps_together
 from client.training.model_runtime import ModelRuntime, evaluation_column
+from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation
@@ -176,7 +177,7 @@ class Clients:
             client_scores = (
                 runtime.scores(state, examples.prompts) if scores is None else scores[start:end]
             )
-            columns = (evaluation_column("global", client_scores, examples.labels),)
+            columns = (evaluation_column(GLOBAL, client_scores, examples.labels),)
             frames.append(Evaluation(token, number, columns).encode())
             start = end
         return frames

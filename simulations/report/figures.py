@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from simulations.comparison.columns import GLOBAL, START, ZERO_SHOT
+from shared.columns import GLOBAL, ZERO_SHOT
+from simulations.comparison.columns import START
 from simulations.comparison.comparison import Comparison, TestedDifference, format_percent, points
 from simulations.comparison.statistics import Numbers
 from simulations.comparison.variants import Variant

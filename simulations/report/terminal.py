@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shared.columns import GLOBAL
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.sections import EMBEDDED_DATA
 from shared.tasks.embedded import embedded_ceilings
-from simulations.comparison.columns import GLOBAL, Figures, client_columns, first_column
+from simulations.comparison.columns import Figures, client_columns, first_column
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60

@@ -215,6 +215,42 @@ def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
     assert list(final["refused"]) == ["0"]
 
 
+def test_a_client_counts_in_the_columns_that_it_has(settings: Settings) -> None:
+    """Most clients are phones, which have no personal model; one invents columns of its own."""
+    config = config_of(settings, rounds=1, personal__rounds=1)
+    grid = grid_of(config, Tampering)
+
+    def tamper(reply: Message) -> Message:
+        node = reply.metadata.src_node_id
+        if reply.metadata.message_type.startswith(MessageType.EVALUATE):
+            record = reply.content.config_records["samara"]
+            evaluation = Evaluation.decode(bytes(record["frame"]))  # type: ignore[arg-type]
+            columns = evaluation.columns
+            if node == 1000:
+                columns += (replace(columns[0], name="best"), replace(columns[0], name="intercept"))
+            elif node == 1001 and len(columns) > 1:
+                columns = tuple(column for column in columns if column.name == "global")
+            elif node == 1001:  # in the validation of personal models too
+                columns = (replace(columns[0], name="global"),)
+            elif columns[0].name == "personalized":
+                columns = (replace(columns[0], counts=columns[0].counts + 1),)
+            record["frame"] = replace(evaluation, columns=columns).encode()
+        return reply
+
+    grid.tamper = tamper  # type: ignore[attr-defined]
+    *_, validation, test = read_result(serve(config, grid))["evaluations"]
+    assert set(validation["columns"]) == {"personalized"}
+    assert set(validation["columns"]["personalized"]["clients"]) == {"0"}
+    assert validation["refused"]["1"] == "it evaluates no column that was asked for: personalized"
+    assert "it counts" in validation["refused"]["2"]
+    assert test["refused"] == {}
+    assert not {"best", "intercept"} & set(test["columns"])
+    clients = {name: set(column["clients"]) for name, column in test["columns"].items()}
+    assert clients.pop("global") == {"0", "1", "2"}
+    assert "personalized" in clients
+    assert all(others == {"0", "2"} for others in clients.values())
+
+
 def test_a_repeated_instruction_gets_the_stored_report(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
