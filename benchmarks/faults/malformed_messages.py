@@ -12,24 +12,19 @@ process of the server may end, and its memory and its disk must not grow.
 import argparse
 import hashlib
 import logging
-import ssl
 import tempfile
-from base64 import b64encode
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import httpx
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType
 
 from benchmarks.faults.attacked_run import attack
+from benchmarks.faults.signed_requests import connect, send_signed
 from benchmarks.faults.toy_clients import Device
 from shared.flower_compat import (
     SUPERLINK_NODE_ID,
@@ -120,8 +115,7 @@ class MalformedDevice(Device):
     def __init__(self, number: int, devices: int, superlink: str, ca: Path, key: Path) -> None:
         super().__init__(number, devices, superlink, ca, key)
         self._rng = np.random.default_rng(number)
-        trusted = ssl.create_default_context(cafile=str(ca))
-        self._http = httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=60.0)
+        self._http = connect(superlink, ca)
         self._asked: list[str] = []
 
     def end(self) -> None:
@@ -232,19 +226,7 @@ class MalformedDevice(Device):
     def _send(self, path: str, body: bytes) -> None:
         """Send a request as Flower does, signed with the device's key."""
         assert self._keys is not None, "these devices have keys"
-        private, public = self._keys
-        timestamp = datetime.now(UTC).isoformat()
-        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        headers = {
-            "content-type": "application/protobuf",
-            "flwr-public-key": b64encode(pem).decode(),
-            "flwr-timestamp": timestamp,
-            "flwr-signature": b64encode(
-                private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
-            ).decode(),
-        }
-        answer = self._http.post(f"/v1/fleet/{path}", content=body, headers=headers)
-        self.statuses[answer.status_code] += 1
+        self.statuses[send_signed(self._http, self._keys[0], path, body)] += 1
 
 
 def main() -> None:

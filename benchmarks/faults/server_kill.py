@@ -197,7 +197,7 @@ def check(
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
     result = read_result(run)
     config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
-    grid = InProcessGrid(app, CLIENTS, config.flat(), nodes=nodes)
+    grid = InProcessGrid(app, len(nodes) or CLIENTS, config.flat(), nodes=nodes)
     again = serve(config, grid, RecordedCohorts(read_cohorts(run)))
     assert read_result(again)["final_digest"] == result["final_digest"], "another end"
     return (

@@ -7,7 +7,6 @@ engine; `serve` connects it to a real SuperLink as one process per device.
 """
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -38,21 +37,25 @@ app = ClientApp()
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
-    session = _session(context)
-    position = session.position.round if session else 0
-    facts = json.dumps({"clients": int(context.node_config["num-partitions"])})
-    said = Hello(_device(context), EXAMPLES, position, MODEL_ID, LAYOUT.to_json(), facts)
-    return _reply(said.encode(), message)
+    count = int(context.node_config["num-partitions"])
+    return _reply(hello_of(_device(context), _session(context), count), message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    return _answered(TrainInstruction.decode, message, context)
+    return _answered(TrainInstruction, message, context)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    return _answered(EvaluateInstruction.decode, message, context)
+    return _answered(EvaluateInstruction, message, context)
+
+
+def hello_of(device: int, session: Session | None, clients: int) -> bytes:
+    """Return the hello of a toy client as a frame, in a run of so many clients."""
+    position = session.position.round if session else 0
+    facts = json.dumps({"clients": clients})
+    return Hello(device, EXAMPLES, position, MODEL_ID, LAYOUT.to_json(), facts).encode()
 
 
 def report_of(instruction: TrainInstruction, session: Session, device: int) -> Report:
@@ -65,38 +68,47 @@ def report_of(instruction: TrainInstruction, session: Session, device: int) -> R
     return Report(token_of(instruction.encode()), device, EXAMPLES, float(slope @ slope), gradients)
 
 
-def _answered(
-    decode: Callable[[bytes], TrainInstruction | EvaluateInstruction],
-    message: Message,
-    context: Context,
-) -> Message:
-    record = message.content.config_records[RECORD]
-    frame, snapshot, tail = (bytes(record[name]) for name in ("frame", "snapshot", "tail"))  # type: ignore[arg-type]
-    device = _device(context)
+def answer(
+    kind: type[TrainInstruction] | type[EvaluateInstruction],
+    frame: bytes,
+    catch_up: CatchUp,
+    device: int,
+    known: Session | None,
+) -> tuple[bytes, Session | None]:
+    """Return the answer of a toy client to an instruction, and its session after it."""
     try:
-        asked = decode(frame)
+        asked = kind.decode(frame)
         header = LedgerHeader(asked.track, asked.run_id, asked.layout_hash)
-        session = _session(context) or Session.begin(header, LAYOUT)
+        session = known or Session.begin(header, LAYOUT)
         if isinstance(asked, TrainInstruction):
             if session.token == token_of(frame):
-                return _reply(session.report, message)
+                return session.report, session
             goal = asked.round - 1, asked.start_digest
         else:
             goal = asked.round, asked.digest
-        session = session.catch_up(CatchUp(snapshot, tail), header, LAYOUT, *goal)
+        session = session.catch_up(catch_up, header, LAYOUT, *goal)
         if isinstance(asked, TrainInstruction):
-            answer = report_of(asked, session, device).encode()
-            session = session.with_report(token_of(frame), answer, asked.round)
-        else:
-            counts = np.array([[10, device % 3], [1, 9]], np.int64)
-            column = EvaluationColumn("global", 0.5, counts)
-            answer = Evaluation(token_of(frame), device, (column,)).encode()
-        context.state[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
-        return _reply(answer, message)
+            report = report_of(asked, session, device).encode()
+            return report, session.with_report(token_of(frame), report, asked.round)
+        counts = np.array([[10, device % 3], [1, 9]], np.int64)
+        column = EvaluationColumn("global", 0.5, counts)
+        return Evaluation(token_of(frame), device, (column,)).encode(), session
     except SamaraError as error:
-        known = _session(context)
         position = known.position.round if known else 0
-        return _reply(Refusal.of_error(token_of(frame), device, position, error).encode(), message)
+        return Refusal.of_error(token_of(frame), device, position, error).encode(), known
+
+
+def _answered(
+    kind: type[TrainInstruction] | type[EvaluateInstruction], message: Message, context: Context
+) -> Message:
+    record = message.content.config_records[RECORD]
+    frame, snapshot, tail = (bytes(record[name]) for name in ("frame", "snapshot", "tail"))  # type: ignore[arg-type]
+    said, session = answer(
+        kind, frame, CatchUp(snapshot, tail), _device(context), _session(context)
+    )
+    if session:
+        context.state[_SESSION] = ConfigRecord(session.to_bytes())  # type: ignore[arg-type]
+    return _reply(said, message)
 
 
 def _reply(frame: bytes, message: Message) -> Message:

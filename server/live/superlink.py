@@ -173,10 +173,11 @@ class AccessFilter:
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     """Call uvicorn's `run` with an `AccessFilter` around the app, and limits of connections."""
-    from server.live.connection_limits import MAX_HEAD_BYTES, LimitedProtocol
+    from server.live.connection_limits import MAX_HEAD_BYTES, LimitedLoop, LimitedProtocol
 
     keys = keys_of_environment()
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
+    limits |= {"loop": f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"}
     # a line for every request of every client would fill the disk
     limits |= {"ws": "none", "access_log": False}
     secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()

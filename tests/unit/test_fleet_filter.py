@@ -16,7 +16,6 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
 from server.live import fleet_filter, open_requests
-from server.live.connection_limits import LimitedProtocol
 from server.live.keys import ClientKeys
 from server.live.superlink import AccessFilter
 from shared.flower_compat import SUPERLINK_NODE_ID
@@ -353,40 +352,3 @@ def test_endless_bodies_hold_little_memory_and_for_a_short_time(
     assert asyncio.run(_hold(access, 5, bytes(100), ends=True)) == []
     assert flower.paths == []
     assert announce(access, announcement("aa" * 32)) == 200  # nothing is held any more
-
-
-def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
-
-    monkeypatch.setattr("server.live.connection_limits.HEAD_SECONDS", 0.02)
-    monkeypatch.setattr("server.live.connection_limits.MAX_CONNECTIONS_OF_HOST", 3)
-
-    class Transport(asyncio.Transport):
-        ended = False
-
-        def get_extra_info(self, name: str, default: Any = None) -> Any:
-            return FAR_AWAY if name == "peername" else default
-
-        def abort(self) -> None:
-            self.ended = True
-
-        def close(self) -> None:
-            self.ended = True
-
-    async def connect() -> None:
-        state, config = ServerState(), Config(Flower(), log_config=None, ws="none")
-        transports = [Transport() for _ in range(5)]
-        protocols = []
-        for transport in transports:
-            protocol = LimitedProtocol(config, state, {})
-            protocol.connection_made(transport)
-            protocols.append(protocol)
-        assert [transport.ended for transport in transports] == [False] * 3 + [True] * 2
-        protocols[0].data_received(b"POST /v1/fleet/pull-messages HT")  # and then nothing
-        await asyncio.sleep(0.1)
-        assert all(transport.ended for transport in transports)
-        for protocol in protocols:
-            protocol.connection_lost(None)
-
-    asyncio.run(connect())

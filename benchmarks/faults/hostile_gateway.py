@@ -1,0 +1,183 @@
+"""A gateway with a sound key that speaks for a phone whose private key is gone.
+
+    python -m benchmarks.faults.hostile_gateway [--rounds 12]
+
+`samara server up` over TLS with keys, two honest toy devices, and a gateway in this process that
+follows Flower's protocol. One phone is attached to it at first and reports as it should. After a
+quarter of the rounds the phone's private key is deleted, and from then on the gateway answers for
+the phone: with the hellos and reports that the phone has signed before, with new ones that the
+gateway signs itself, with the phone's signature under another frame, and as if the phone were one
+of the honest devices. Nothing of it may be folded, and rounds must go on.
+"""
+
+import argparse
+import logging
+import os
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.server_kill import settings_of
+from benchmarks.faults.toy_clients import Device
+from benchmarks.faults.toy_phone import ToyPhone
+from devices.live.keys import create_key, read_client_index
+from server.live.keys import ClientKeys
+from shared.frames.hello import Hello
+from shared.frames.instructions import TrainInstruction
+from shared.frames.report import Report
+from shared.ledger.catch_up import CatchUp
+from shared.ledger.reading import read_ledger
+from shared.signing import PhoneKey, answer_bytes
+from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
+
+HONEST = 2
+GATEWAY, PHONE = "gateway", "phone"
+OLD, OLD_SIGNATURE = "an old one with its signature", "a new one with an old signature"
+OWN, AS_ANOTHER = "signed by the gateway", "signed by the gateway, as another device"
+WAYS = (OLD, OLD_SIGNATURE, OWN, AS_ANOTHER)
+
+
+class HostileGateway(Device):
+    """A gateway with one phone, for which it answers itself once the phone is gone.
+
+    Args:
+        superlink: address, host:port.
+        ca: authority of the server's certificate.
+        key: the gateway's private key.
+        phone_key: the phone's private key, which is deleted.
+        last_sound: last round in which the phone still has its key.
+        other: client index of a device that the phone claims to be sometimes.
+
+    Attributes:
+        ways: number of forged answers by way and kind of frame.
+    """
+
+    def __init__(
+        self, superlink: str, ca: Path, key: Path, phone_key: Path, last_sound: int, other: int
+    ) -> None:
+        super().__init__(HONEST, HONEST + 1, superlink, ca, key)
+        self._own, self._file = PhoneKey(key), phone_key
+        self._phone: PhoneKey | None = PhoneKey(phone_key)
+        self._public = self._phone.public
+        self._toy = ToyPhone(read_client_index(phone_key), HONEST + 1)
+        self._last_sound, self._other = last_sound, other
+        self._signed: dict[Kind, tuple[bytes, bytes]] = {}  # the phone's last frame of each kind
+        self._rng = np.random.default_rng(0)
+        self.ways: Counter[str] = Counter()
+
+    def reply(self, message: Message, context: Context) -> Message:
+        """Return a gateway's reply with one answer of the phone, or in its name."""
+        record = message.content.config_records[RECORD]
+        instruction, snapshot, tail = (
+            bytes(record[name])  # type: ignore[arg-type]
+            for name in ("frame", "snapshot", "tail")
+        )
+        kind = message.metadata.message_type
+        if kind == MessageType.QUERY:
+            frame = self._toy.hello()
+        elif kind == MessageType.TRAIN:
+            frame = self._toy.train(instruction, CatchUp(snapshot, tail))
+            if self._phone and TrainInstruction.decode(instruction).round > self._last_sound:
+                self._file.unlink()
+                self._phone = None
+        else:
+            frame = self._toy.evaluate(instruction, CatchUp(snapshot, tail))
+        if self._phone:
+            signature = self._phone.sign(answer_bytes(instruction, frame))
+            self._signed[kind_of(frame)] = frame, signature
+        else:
+            frame, signature = self._forged(instruction, frame)
+        lists = {FRAMES: [frame], PUBLIC_KEYS: [self._public], SIGNATURES: [signature]}
+        return Message(RecordDict({RECORD: ConfigRecord(lists)}), reply_to=message)  # type: ignore[arg-type]
+
+    def _forged(self, instruction: bytes, frame: bytes) -> tuple[bytes, bytes]:
+        """Return a frame in the phone's name and a signature, both without the phone's key."""
+        kind = kind_of(frame)
+        old, way = self._signed.get(kind, (frame, b"")), WAYS[self._rng.integers(len(WAYS))]
+        self.ways[f"{kind.name.lower()}: {way}"] += 1
+        if way == OLD:
+            return old
+        if way == OLD_SIGNATURE:
+            return frame, old[1]
+        if way == AS_ANOTHER:
+            decoded = Hello.decode(frame) if kind is Kind.HELLO else Report.decode(frame)
+            frame = replace(decoded, client=self._other).encode()
+        return frame, self._own.sign(answer_bytes(instruction, frame))
+
+
+def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]]:
+    """Serve so many rounds to honest devices and a gateway that forges after a quarter of them.
+
+    Args:
+        folder: empty folder of the run.
+        rounds: rounds of the run, at least 4.
+
+    Returns:
+        Number of rounds with a report in the phone's name while it had its key, the same once it
+        had none, and the number of forged answers by way.
+
+    Raises:
+        AssertionError: if the run does not go on.
+    """
+    names = [f"device-{number}" for number in range(HONEST)]
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    clients, last_sound = HONEST + 1, max(1, rounds // 4)
+    more = {"cohort.fraction": 1.0, "cohort.available": clients, "data.clients": clients}
+    settings = settings_of(folder / "run", rounds, 30.0) | more | {"cohort.patience": 10**6}
+    del settings["out"]
+    phone_key = folder / f"{PHONE}.key"
+    create_key(phone_key)
+    (folder / f"{PHONE}.pem").write_bytes(PhoneKey(phone_key).public)
+    with LiveRun(folder, settings, names, address) as live:
+        keys = ClientKeys(live.run / "keys")
+        gateway_key = keys.create(GATEWAY, gateway=True)
+        phone = keys.add(PHONE, folder / f"{PHONE}.pem").client
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == clients + 1, "the server")
+        assert live.server is not None, "it was started above"
+        ca = live.run / "certificates" / "ca.pem"
+        other = live.devices[names[0]]
+        gateway = HostileGateway(address, ca, gateway_key, phone_key, last_sound, other)
+        devices = [Device(n, clients, address, ca, live.key(name)) for n, name in enumerate(names)]
+        for device in (*devices, gateway):
+            device.start()
+        try:
+            live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        finally:
+            for device in (*devices, gateway):
+                device.end()
+        assert live.server.returncode == 0, live.said()[-2000:]
+        assert not phone_key.exists(), "the phone's key was never deleted"
+        live.check()
+        folded = {
+            record.delta.round: [c.client for c in record.delta.contributors]
+            for record in read_ledger(live.run / "ledger")
+        }
+        honest = {live.devices[name] for name in names}
+        for number, contributors in folded.items():
+            assert honest <= set(contributors), f"round {number} lacks an honest device"
+    sound = sum(phone in folded[n] for n in folded if n <= last_sound)
+    return sound, sum(phone in folded[n] for n in folded if n > last_sound), gateway.ways
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=12)
+    arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="w") as name:
+        sound, forged, ways = speak_for_a_phone(Path(name), arguments.rounds)
+    print(f"{ways.total()} forged answers: {dict(ways)}")
+    print(
+        f"rounds with a report in the phone's name: {sound} while it had its key, {forged} after; "
+        "every round had the reports of both honest devices"
+    )
+
+
+if __name__ == "__main__":
+    main()

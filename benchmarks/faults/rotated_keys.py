@@ -1,0 +1,240 @@
+"""Live runs in which the key of a board, and of a phone, is replaced while rounds go on.
+
+    python -m benchmarks.faults.rotated_keys [--rounds 12]
+
+*Board*: `samara server up` and two `samara client up` over TLS with the embedded model. After a few
+rounds the operator rotates the key of one of them, whose process goes on with its earlier key, as a
+thief would; later it is started again with the new key. *Phone*: a phone behind `samara gateway up`
+beside two toy devices; it makes its next key itself, and the process with the earlier one goes on.
+The earlier key must be refused within seconds, rounds must go on, the client must go on with its
+index and its session, and the run must end in the digest of one with the same cohorts and no
+rotation.
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import UserConfig
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.runs_under_failures import again
+from benchmarks.faults.server_kill import check as check_toy_run
+from benchmarks.faults.server_kill import settings_of as toy_settings
+from benchmarks.faults.signed_requests import connect, send_signed
+from benchmarks.faults.toy_clients import Device
+from benchmarks.faults.toy_phone import ToyPhone
+from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
+from client.protocol.device_settings import CLIENT_INDEX
+from devices.live.keys import read_client_index
+from devices.phone.reference_client.attachment import attach
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+from server.live.keys import KEYS_FOLDER, ClientKeys
+from shared.errors import DeviceError
+from shared.settings import Scalar
+from shared.signing import PhoneKey
+
+BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
+FIRST_ROUNDS = 3
+"""Rounds before the rotation."""
+REFUSED = 401
+"""Status of the answer to a request that is signed with a key which is not registered."""
+MOST_ROUNDS = 100_000
+"""More than a run of real clients will have, which is ended by a signal."""
+
+
+def rotate_board(folder: Path, rounds: int) -> str:
+    """Rotate the key of a real client in a live run; returns what happened.
+
+    Args:
+        folder: empty folder of the run.
+        rounds: rounds after the first one with a report under the new key.
+
+    Raises:
+        AssertionError: if the earlier key is of use, or the client is not the same afterwards.
+    """
+    settings: dict[str, Scalar] = {"rounds": MOST_ROUNDS, "steps": 1, "queries": 4, "batch": 16}
+    settings |= {"personal.rounds": 0, "evaluate.every": 0, "cohort.available": 2}
+    settings |= {"cohort.timeout": 60.0, "cohort.patience": 100, "ledger.snapshot-every": 0}
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    with LiveRun(folder, settings, [BOARD, OTHER], address) as live:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == 2, "the server")
+        for name in live.names:
+            own = folder / f"{name}.key"
+            shutil.move(live.key(name), own)  # as an operator does, who leaves none behind
+            live.start_client(name, None, "--key", str(own), "--set", "threads=1")
+        live.wait_for_round(FIRST_ROUNDS, 900)
+        [session] = live.home(BOARD).glob("runs/*/session")
+        own, client = folder / f"{BOARD}.key", live.devices[BOARD]
+        stolen = folder / "stolen.key"
+        shutil.copy(own, stolen)
+        assert _status_of(live, stolen) != REFUSED, "the key is of use before"
+        samara(folder, "server", "keys", "rotate", BOARD, "--run", str(live.run))
+        refused = live.wait(lambda: _status_of(live, stolen) == REFUSED, "the refusal")
+        last = live.last()
+        live.wait_for_round(live.last() + 2)  # the process with the earlier key is still there
+        between = [BOARD in live.reporters(n) for n in range(last + 2, live.last() + 1)]
+        assert between, "no round ended before the client had its new key"
+        assert not any(between), "a report under the earlier key counts"
+        live.clients[BOARD].terminate()
+        live.clients[BOARD].wait()
+        before = session.stat().st_mtime_ns
+        shutil.move(live.key(BOARD), own)
+        assert read_client_index(own) == client
+        live.start_client(BOARD, None, "--key", str(own), "--set", "threads=1")
+        live.wait_for_report(BOARD)
+        live.wait_for_round(live.last() + rounds)
+        assert list(live.home(BOARD).glob("runs/*/session")) == [session]
+        assert session.stat().st_mtime_ns > before, "the session did not go on"
+        assert {key.name: key.client for key in ClientKeys(live.run / KEYS_FOLDER).read_all()} == (
+            live.devices
+        )
+        assert live.server is not None, "it was started above"
+        live.server.terminate()
+        live.server.wait()
+        number = live.check()
+        reports = [len(event["clients"]) for event in live.rounds.values()]
+    end = again(live, settings, number)
+    return (
+        f"board: the earlier key was refused {refused:.1f} s after `keys rotate`, in round {last}; "
+        f"reports by round {reports}; the client went on as {client} with its session, and {end}"
+    )
+
+
+def rotate_phone(folder: Path, rounds: int) -> str:
+    """Rotate the key of a phone behind a real gateway; returns what happened.
+
+    Args:
+        folder: empty folder of the run.
+        rounds: rounds of the run, enough for the phone to come back.
+
+    Raises:
+        AssertionError: if the earlier key is of use, or the phone is not the same afterwards.
+    """
+    names = ["device-0", "device-1"]
+    port = 20_000 + os.getpid() % 20_000
+    address, door = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
+    settings = toy_settings(folder / "run", rounds, 30.0) | {"cohort.fraction": 1.0}
+    settings |= {"cohort.available": 3, "data.clients": 3}
+    del settings["out"]
+    ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
+    admitted = folder / "phones"
+    admitted.mkdir()
+    _write_phone_key(folder, "first")
+    run = str(folder / "run")
+    samara(folder, "server", "keys", "add", PHONE, "first.pem", "--run", run)
+    (admitted / "first.pem").write_bytes((folder / "first.pem").read_bytes())
+    client = read_client_index(folder / "first.key")
+    with _Threads() as threads, LiveRun(folder, settings, [*names, GATEWAY], address) as live:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") >= 3, "the server")
+        start_gateway(live, address, door)
+        live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
+        endpoint = GatewayEndpoint(door, live.home(GATEWAY) / "certificates" / "ca.pem")
+        thief, phone = ToyPhone(client, 3), ToyPhone(client, 3)
+        threads.attach(thief, folder / "first.key", endpoint)
+        ca = live.run / "certificates" / "ca.pem"
+        for number, name in enumerate(names):
+            threads.start(Device(number, 3, address, ca, live.key(name)))
+        live.wait_for_round(FIRST_ROUNDS)
+        assert PHONE in live.reporters(live.last()), "the phone takes part"
+        phone.session = thief.session  # the phone's own state; the thief has a copy of the key
+        _write_phone_key(folder, "second", "--client", str(client))
+        samara(folder, "server", "keys", "rotate", PHONE, "second.pem", "--run", run)
+        begun, last = live.last(), live.last()
+        refused = live.wait(lambda: _lacks_phone(live, begun), "a round without the earlier key")
+        live.wait_for_round(live.last() + 1)  # the thief is still attached
+        assert PHONE not in live.reporters(live.last()), "a report under the earlier key counts"
+        shutil.copy(folder / "second.pem", admitted / "second.pem")
+        (admitted / "first.pem").unlink()
+        threads.attach(phone, folder / "second.key", endpoint)
+        live.wait_for_report(PHONE)
+        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+        assert live.server is not None, "it was started above"
+        assert live.server.returncode == 0, live.said()[-2000:]
+        live.check()
+        reports = [PHONE in live.reporters(number) for number in live.rounds]
+        assert phone.session is not None, "it took part"
+        number = phone.session.position.round
+        assert phone.session.digest.hex() == live.digests()[number], "the phone is elsewhere"
+    nodes: list[UserConfig] = [{CLIENT_INDEX: live.devices[n]} for n in (*names, PHONE)]
+    acknowledged = {number: event["digest"] for number, event in live.rounds.items()}
+    end = check_toy_run(folder, acknowledged, "phone", nodes)
+    return (
+        f"{end}; the first round without the earlier key ended {refused:.1f} s after `keys rotate` "
+        f"in round {last}; rounds with its report: {reports}"
+    )
+
+
+def _write_phone_key(folder: Path, name: str, *options: str) -> None:
+    public = samara(folder, "phone", "key", f"{name}.key", *options)
+    (folder / f"{name}.pem").write_text(public)
+
+
+def _lacks_phone(live: LiveRun, since: int) -> bool:
+    live.last()
+    return any(PHONE not in live.reporters(n) for n in live.rounds if n > since)
+
+
+def _status_of(live: LiveRun, key: Path) -> int:
+    """Return how the SuperLink answers a request that is signed with a key, as an HTTP status."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are of elliptic curves"
+    with connect(live.address, live.run / "certificates" / "ca.pem") as http:
+        return send_signed(http, private, "pull-messages", b"")
+
+
+class _Threads:
+    """Toy devices and attached phones, which end with the block."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._ends: list[Callable[[], object]] = []
+
+    def __enter__(self) -> "_Threads":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for end in self._ends:
+            end()
+
+    def start(self, device: Device) -> None:
+        """Start a toy device."""
+        device.start()
+        self._ends.append(device.end)
+
+    def attach(self, phone: ToyPhone, key: Path, endpoint: GatewayEndpoint) -> None:
+        """Attach a phone to a gateway until the block ends or the gateway rejects it."""
+
+        def stay() -> None:
+            try:
+                attach(phone, PhoneKey(key), endpoint, self._stop)  # type: ignore[arg-type]
+            except DeviceError as error:
+                logging.info("%s", error)
+
+        thread = threading.Thread(target=stay, daemon=True)
+        thread.start()
+        self._ends.append(thread.join)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the phone's run")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    for rotate, rounds in ((rotate_board, 2), (rotate_phone, arguments.rounds)):
+        with tempfile.TemporaryDirectory(prefix="w") as name:
+            print(rotate(Path(name), rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Requests to a SuperLink's fleet API that are signed with a key, as a SuperNode signs them."""
+
+import ssl
+from base64 import b64encode
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+_SECONDS = 60.0
+
+
+def connect(superlink: str, ca: Path) -> httpx.Client:
+    """Return an HTTP client of a SuperLink (host:port) that trusts an authority (PEM)."""
+    trusted = ssl.create_default_context(cafile=str(ca))
+    return httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=_SECONDS)
+
+
+def send_signed(
+    http: httpx.Client, private: ec.EllipticCurvePrivateKey, path: str, body: bytes
+) -> int:
+    """Send a request to the fleet API and return the status of the answer."""
+    timestamp = datetime.now(UTC).isoformat()
+    signature = private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    headers = {
+        "content-type": "application/protobuf",
+        "flwr-public-key": b64encode(public).decode(),
+        "flwr-timestamp": timestamp,
+        "flwr-signature": b64encode(signature).decode(),
+    }
+    return http.post(f"/v1/fleet/{path}", content=body, headers=headers).status_code

@@ -1,0 +1,16 @@
+"""A gateway in a live run that answers for a phone whose private key is gone."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.hostile_gateway import speak_for_a_phone
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_gateway_cannot_answer_for_a_phone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder: Path = tmp_path_factory.mktemp("g")  # short: sockets lie in it
+    sound, forged, ways = speak_for_a_phone(folder, rounds=4)
+    assert (sound, forged) == (1, 0)
+    assert any(way.startswith("report") for way in ways)

@@ -1,0 +1,130 @@
+"""Connections to a SuperLink's port that are opened and not used, over real sockets and TLS."""
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from uvicorn import Config, Server
+
+from server.live import connection_limits as limits
+from server.live.connection_limits import LimitedListener, LimitedLoop, LimitedProtocol
+from shared.certificates import TlsFiles, make_certificates
+
+SECONDS = 30.0
+HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsFiles:
+    return make_certificates(tmp_path, [])
+
+
+@pytest.fixture
+def port(tls: TlsFiles) -> Iterator[int]:
+    """The port of a server in a thread of its own."""
+    loop = f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"
+    config = Config(
+        app,
+        port=0,
+        loop=loop,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        ssl_certfile=tls.certificate,
+        ssl_keyfile=tls.key,
+    )
+    server = Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), SECONDS)
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Wait for the end of a connection; False if the server sends something instead."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def get(port: int, tls: TlsFiles) -> int:
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    return httpx.get(f"https://127.0.0.1:{port}/", verify=context, timeout=SECONDS).status_code
+
+
+def get_in_the_end(port: int, tls: TlsFiles) -> int:
+    """Get an answer once the server has heard that earlier connections are closed."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            return get(port, tls)
+        except httpx.TransportError:
+            assert time.monotonic() < end, "closed connections are still counted"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HELLO])
+def test_a_handshake_that_does_not_end_is_ended(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 0.3)
+    port = request.getfixturevalue("port")
+    with connect(port) as connection:
+        connection.sendall(sent)
+        assert is_ended(connection)
+    assert get(port, request.getfixturevalue("tls")) == 204
+
+
+@pytest.mark.parametrize("limit", ["MAX_CONNECTIONS", "MAX_CONNECTIONS_OF_HOST"])
+def test_connections_before_their_handshake_are_counted(
+    limit: str, port: int, tls: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, limit, 3)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(connect(port)) for _ in range(3)]
+        for _ in range(3):
+            assert is_ended(stack.enter_context(connect(port)))
+        assert select.select(opened, [], [], 0)[0] == []
+    for _ in range(10):  # each is taken off the count when it ends
+        assert get_in_the_end(port, tls) == 204
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/fleet/pull-messages HT"])
+def test_a_connection_without_a_request_is_ended(
+    sent: bytes, port: int, tls: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.05)
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    with (
+        connect(port) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(sent)
+        assert is_ended(connection)
+
+
+def test_a_port_in_use_is_an_error(port: int) -> None:
+    with pytest.raises(OSError, match="in use"):
+        LimitedListener("127.0.0.1", port)
