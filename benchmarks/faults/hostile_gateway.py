@@ -32,7 +32,7 @@ from shared.frames.instructions import TrainInstruction
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.ledger.reading import read_ledger
-from shared.signing import PhoneKey, answer_bytes
+from shared.signing import SigningKey, answer_bytes
 from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 
 HONEST = 2
@@ -61,8 +61,8 @@ class HostileGateway(Device):
         self, superlink: str, ca: Path, key: Path, phone_key: Path, last_sound: int, other: int
     ) -> None:
         super().__init__(HONEST, HONEST + 1, superlink, ca, key)
-        self._own, self._file = PhoneKey(key), phone_key
-        self._phone: PhoneKey | None = PhoneKey(phone_key)
+        self._own, self._file = SigningKey(key), phone_key
+        self._phone: SigningKey | None = SigningKey(phone_key)
         self._public = self._phone.public
         self._toy = ToyPhone(read_client_index(phone_key), HONEST + 1)
         self._last_sound, self._other = last_sound, other
@@ -132,7 +132,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
     del settings["out"]
     phone_key = folder / f"{PHONE}.key"
     create_key(phone_key)
-    (folder / f"{PHONE}.pem").write_bytes(PhoneKey(phone_key).public)
+    (folder / f"{PHONE}.pem").write_bytes(SigningKey(phone_key).public)
     with LiveRun(folder, settings, names, address) as live:
         keys = ClientKeys(live.run / "keys")
         gateway_key = keys.create(GATEWAY, gateway=True)

@@ -39,7 +39,7 @@ from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.errors import DeviceError
 from shared.settings import Scalar
-from shared.signing import PhoneKey
+from shared.signing import SigningKey
 
 BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3
@@ -217,7 +217,7 @@ class _Threads:
 
         def stay() -> None:
             try:
-                attach(phone, PhoneKey(key), endpoint, self._stop)  # type: ignore[arg-type]
+                attach(phone, SigningKey(key), endpoint, self._stop)  # type: ignore[arg-type]
             except DeviceError as error:
                 logging.info("%s", error)
 
