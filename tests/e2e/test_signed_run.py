@@ -1,0 +1,108 @@
+"""Clients with a signed scenario over TLS: the same run as without one, and no other."""
+
+import json
+import os
+import shutil
+from typing import Any
+
+import pytest
+from live import terminate
+
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.scale.mixed_run import samara
+from client.protocol.scenario_folder import ScenarioFolder
+from server.live.keys import KEYS_FOLDER
+
+pytestmark = pytest.mark.slow
+
+NAMES = ["kitchen", "garden"]
+SETTINGS: dict[str, Any] = {
+    "adapter.layers": "top:1",
+    "rounds": 2,
+    "steps": 1,
+    "queries": 2,
+    "batch": 4,
+    "learning-rate": 0.01,
+    "personal.rounds": 0,
+    "evaluate.every": 0,
+    "evaluate.test": False,
+    "cohort.available": 2,
+}
+
+
+def assignments(settings: dict[str, Any]) -> list[str]:
+    return [word for k, v in settings.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+
+
+def start(live: LiveRun, *options: str) -> None:
+    live.start_server()
+    live.wait((live.run / "certificates" / "ca.pem").exists, "the certificate")
+    live.wait(lambda: "may join" in live.said(), "the server")
+    for name in NAMES:
+        live.start_client(name, None, "--set", "threads=1", *options)
+
+
+def finish(live: LiveRun) -> str:
+    """The digest at the end of a run."""
+    live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
+    assert live.server is not None
+    assert live.server.returncode == 0, live.said()[-2000:]
+    live.check()
+    result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
+    assert [event["reports"] for event in result["rounds"]] == [2, 2]
+    return str(result["final_digest"])
+
+
+def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("o")  # short: sockets lie in it
+    address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
+    for place in ("plain", "signed", "foreign"):
+        (folder / place).mkdir()
+    with LiveRun(folder / "plain", SETTINGS, NAMES, address) as live:
+        start(live)
+        plain = finish(live)
+        assert "none is signed: the server decides" in live.said("kitchen")
+        shown = samara(
+            folder, "client", "status", "--name", "kitchen", "--home", str(live.home("kitchen"))
+        )
+        assert "no signed scenario: the server decides what is asked" in shown
+        keys = live.run / KEYS_FOLDER
+
+    key, file = folder / "operator.key", folder / "field.signed"
+    made = samara(folder, "server", "keys", "operator", str(key))
+    operator = made.split("key of operator ")[1][:16]
+    shown = samara(
+        folder,
+        *("server", "keys", "sign", "--key", str(key), "--out", str(file)),
+        *assignments(SETTINGS),
+    )
+    assert "1 steps of 2 directions, of its own, on 4 examples" in shown
+    assert "at most 4 scalars about an example" in shown
+    shutil.copytree(keys, folder / "signed" / "run" / KEYS_FOLDER)
+    with LiveRun(folder / "signed", SETTINGS, NAMES, address) as live:
+        start(live, "--scenario", str(file))
+        assert finish(live) == plain
+        for name in NAMES:
+            assert f"field.signed: signed by operator {operator}" in live.said(name)
+            assert f"1 signed by operator {operator}" in live.said(name)
+        assert [terminate(process) for process in live.clients.values()] == [0, 0]
+
+    shutil.copytree(keys, folder / "foreign" / "run" / KEYS_FOLDER)
+    for name in NAMES:  # the same clients, which keep the scenario
+        shutil.move(folder / "signed" / name, folder / "foreign" / name)
+    with LiveRun(folder / "foreign", SETTINGS | {"batch": 1}, NAMES, address) as live:
+        start(live)
+        log = live.run / "log.jsonl"
+        live.wait(lambda: log.read_text().count("signed by the operator") >= 2, "the refusals")
+        for name in NAMES:
+            refused = ScenarioFolder(live.home(name)).read_refused()
+            assert refused is not None
+            assert refused.reason == "other settings than those signed: batch = 1 and not 4"
+            assert refused.reason in live.said(name)
+        assert not (live.run / "ledger").exists()
+        shown = samara(
+            folder, "client", "status", "--name", "garden", "--home", str(live.home("garden"))
+        )
+        assert "batch = 1 and not 4" in " ".join(shown.split())

@@ -1,0 +1,72 @@
+"""An honest server asks for nothing but what follows from its scenario, whatever the scenario."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Settings, config_of, grid_of
+from flwr.app import Message
+from scenarios import operator_key, signed
+
+from client.protocol.signed_runs import SignedRuns
+from server.app import serve
+from shared.frames.instructions import TrainInstruction
+from shared.result import read_result
+from shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
+from simulations.engine import InProcessGrid
+
+
+class Requests(InProcessGrid):
+    """Keeps every request: node, message type, frame."""
+
+    requests: list[tuple[int, str, bytes]]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            frame = bytes(message.content.config_records[RECORD]["frame"])  # type: ignore[arg-type]
+            about = message.metadata
+            self.requests.append((about.dst_node_id, about.message_type, frame))
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "finetune"},
+        {"method": "local"},
+        {"method": "global", "seed_policy": "shared", "differences": "forward"},
+        {"method": "ditto", "seed_policy": "pool", "pool_size": 5, "clip": 2.0},
+        {"method": "cluster", "cohort__clustering_rounds": 1, "evaluate__best": True},
+        {"method": "readout", "adapter__layers": "readout", "learning_rate": "auto"},
+        {"learning_rate": "auto", "evaluate__best": True, "rounds": 6, "queries": 20},
+        {"learning_rate": 30.0, "evaluate__best": True, "rounds": 12, "personal__rounds": 0},
+        {"learning_rate": "auto", "differences": "forward", "rounds": 4, "evaluate__test": False},
+    ],
+)
+def test_no_request_of_an_honest_server_is_refused(
+    changes: dict[str, Any], small: Settings, tmp_path: Path
+) -> None:
+    config = config_of(small, **changes)
+    grid = grid_of(config, Requests)
+    grid.requests = []
+    result = read_result(serve(config, grid))
+    scenario, refused = signed(config, operator_key(tmp_path)), list[str]()
+    hashes = bytes.fromhex(result["layout_hash"]), bytes.fromhex(result["model_id"])
+    assert scenario.run_id(*hashes).hex() == result["run_id"]
+    runs = SignedRuns([scenario], *hashes, refused.append)
+    answered: dict[tuple[int, bytes], int] = defaultdict(int)
+    scalars: dict[int, int] = defaultdict(int)
+    for node, kind, frame in grid.requests:
+        if not frame or kind.startswith("query"):
+            continue
+        runs.check(frame, kind.endswith(PERSONAL_ACTION))
+        if kind_of(frame) is Kind.TRAIN:
+            asked = TrainInstruction.decode(frame)
+            runs.check_first(asked, answered[node, asked.run_id])
+            answered[node, asked.run_id] = asked.round
+            scalars[node] += asked.report_scalars
+    assert not refused
+    assert max(scalars.values(), default=0) == config.terms.scalars
