@@ -105,14 +105,14 @@ def never(*arguments: object) -> Report:
     raise AssertionError("it trained")
 
 
-def test_a_made_up_run_recovers_the_gradient_of_one_example_without_a_signed_scenario(
+def test_a_made_up_run_recovers_the_gradient_of_two_examples_without_a_signed_scenario(
     settings: Settings, server_config: RunConfig, short: Path, key: SigningKey
 ) -> None:
     trainer = resident(settings, CLIENT, short)
     honest = round_of(trainer, server_config)
     size = trainer.runtime.layout.size
     attack = replace(
-        honest, run_id=b"made up!", steps=1, queries=size + 64, batch=1, root=1, epsilon=1e-3
+        honest, run_id=b"made up!", steps=1, queries=size + 64, batch=2, root=1, epsilon=1e-3
     )
     with asking(trainer, short / "a.sock", server_config) as server:
         gradients = server.train(attack).gradients[0].astype(np.float64)
