@@ -245,7 +245,7 @@ class RunConfig(Settings):
             "adapter": adapter_kind(self.adapter.layers),
             "gradients": self.gradients,
             "basis": "informed" if self.adapter.basis else "none",
-            "scalar limit": "set" if self.data.scalar_limit else "none",
+            "scalar limit": "set" if self.data.has_answer_limits else "none",
             "start": "given" if self.adapter.start else "none",
         }
 

@@ -32,6 +32,8 @@ class RefusalCode(IntEnum):
     MISSING_BLOB = 15
     SCALARS = 16
     SCENARIO = 17
+    BATCH = 18
+    EVALUATION = 19
 
 
 class SamaraError(Exception):
@@ -179,6 +181,21 @@ class ScenarioError(SamaraError):
     """A signed scenario cannot be used, or a server asks for what no signed scenario says."""
 
     refusal_code = RefusalCode.SCENARIO
+
+
+class BatchLimitError(SamaraError):
+    """A step would use fewer examples than their owner allows (docs/privacy.md).
+
+    Its numbers are the examples that the step would use and the fewest that are allowed.
+    """
+
+    refusal_code = RefusalCode.BATCH
+
+
+class EvaluationLimitError(SamaraError):
+    """An evaluation on training examples, or a second personal comparison of a run, was asked."""
+
+    refusal_code = RefusalCode.EVALUATION
 
 
 class PausedError(SamaraError):

@@ -189,7 +189,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"scalar limit": ("set",), "clients": ("emulated",)},
-        "emulated devices count no scalars; set data.scalar-limit to 0, or leave fleet.devices out",
+        "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch "
+        "and data.scalars-per-example out, or fleet.devices",
     ),
 )
 

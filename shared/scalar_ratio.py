@@ -1,7 +1,8 @@
-"""The scalar ratio: projected gradients that a client has sent about its examples, divided by d.
+"""The scalar ratio: scalars that a client has sent about a set of examples, divided by d.
 
 As many scalars as there are trained numbers determine the mean gradient of unchanging examples, and
-gradients say something about examples (docs/privacy.md). Pure functions.
+gradients say something about examples (docs/privacy.md). A client counts projected gradients,
+losses and curvatures; a result has the projected gradients alone. Pure functions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,12 +16,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ScalarCount:
-    """The projected gradients that a client has sent about one set of examples with one layout.
+    """The scalars that a client has sent about one set of examples with one layout.
 
     Attributes:
         size: number of trained numbers of the layout, d.
-        sent: number of projected gradients in the client's reports, over all its runs.
-        token: token of the last instruction whose report is counted; empty before the first.
+        sent: number of scalars in the client's answers, over all its runs.
+        token: token of the last instruction whose answer is counted; empty before the first.
     """
 
     size: int
@@ -32,12 +33,12 @@ class ScalarCount:
         """The scalar ratio of this layout alone."""
         return self.sent / self.size
 
-    def after_report(self, token: bytes, scalars: int) -> Self:
-        """Return the count after a report; the report on one instruction is counted once.
+    def after_answer(self, token: bytes, scalars: int) -> Self:
+        """Return the count after an answer; the answer to one instruction is counted once.
 
         Args:
             token: token of the instruction.
-            scalars: number of projected gradients in the report.
+            scalars: number of scalars in the answer.
         """
         if token == self.token:
             return self
@@ -45,7 +46,7 @@ class ScalarCount:
 
 
 def remaining_scalars(counts: Iterable[ScalarCount], size: int, limit: float) -> int:
-    """Return how many more projected gradients a limit of the scalar ratio allows.
+    """Return how many more scalars a limit of the scalar ratio allows.
 
     The ratios of all layouts are added: a server chooses the layout, and with another one it would
     otherwise begin again with the same examples.

@@ -172,13 +172,34 @@ class DataSettings(Section):
     )
     scalar_limit: float = setting(
         0.0,
-        "largest number of projected gradients that a client sends about one set of examples, per "
-        "trained number and over all its runs; an instruction that would exceed it is refused. 0 "
-        "is no limit",
+        "largest number of scalars (projected gradients, losses, curvatures) that a client sends "
+        "about one set of examples, per trained number and over all its runs; an instruction that "
+        "would exceed it is refused. 0 is no limit",
         identity=False,
         page="privacy.md",
         ge=0,
     )
+    least_batch: int = setting(
+        1,
+        "fewest of a client's examples that a step may use; an instruction with smaller batches is "
+        "refused. 1 is no limit; `samara client up` and `samara phone up` set 2",
+        identity=False,
+        page="privacy.md",
+        ge=1,
+    )
+    scalars_per_example: float = setting(
+        0.0,
+        "most projected gradients that a client sends in a round, per example of the smallest "
+        "batch; an instruction that would exceed it is refused. 0 is no limit",
+        identity=False,
+        page="privacy.md",
+        ge=0,
+    )
+
+    @property
+    def has_answer_limits(self) -> bool:
+        """Return whether a client's answers are limited."""
+        return bool(self.scalar_limit or self.scalars_per_example or self.least_batch > 1)
 
 
 class CohortSettings(Section):

@@ -8,10 +8,12 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from client.protocol.scalar_counts import ScalarBudget
+from client.protocol.answer_guard import AnswerGuard
+from client.protocol.answer_log import AnswerLog
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
 from shared.errors import SamaraError
+from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
@@ -97,7 +99,9 @@ class ClientHandler:
     Args:
         client: client index.
         sessions: store of the client's sessions.
-        budget: counts of sent scalars and their limit; None counts nothing.
+        guard: guard of the answers, with the owner's limits.
+        answer_log: log of the answers, on disk; None logs nothing.
+        trained: number of trained numbers, d.
         signed_runs: runs of the scenarios that the operator has signed; None obeys the server.
     """
 
@@ -105,21 +109,31 @@ class ClientHandler:
         self,
         client: int,
         sessions: SessionStore,
-        budget: ScalarBudget | None = None,
+        guard: AnswerGuard,
+        answer_log: AnswerLog | None,
+        trained: int,
         signed_runs: SignedRuns | None = None,
     ) -> None:
-        self._client, self._sessions, self._budget = client, sessions, budget
-        self._signed_runs = signed_runs
+        self._client, self._sessions, self._guard = client, sessions, guard
+        self._answer_log, self._trained, self._signed_runs = answer_log, trained, signed_runs
 
-    def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
+    def refuse(self, instruction: bytes, error: SamaraError, personal: bool = False) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session."""
         last_round = self._session_round(instruction)
-        return make_refusal(instruction, self._client, last_round, error)
+        refusal = make_refusal(instruction, self._client, last_round, error)
+        if self._answer_log and instruction:
+            try:
+                self._answer_log.add_refusal(instruction, refusal, personal, error)
+            except SamaraError as problem:  # a refusal holds nothing of the examples
+                log.warning("%s", problem)
+        return refusal
 
     def _reply_or_refuse(
         self, instruction: bytes, reply: Callable[[], bytes], personal: bool = False
     ) -> bytes:
         """Return the reply, or the refusal that tells the server of the error in making it.
+
+        The reply to an instruction is in the log of answers before it leaves.
 
         Args:
             instruction: frame that is replied to; empty for a hello.
@@ -129,9 +143,12 @@ class ClientHandler:
         try:
             if instruction and self._signed_runs:
                 self._signed_runs.check(instruction, personal)
-            return reply()
+            answer = reply()
+            if self._answer_log and instruction and answer:
+                self._answer_log.add(instruction, answer, personal, self._trained)
+            return answer
         except SamaraError as error:
-            return self.refuse(instruction, error)
+            return self.refuse(instruction, error, personal)
 
     def _report_once(
         self,
@@ -152,14 +169,31 @@ class ClientHandler:
             session = start_session(instruction)
             if self._signed_runs:
                 self._signed_runs.check_first(instruction, session.answered)
-            if self._budget:
-                self._budget.check(instruction, token)
+            self._guard.check_report(instruction, token)
             report = train(instruction, session).encode()
             session = session.with_report(token, report, instruction.round)
-            if self._budget:
-                self._budget.add(instruction, token)
+            self._guard.add_report(instruction, token)
             self._sessions.write_session(instruction.run_id, session)
         return session.report
+
+    def _evaluate_once(
+        self,
+        frame: bytes,
+        personal: bool,
+        evaluate: Callable[[EvaluateInstruction], tuple[EvaluationColumn, ...]],
+    ) -> bytes:
+        """Return the evaluation that an instruction asks for; a repeated one gets the stored one.
+
+        Args:
+            frame: evaluate instruction.
+            personal: whether the personal comparison is asked for.
+            evaluate: function that evaluates the state that the instruction names.
+        """
+        instruction, token = EvaluateInstruction.decode(frame), token_of(frame)
+        if stored := self._guard.find_evaluation(instruction, token, personal):
+            return stored
+        evaluation = Evaluation(token, self._client, evaluate(instruction))
+        return self._guard.add_evaluation(instruction, evaluation, personal)
 
     def _session_round(self, frame: bytes) -> int:
         """Return the last round in this client's state; the server sends the rounds after it."""

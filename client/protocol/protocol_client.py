@@ -9,6 +9,10 @@ import torch
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
 from client.personal.private_fit import intercept_for_training
+from client.protocol.answer_guard import AnswerGuard
+from client.protocol.answer_limits import AnswerLimits
+from client.protocol.answer_log import AnswerLog
+from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.client_handler import (
     ClientHandler,
     Instruction,
@@ -21,11 +25,12 @@ from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
 from client.training.client_data import ClientData
+from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import FrameError
-from shared.frames.evaluation import Evaluation
+from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
 from shared.frames.report import Report
@@ -46,6 +51,8 @@ class ProtocolClient(ClientHandler):
         counts: counts of sent scalars; None counts nothing.
         pass_counts: counts of rows that went through the model, on disk; None writes none.
         signed_runs: runs that the operator has signed; None obeys the server.
+        answered: what the client has answered in each run, on disk; None keeps nothing.
+        answer_log: log of the answers, on disk; None logs nothing.
     """
 
     def __init__(
@@ -58,10 +65,19 @@ class ProtocolClient(ClientHandler):
         counts: ScalarCounts | None = None,
         pass_counts: PassCounts | None = None,
         signed_runs: SignedRuns | None = None,
+        answered: AnsweredRuns | None = None,
+        answer_log: AnswerLog | None = None,
     ) -> None:
-        limit, size = config.data.scalar_limit, runtime.layout.size
-        budget = ScalarBudget(counts, data.training_hash, size, limit) if counts else None
-        super().__init__(data.client, sessions, budget, signed_runs)
+        own, budget, size = config.data, None, runtime.layout.size
+        limits = AnswerLimits(own.scalar_limit, own.least_batch, own.scalars_per_example)
+        if counts:
+            budget = ScalarBudget(counts, data.hash_of, size, limits.scalar_limit)
+
+        def smallest(instruction: TrainInstruction) -> int:
+            return smallest_batch(instruction, data.labels(Split.TRAIN), runtime.label_count)
+
+        guard = AnswerGuard(limits, smallest, budget, answered)
+        super().__init__(data.client, sessions, guard, answer_log, size, signed_runs)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts = pass_counts
@@ -133,17 +149,19 @@ class ProtocolClient(ClientHandler):
         return self._report_once(frame, self._session_at, train)
 
     def _evaluate(self, frame: bytes, personal: bool) -> bytes:
-        instruction, runtime = EvaluateInstruction.decode(frame), self._runtime
-        state, split = self._session_at(instruction).state, instruction.split
-        if personal:
-            run_id = instruction.run_id
-            columns = evaluate_personal_model(
-                runtime, self._data, self._config, run_id, state, split
-            )
-        else:
-            columns = evaluate_global_model(runtime, self._data, self._config, state, split)
-        self._record_passes(instruction)
-        return Evaluation(token_of(frame), self._client, columns).encode()
+        runtime, data, config = self._runtime, self._data, self._config
+
+        def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
+            state, split = self._session_at(instruction).state, instruction.split
+            if personal:
+                run_id = instruction.run_id
+                columns = evaluate_personal_model(runtime, data, config, run_id, state, split)
+            else:
+                columns = evaluate_global_model(runtime, data, config, state, split)
+            self._record_passes(instruction)
+            return columns
+
+        return self._evaluate_once(frame, personal, evaluate)
 
     def _record_passes(self, instruction: Instruction) -> None:
         """Write the rows that went through the model for an instruction."""

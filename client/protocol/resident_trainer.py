@@ -1,16 +1,19 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, and the record of how the run is executed; ``blobs``, the files that its runs
-need and that servers sent; ``scenarios``, those that the operator has signed; and the counts of the
-scalars that it has sent and of passes through the model. Each file is written so that a crash
-leaves the old content or the new.
+the personal ledger, what it has answered, and the record of how the run is executed; ``blobs``, the
+files that its runs need and that servers sent; ``scenarios``, those that the operator has signed;
+the counts of the scalars that it has sent and of passes through the model; and the log of its
+answers. Each file is written so that a crash leaves the old content or the new.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from client.protocol.answer_limits import warn_of_few_examples
+from client.protocol.answer_log import AnswerLog
+from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
 from client.protocol.pass_counts import PassCounts
@@ -24,7 +27,7 @@ from client.training.model_runtime import ModelRuntime, load_run
 from shared.blob_store import BlobStore
 from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, ScenarioError
+from shared.errors import ConfigError, DataError, SamaraError, ScenarioError
 from shared.frames.instructions import Split
 from shared.runs import identity_bytes, run_id_of
 from shared.signed_scenario import SignedScenario
@@ -60,6 +63,8 @@ class ResidentTrainer:
         self._pass_counts = PassCounts(folder)
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
+        self._answered = AnsweredRuns(self._sessions.folder_of)
+        self._answer_log = AnswerLog(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._settings, self._client = "", self.client_under(config)
 
@@ -77,10 +82,12 @@ class ResidentTrainer:
         """
         runtime, source = load_run(config)
         data = source.undivided(client)
-        if not data.in_split(Split.TRAIN):
+        examples = len(data.in_split(Split.TRAIN))
+        if not examples:
             raise DataError(
                 f"{config.data.path} has no training example; this client has nothing to contribute"
             )
+        warn_of_few_examples(examples, config.data.least_batch)
         return cls(runtime, data, config, folder)
 
     def client_for(self, settings: str) -> ProtocolClient:
@@ -100,6 +107,10 @@ class ResidentTrainer:
             self._client = self.client_under(server_config, scenario)
             self._settings = settings
         return self._client
+
+    def refuse(self, instruction: bytes, error: SamaraError) -> bytes:
+        """Return the refusal of a message whose settings cannot be used."""
+        return self._client.refuse(instruction, error)
 
     def receive_blob(self, part: bytes, settings: str) -> bytes:
         """Keep a part of a file that the settings of a run name, and return the receipt.
@@ -144,6 +155,8 @@ class ResidentTrainer:
             self._counts,
             self._pass_counts,
             self._signed_runs(scenario, runtime),
+            self._answered,
+            self._answer_log,
         )
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:

@@ -1,17 +1,17 @@
 """A client's counts of the scalars that it has sent, on disk, and the limit that its owner set.
 
 The file outlives sessions and runs: what a client has sent about its examples stays sent. It is
-written before a report leaves, so that a crash can only count a report that was not sent.
+written before an answer leaves, so that a crash can only count one that was not sent.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ScalarLimitError, TrainerError
 from shared.files import make_folder, write_durably
-from shared.frames.instructions import TrainInstruction
+from shared.frames.instructions import Split
 from shared.scalar_ratio import ScalarCount, remaining_scalars
 
 SCALAR_COUNTS_FILE = "scalars.json"
@@ -88,50 +88,63 @@ class ScalarBudget:
 
     Attributes:
         counts: the client's file.
-        hash_examples: function that returns the hash of the client's training examples, in hex.
+        hash_examples: function that returns the hash of the client's examples of a split, in hex;
+            empty if there are none.
         size: number of trained numbers of the layout, d.
         limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
     """
 
     counts: ScalarCounts
-    hash_examples: Callable[[], str]
+    hash_examples: Callable[[Split], str]
     size: int
     limit: float
 
-    def check(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Raise an error if the report on an instruction would exceed the limit.
+    def check(self, token: bytes, layout_hash: bytes, scalars: Mapping[Split, int]) -> None:
+        """Raise an error if an answer would exceed the limit.
 
         Args:
-            instruction: train instruction for the present layout.
-            token: its token, 8 bytes.
+            token: token of the instruction that it answers, 8 bytes.
+            layout_hash: hash of the present layout, 32 bytes.
+            scalars: by split, how many scalars of the answer are about its examples.
 
         Raises:
             ScalarLimitError: if it would.
             TrainerError: if the counts cannot be read.
         """
-        by_layout = self.counts.read().get(self.hash_examples(), {})
-        count = by_layout.get(instruction.layout_hash.hex())
-        if not self.limit or (count and count.token == token):
+        counts = self.counts.read()
+        if not self.limit:
             return
-        left = remaining_scalars(by_layout.values(), self.size, self.limit)
-        if (asked := instruction.report_scalars) > left:
-            sent = sum(each.sent for each in by_layout.values())
-            raise ScalarLimitError(
-                f"{sent} scalars about these examples have been sent for {self.size} trained "
-                f"numbers, and data.scalar-limit = {self.limit:g} leaves {left}; round "
-                f"{instruction.round} asks for {asked} more. Raise the limit if more may be sent "
-                "(docs/privacy.md)",
-                (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
-            )
+        for split, asked in scalars.items():
+            by_layout = counts.get(self.hash_examples(split), {})
+            count = by_layout.get(layout_hash.hex())
+            if count and count.token == token:
+                continue
+            left = remaining_scalars(by_layout.values(), self.size, self.limit)
+            if asked > left:
+                sent = sum(each.sent for each in by_layout.values())
+                raise ScalarLimitError(
+                    f"{sent} scalars about the {split.name.lower()} examples have been sent for "
+                    f"{self.size} trained numbers, and data.scalar-limit = {self.limit:g} leaves "
+                    f"{left}; this answer would hold {asked}. Raise the limit if more may be sent "
+                    "(docs/privacy.md)",
+                    (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
+                )
 
-    def add(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Count the report on an instruction, once; the count is on the disk when this returns.
+    def add(self, token: bytes, layout_hash: bytes, scalars: Mapping[Split, int]) -> None:
+        """Count an answer, once; the count is on the disk when this returns.
+
+        Args:
+            token: token of the instruction that it answers, 8 bytes.
+            layout_hash: hash of the present layout, 32 bytes.
+            scalars: by split, how many scalars of the answer are about its examples.
 
         Raises:
             TrainerError: if the counts cannot be read or written.
         """
-        counts, layout = self.counts.read(), instruction.layout_hash.hex()
-        by_layout = counts.setdefault(self.hash_examples(), {})
-        count = by_layout.get(layout, ScalarCount(self.size))
-        by_layout[layout] = count.after_report(token, instruction.report_scalars)
+        counts, layout = self.counts.read(), layout_hash.hex()
+        for split, sent in scalars.items():
+            if examples := self.hash_examples(split):
+                by_layout = counts.setdefault(examples, {})
+                count = by_layout.get(layout, ScalarCount(self.size))
+                by_layout[layout] = count.after_answer(token, sent)
         self.counts.write(counts)

@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 
-from client.protocol.client_handler import make_refusal
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
 from client.protocol.resident_trainer import ResidentTrainer
@@ -109,7 +108,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             try:
                 return method(self._resident)
             except SamaraError as error:  # in the settings; a client refuses by itself
-                return make_refusal(instruction, self._resident.client, 0, error)
+                return self._resident.refuse(instruction, error)
             finally:
                 self._call_count += 1
                 self._busy_seconds += time.monotonic() - start

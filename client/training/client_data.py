@@ -81,7 +81,7 @@ class ClientData:
         self.passes, self.has_passed = 0, False
         self._tokenize, self._lock = tokenize, threading.Lock()
         self._tokenized: dict[Split, LabelledPrompts] = {}
-        self._training_hash = ""
+        self._hashes: dict[Split, str] = {}
 
     def take_passes(self) -> int:
         """Return the number of rows since the call before, and count from 0 again."""
@@ -92,21 +92,25 @@ class ClientData:
         """Return the examples of a split, as text."""
         return [example for example in self.examples if example.split == split.name.lower()]
 
-    def training_hash(self) -> str:
-        """Return a hash of the training examples in hex, whatever their order."""
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """Return the labels of a split's examples, int64 [n]."""
+        return np.array([example.label for example in self.in_split(split)], np.int64)
+
+    def hash_of(self, split: Split) -> str:
+        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
         with self._lock:
-            if not self._training_hash:
-                self._training_hash = hash_examples(self.in_split(Split.TRAIN))
-            return self._training_hash
+            if split not in self._hashes:
+                examples = self.in_split(split)
+                self._hashes[split] = hash_examples(examples) if examples else ""
+            return self._hashes[split]
 
     def tokenized(self, split: Split) -> LabelledPrompts:
         """Return the examples of a split, tokenized at the first call."""
         with self._lock:
             if split not in self._tokenized:
-                examples = self.in_split(split)
                 self._tokenized[split] = LabelledPrompts(
-                    tuple(self._tokenize(example) for example in examples),
-                    np.array([example.label for example in examples], np.int64),
+                    tuple(self._tokenize(example) for example in self.in_split(split)),
+                    self.labels(split),
                 )
             return self._tokenized[split]
 

@@ -18,6 +18,38 @@ from shared.replay import CoefficientBlock, quantize
 from shared.step_size import REACH
 
 
+def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
+    """Return whether every step has a batch of one label, by turns, as in clustering rounds.
+
+    Otherwise the base rate of a client would dominate its projected gradients. If a label has fewer
+    examples than a batch its projected gradients are scaled down, without any to zero.
+
+    Args:
+        instruction: instruction of the round.
+        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+    """
+    return instruction.track == CLUSTERING_TRACK and label_count > 1
+
+
+def smallest_batch(
+    instruction: TrainInstruction, labels: NDArray[np.int64], label_count: int
+) -> int:
+    """Return the number of a client's examples in the smallest batch of an instruction's steps.
+
+    Steps for a label without examples do not count: they report zeros, and no loss.
+
+    Args:
+        instruction: instruction of the round.
+        labels: int64 [n], labels of the client's training examples.
+        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+    """
+    available = np.array([len(labels)])
+    if has_batches_of_one_label(instruction, label_count):
+        of_label = np.bincount(labels, minlength=label_count)[: instruction.steps]
+        available = of_label[of_label > 0] if of_label.any() else available
+    return min(instruction.batch, int(available.min()))
+
+
 class LocalStepPlan:
     """A client's local steps in a round: the estimator of each, its update, and the report.
 
@@ -38,6 +70,7 @@ class LocalStepPlan:
         self._instruction, self._client = instruction, client
         self._labels, self._label_count = labels, label_count
         self._seeds = instruction.seeds(client)
+        self._has_batches_of_one_label = has_batches_of_one_label(instruction, label_count)
         self._estimates: list[GradientEstimate] = []
         self._losses: list[float] = []
         self._energy = 0.0
@@ -79,25 +112,17 @@ class LocalStepPlan:
                 "lower learning-rate or epsilon, or check the model's weights",
                 (step + 1, 0),
             )
+        available = len(self._labels)
         if self._has_batches_of_one_label:
             available = int(np.sum(self._labels == step % self._label_count))
             share = np.float32(min(1.0, available / instruction.batch))
             estimate = replace(estimate, gradients=share * estimate.gradients)
         self._estimates.append(estimate)
-        if self._energy <= (REACH * instruction.epsilon) ** 2:
+        if available and self._energy <= (REACH * instruction.epsilon) ** 2:
             self._losses.append(estimate.mean_loss)
         coefficients = instruction.coefficients(instruction.clipped(estimate.gradients))
         self._energy += float(coefficients @ coefficients)
         return [(self._seeds[step], block) for block in quantize(coefficients)]
-
-    @property
-    def _has_batches_of_one_label(self) -> bool:
-        """Return whether every step has a batch of one label, by turns, as in clustering rounds.
-
-        Otherwise the base rate of a client would dominate its projected gradients. If a label has
-        fewer examples than a batch its projected gradients are scaled down, without any to zero.
-        """
-        return self._instruction.track == CLUSTERING_TRACK and self._label_count > 1
 
     def report(self, token: bytes) -> Report:
         """Return the report on all steps.
@@ -114,7 +139,7 @@ class LocalStepPlan:
             token,
             self._client,
             len(self._labels),
-            float(np.mean(self._losses)),
+            float(np.mean(self._losses)) if self._losses else 0.0,
             self._instruction.sums(gradients) if pooled else gradients,
             summed_steps=self._instruction.steps if pooled else 0,
             curvature=float(np.mean(curvatures)) if curvatures else None,

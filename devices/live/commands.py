@@ -127,6 +127,44 @@ def status(
     console.print(client_status.passes)
 
 
+@app.command()
+def audit(
+    name: Annotated[str, typer.Option(help="Name of this client.")] = "",
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the client or phone; default ~/.samara/NAME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what this client or phone was asked and what has left it, also while it runs.
+
+    Example: samara client audit --name kitchen-orin
+    """
+    import json
+
+    from rich.console import Console
+
+    from client.protocol.answer_log import read_answers
+    from devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
+    from shared.errors import ConfigError
+
+    if not name and home is None:
+        raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
+    folder = _folder_of(name, home)
+    history = read_answers(folder)
+    if as_json:
+        print(json.dumps(describe_history(folder, history), indent=1))
+        return
+    console = Console()
+    if not history.all_totals:
+        print(f"{folder}: nothing has been answered")
+        return
+    for table in make_tables(history):
+        console.print(table)
+    print(CLOCK_NOTE)
+    if history.damaged:
+        print(f"{history.damaged} damaged lines are left out")
+
+
 def _folder_of(name: str, home: Path | None) -> Path:
     """Return the folder of a client's files.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from client.protocol.answer_limits import LIVE_LEAST_BATCH
 from devices.hardware.profile import load_device
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
@@ -137,6 +138,7 @@ def resolve_device_settings(
         "model.torch-device": torch_device,
         "data.path": _absolute(data),
         "data.clients": 1,
+        "data.least-batch": LIVE_LEAST_BATCH,
         "task": _absolute(task),
     }
     described = describe(RunConfig)

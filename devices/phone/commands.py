@@ -155,17 +155,25 @@ def up(
     scalar_limit: Annotated[
         float, typer.Option(min=0, help="Most scalars sent, per trained number; 0: no limit.")
     ] = 0.0,
+    least_batch: Annotated[
+        int, typer.Option(min=1, help="Fewest examples that a step may use; 1: no limit.")
+    ] = 2,
+    scalars_per_example: Annotated[
+        float, typer.Option(min=0, help="Most scalars a round, per example of a step; 0: no limit.")
+    ] = 0.0,
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
     Example: samara phone up --program model.pte --rows rows.jsonl --gateway example.org:9100
     --key phone.key --home phone --certs ca.pem
     """
+    from client.protocol.answer_limits import AnswerLimits
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.phone_process import up as run
 
     _configure_logging()
-    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure), scalar_limit)
+    limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
+    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure), limits)
 
 
 @gateway.callback()

@@ -27,6 +27,9 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
     RefusalCode.SCENARIO: "it has another scenario, or none of this run, signed by the operator",
+    RefusalCode.BATCH: "a step would use fewer of its examples than its owner allows",
+    RefusalCode.EVALUATION: "it evaluates no training examples, and its personal model for one "
+    "state of a run",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
@@ -34,6 +37,8 @@ _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.TRAINING: "its local step {0} failed",
     RefusalCode.MISSING_BLOB: "it lacks blob {0:08x} of the run, of which it has {1} bytes",
     RefusalCode.SCALARS: "its owner's limit leaves {1} scalars, and the instruction asks for {0}",
+    RefusalCode.BATCH: "a step would use {0} of its examples, and its owner allows no fewer than "
+    "{1}",
 }
 
 

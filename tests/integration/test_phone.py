@@ -12,9 +12,7 @@ from phones import assert_same_evaluation, assert_same_report, exported
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
-from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
-from client.protocol.session_store import SessionFolder
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, load_run
@@ -261,7 +259,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
 ) -> None:
     *_, trainer = pair()
     layout = trainer.layout
-    phone = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    phone = Phone(trainer, 7, tmp_path)
     history = history_of([delta_of(1)], layout)
     instruction = instruction_with(
         round=2, layout_hash=layout.hash, start_digest=history.digests[1]
@@ -272,7 +270,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
     assert "send the rounds after 0" in caplog.text
     frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
     assert Report.decode(frame).client == 7
-    again = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    again = Phone(trainer, 7, tmp_path)
     assert again.train(instruction, CatchUp()) == frame
     asked = EvaluateInstruction(
         history.header.run_id, 1, 0, Split.TEST, layout.hash, history.digests[1]

@@ -20,8 +20,6 @@ from phones import (
 )
 from typer.testing import CliRunner
 
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session_store import SessionFolder
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
@@ -202,13 +200,13 @@ def test_a_phone_catches_up_to_the_digest_of_everybody_and_repeats_its_report(
 ) -> None:
     *_, trainer = pair()
     layout, history = trainer.layout, history_of([delta_of(1), delta_of(2)], trainer.layout)
-    phone = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    phone = Phone(trainer, 7, tmp_path)
     instruction = instruction_with(
         round=3, layout_hash=layout.hash, start_digest=history.digests[2]
     ).encode()
     frame = phone.train(instruction, CatchUp(tail=history.tail(0)))
     assert Report.decode(frame).client == 7
-    again = Phone(trainer, 7, SessionFolder(tmp_path), ScalarCounts(tmp_path))
+    again = Phone(trainer, 7, tmp_path)
     assert again.train(instruction, CatchUp()) == frame
 
 

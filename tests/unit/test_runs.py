@@ -17,6 +17,8 @@ OTHER: dict[str, Any] = {
     "out": "elsewhere",
     "model.path": "moved",
     "data.scalar-limit": 2.0,
+    "data.least-batch": 2,
+    "data.scalars-per-example": 2.0,
     "model.stream": "disk",
     "model.stream-direct": True,
     "model.stream-folder": "blocks",

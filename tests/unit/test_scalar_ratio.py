@@ -9,10 +9,11 @@ from helpers import instruction_with
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.protocol.answer_limits import count_report_scalars
 from client.protocol.scalar_counts import SCALAR_COUNTS_FILE, ScalarBudget, ScalarCounts
 from server.rounds.event_log import count_scalars
 from shared.errors import RefusalCode, ScalarLimitError, TrainerError
-from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.scalar_ratio import ScalarCount, remaining_scalars, summarize_scalar_ratios
 from shared.tasks.rows import Example, hash_examples
@@ -21,20 +22,23 @@ COUNTS = st.builds(ScalarCount, st.integers(1, 10**6), st.integers(0, 10**7))
 LIMITS = st.floats(0.0, 100.0)
 
 
-def asking(queries: int, round_number: int = 1, layout: int = 0) -> TrainInstruction:
+def asking(scalars: int, round_number: int = 1, layout: int = 0) -> TrainInstruction:
+    """An instruction whose report holds so many scalars, its mean loss among them."""
     return instruction_with(
-        steps=1, queries=queries, round=round_number, layout_hash=bytes([layout]) * 32
+        steps=1, queries=scalars - 1, round=round_number, layout_hash=bytes([layout]) * 32
     )
 
 
 def budget(folder: Path, limit: float, size: int = 100, examples: str = "aa") -> ScalarBudget:
-    return ScalarBudget(ScalarCounts(folder), lambda: examples, size, limit)
+    return ScalarBudget(ScalarCounts(folder), lambda split: examples, size, limit)
 
 
 def send(budget: ScalarBudget, instruction: TrainInstruction) -> None:
-    token = token_of(instruction.encode())
-    budget.check(instruction, token)
-    budget.add(instruction, token)
+    """Send the projected gradients of a report and its mean loss."""
+    answer = token_of(instruction.encode()), instruction.layout_hash
+    scalars = {Split.TRAIN: count_report_scalars(instruction)}
+    budget.check(*answer, scalars)
+    budget.add(*answer, scalars)
 
 
 @given(st.lists(COUNTS, max_size=4), st.integers(1, 10**6), LIMITS)
@@ -49,10 +53,10 @@ def test_the_remaining_scalars_fill_the_limit_and_no_more(
 
 
 @given(COUNTS, st.integers(1, 1000), st.integers(1, 1000))
-def test_a_report_counts_once(count: ScalarCount, one: int, two: int) -> None:
-    first = count.after_report(b"1", one)
-    assert first.after_report(b"1", one) == first
-    assert first.after_report(b"2", two).sent == count.sent + one + two
+def test_an_answer_counts_once(count: ScalarCount, one: int, two: int) -> None:
+    first = count.after_answer(b"1", one)
+    assert first.after_answer(b"1", one) == first
+    assert first.after_answer(b"2", two).sent == count.sent + one + two
 
 
 @pytest.mark.parametrize("policy", list(SeedPolicy))
@@ -71,7 +75,9 @@ def test_what_was_sent_stays_sent_whatever_the_process(tmp_path: Path) -> None:
     send(budget(tmp_path, 1.0), asking(60))
     send(budget(tmp_path, 1.0), asking(60))  # the same instruction: nothing new leaves
     refused = asking(41, round_number=2)
-    with pytest.raises(ScalarLimitError, match=r"60 scalars .* leaves 40; round 2 asks for 41"):
+    with pytest.raises(
+        ScalarLimitError, match=r"60 scalars .* leaves 40; this answer would hold 41"
+    ):
         send(budget(tmp_path, 1.0), refused)
     send(budget(tmp_path, 1.0), asking(40, round_number=2))
     assert ScalarCounts(tmp_path).read()["aa"][bytes(32).hex()].sent == 100
@@ -95,7 +101,7 @@ def test_other_examples_have_a_count_of_their_own(tmp_path: Path) -> None:
     send(budget(tmp_path, 1.0), asking(100))
     send(budget(tmp_path, 1.0, examples="bb"), asking(100))
     with pytest.raises(ScalarLimitError, match="leaves 0"):
-        send(budget(tmp_path, 1.0), asking(1, round_number=2))
+        send(budget(tmp_path, 1.0), asking(2, round_number=2))
 
 
 @pytest.mark.parametrize(
@@ -105,14 +111,14 @@ def test_other_examples_have_a_count_of_their_own(tmp_path: Path) -> None:
 def test_a_damaged_file_does_not_lift_the_limit(text: str, tmp_path: Path) -> None:
     (tmp_path / SCALAR_COUNTS_FILE).write_text(text)
     with pytest.raises(TrainerError, match="cannot be read"):
-        send(budget(tmp_path, 1.0), asking(1))
+        send(budget(tmp_path, 1.0), asking(2))
     assert (tmp_path / SCALAR_COUNTS_FILE).read_text() == text
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("in the way")
     with pytest.raises(TrainerError, match=r"cannot be (read|written)"):
-        send(budget(tmp_path / "folder", 0.0), asking(1))
+        send(budget(tmp_path / "folder", 0.0), asking(2))
 
 
 def test_the_hash_of_examples_changes_with_any_of_them_and_not_with_their_order() -> None:

@@ -1,13 +1,19 @@
 """The phone as a client of a run: replies to frames with a program and the phone's examples."""
 
+from pathlib import Path
+
+from client.protocol.answer_guard import AnswerGuard
+from client.protocol.answer_limits import AnswerLimits
+from client.protocol.answer_log import AnswerLog
+from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.client_handler import ClientHandler, Instruction, catch_up_session
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from shared.errors import FrameError
-from shared.frames.evaluation import Evaluation
-from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
+from shared.frames.evaluation import EvaluationColumn
+from shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 
@@ -18,22 +24,19 @@ class Phone(ClientHandler):
     Args:
         trainer: program and examples.
         client: client index, derived from the phone's key.
-        sessions: the phone's sessions, on disk.
-        counts: counts of sent scalars, on disk.
-        scalar_limit: largest scalar ratio that the phone's owner allows; 0 is no limit.
+        home: folder of the phone's sessions, counts and answers; made if it does not exist.
+        limits: limits that the phone's owner set.
     """
 
     def __init__(
-        self,
-        trainer: PhoneTrainer,
-        client: int,
-        sessions: SessionFolder,
-        counts: ScalarCounts,
-        scalar_limit: float = 0.0,
+        self, trainer: PhoneTrainer, client: int, home: Path, limits: AnswerLimits | None = None
     ) -> None:
-        size = trainer.layout.size
-        budget = ScalarBudget(counts, trainer.training_hash, size, scalar_limit)
-        super().__init__(client, sessions, budget)
+        sessions, limits = SessionFolder(home), limits or AnswerLimits()
+        size, limit = trainer.layout.size, limits.scalar_limit
+        budget = ScalarBudget(ScalarCounts(home), trainer.hash_of, size, limit)
+        answered = AnsweredRuns(sessions.folder_of)
+        guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
+        super().__init__(client, sessions, guard, AnswerLog(home), size)
         self._trainer = trainer
 
     def hello(self) -> bytes:
@@ -65,10 +68,11 @@ class Phone(ClientHandler):
         return self._report_once(frame, start_session, train)
 
     def _evaluate(self, frame: bytes, catch_up: CatchUp) -> bytes:
-        instruction = EvaluateInstruction.decode(frame)
-        state = self._session_at(instruction, catch_up).state
-        column = self._trainer.figures("global", state, instruction.split)
-        return Evaluation(token_of(frame), self._client, (column,)).encode()
+        def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
+            state = self._session_at(instruction, catch_up).state
+            return (self._trainer.figures("global", state, instruction.split),)
+
+        return self._evaluate_once(frame, False, evaluate)
 
     def _session_at(self, instruction: Instruction, catch_up: CatchUp) -> Session:
         """Return the session at an instruction's start, after keeping it on disk."""

@@ -5,8 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
-from client.protocol.scalar_counts import ScalarCounts
-from client.protocol.session_store import SessionFolder
+from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.extra import require_executorch
@@ -18,6 +17,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
+from shared.frames.instructions import Split
 from shared.signing import SigningKey
 
 log = logging.getLogger("samara.phone")
@@ -31,9 +31,17 @@ def up(
     key_file: Path,
     home: Path,
     endpoint: GatewayEndpoint,
-    scalar_limit: float = 0.0,
+    limits: AnswerLimits,
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
+
+    Args:
+        program_file: program of the model and adapter.
+        rows_file: tokenized examples, JSONL.
+        key_file: private key of the phone.
+        home: folder of the phone's state.
+        endpoint: address of the gateway, and how it is trusted.
+        limits: limits that the phone's owner set.
 
     Raises:
         SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
@@ -45,7 +53,7 @@ def up(
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
     with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
-        _up(program_file, rows_file, key_file, home, endpoint, scalar_limit)
+        _up(program_file, rows_file, key_file, home, endpoint, limits)
 
 
 def _up(
@@ -54,7 +62,7 @@ def _up(
     key_file: Path,
     home: Path,
     endpoint: GatewayEndpoint,
-    scalar_limit: float,
+    limits: AnswerLimits,
 ) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -62,9 +70,10 @@ def _up(
     key = SigningKey(key_file)
     program = load_program(program_file)
     log.info("self-check: losses differ by at most %.2g nats", program.check())
-    trainer = PhoneTrainer(program, read_examples(rows_file, program.manifest))
-    client = read_client_index(key_file)
-    phone = Phone(trainer, client, SessionFolder(home), ScalarCounts(home), scalar_limit)
+    examples = read_examples(rows_file, program.manifest)
+    warn_of_few_examples(len(examples[Split.TRAIN]), limits.least_batch)
+    trainer = PhoneTrainer(program, examples)
+    phone = Phone(trainer, read_client_index(key_file), home, limits)
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.estimators.prge import run_estimator
-from client.training.local_step_plan import LocalStepPlan
+from client.training.local_step_plan import LocalStepPlan, smallest_batch
 from devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls
 from devices.phone.reference_client.examples import TokenizedExamples
 from devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
@@ -72,9 +72,14 @@ class PhoneTrainer:
             json.dumps(facts, sort_keys=True),
         )
 
-    def training_hash(self) -> str:
-        """Return a hash of the training examples in hex, whatever their order."""
-        return self._examples[Split.TRAIN].hash()
+    def hash_of(self, split: Split) -> str:
+        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        return self._examples[split].hash() if len(self._examples[split]) else ""
+
+    def smallest_batch(self, instruction: TrainInstruction) -> int:
+        """Return the number of examples in the smallest batch of an instruction's steps."""
+        labels = self._examples[Split.TRAIN].labels
+        return smallest_batch(instruction, labels, len(self._program.manifest.words))
 
     def train(self, instruction: TrainInstruction, state: NDArray[np.int64], client: int) -> Report:
         """Take K local steps from a state and return the report; the state itself is not changed.

@@ -1,0 +1,122 @@
+"""The guard of a client's answers: it checks each against its owner's limits, and counts it."""
+
+from collections.abc import Callable
+
+from client.protocol.answer_limits import (
+    AnswerLimits,
+    check_split,
+    count_losses,
+    count_report_scalars,
+)
+from client.protocol.answered_runs import AnsweredRuns
+from client.protocol.scalar_counts import ScalarBudget
+from shared.frames.evaluation import Evaluation
+from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+
+
+class AnswerGuard:
+    """The limits and the counts of one client under the settings of a run.
+
+    Args:
+        limits: the owner's limits.
+        smallest_batch: function that gives the number of the client's examples in the smallest
+            batch of an instruction's steps.
+        budget: counts of sent scalars and their limit; None counts nothing.
+        answered: what the client has answered in each run; None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        limits: AnswerLimits,
+        smallest_batch: Callable[[TrainInstruction], int],
+        budget: ScalarBudget | None = None,
+        answered: AnsweredRuns | None = None,
+    ) -> None:
+        self._limits, self._smallest_batch = limits, smallest_batch
+        self._budget, self._answered = budget, answered
+
+    def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Raise an error if the report on an instruction is over a limit.
+
+        Raises:
+            BatchLimitError: if a step would use too few examples.
+            ScalarLimitError: if it would hold too many scalars.
+            TrainerError: if the counts cannot be read.
+        """
+        sent = 0
+        if self._answered:
+            sent = self._answered.read(instruction.run_id).sent_in_round(instruction, token)
+        self._limits.check_step(instruction, self._smallest_batch(instruction), sent)
+        if self._budget:
+            scalars = {Split.TRAIN: count_report_scalars(instruction)}
+            self._budget.check(token, instruction.layout_hash, scalars)
+
+    def add_report(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Count the report on an instruction, once; it is on the disk when this returns.
+
+        Raises:
+            TrainerError: if the counts cannot be read or written.
+        """
+        if self._budget:
+            scalars = {Split.TRAIN: count_report_scalars(instruction)}
+            self._budget.add(token, instruction.layout_hash, scalars)
+        if self._answered:
+            run_id = instruction.run_id
+            answered = self._answered.read(run_id).after_report(instruction, token)
+            self._answered.write(run_id, answered)
+
+    def find_evaluation(
+        self, instruction: EvaluateInstruction, token: bytes, personal: bool
+    ) -> bytes:
+        """Return the evaluation that answered the same instruction; nothing if none did.
+
+        Args:
+            instruction: evaluate instruction.
+            token: its token, 8 bytes.
+            personal: whether the personal comparison is asked for.
+
+        Raises:
+            EvaluationLimitError: if the instruction may not be answered at all.
+            ScalarLimitError: if no further loss may leave.
+            TrainerError: if the counts cannot be read.
+        """
+        check_split(instruction)
+        if self._answered:
+            answered = self._answered.read(instruction.run_id)
+            if frame := answered.find_evaluation(instruction, token, personal):
+                return frame
+        if self._budget:
+            question = _question_of(token, personal)
+            self._budget.check(question, instruction.layout_hash, {instruction.split: 1})
+        return b""
+
+    def add_evaluation(
+        self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
+    ) -> bytes:
+        """Count the losses of an evaluation, once, and keep it; return it as a frame.
+
+        Args:
+            instruction: evaluate instruction.
+            evaluation: the answer to it.
+            personal: whether the personal comparison was asked for.
+
+        Raises:
+            ScalarLimitError: if its losses are more than may still leave.
+            TrainerError: if the counts cannot be read or written.
+        """
+        token, frame, run_id = evaluation.token, evaluation.encode(), instruction.run_id
+        if self._budget:
+            losses = count_losses(instruction.split, evaluation.columns)
+            question = _question_of(token, personal)
+            self._budget.check(question, instruction.layout_hash, losses)
+            self._budget.add(question, instruction.layout_hash, losses)
+        if self._answered:
+            answered = self._answered.read(run_id)
+            answered = answered.after_evaluation(instruction, token, personal, frame)
+            self._answered.write(run_id, answered)
+        return frame
+
+
+def _question_of(token: bytes, personal: bool) -> bytes:
+    """Return what an evaluation is counted by: one instruction asks for either of two."""
+    return token + b"personal" if personal else token
