@@ -11,7 +11,7 @@ import pytest
 from federations import Settings, config_of, wrap_local_steps
 from flwr.app import MessageType
 from scenarios import give, operator_key
-from test_resident import CLIENTS, Live, resident
+from test_resident import CLIENTS, Live, device_settings, resident
 
 from client.app import TRAINER
 from client.app import app as client_app
@@ -108,13 +108,17 @@ def never(*arguments: object) -> Report:
 def test_a_made_up_run_recovers_the_gradient_of_two_examples_without_a_signed_scenario(
     settings: Settings, server_config: RunConfig, short: Path, key: SigningKey
 ) -> None:
-    trainer = resident(settings, CLIENT, short)
-    honest = round_of(trainer, server_config)
-    size = trainer.runtime.layout.size
+    usual = resident(settings, CLIENT, short / "usual")
+    honest = round_of(usual, server_config)
+    size = usual.runtime.layout.size
     attack = replace(
         honest, run_id=b"made up!", steps=1, queries=size + 64, batch=2, root=1, epsilon=1e-3
     )
-    with asking(trainer, short / "a.sock", server_config) as server:
+    with asking(usual, short / "a.sock", server_config) as server:
+        assert server.refusal(attack).code == RefusalCode.BATCH
+    own = device_settings(settings, CLIENT, short).config.flat() | {"data.least-batch": 1}
+    unlimited = ResidentTrainer.load(RunConfig.of(own, "test"), CLIENT, short)
+    with asking(unlimited, short / "a.sock", server_config) as server:
         gradients = server.train(attack).gradients[0].astype(np.float64)
     z = directions(attack.seeds(CLIENT)[0], size, "gaussian") * 2.0**-11
     recovered = np.linalg.lstsq(z[:size], gradients[:size], rcond=None)[0]
