@@ -33,6 +33,14 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
     },
+    "llama-110m": {
+        "vocab_size": 16_000,
+        "hidden_size": 768,
+        "intermediate_size": 2_048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+    },
     "llama-small": {
         "vocab_size": 1_024,
         "hidden_size": 128,

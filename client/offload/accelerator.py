@@ -101,9 +101,9 @@ class Accelerator:
 class EmulatedAccelerator(Accelerator):
     """An accelerator with its own memory, played by one CPU core; another one plays the host.
 
-    A thread's work takes the time of its own processor, stretched, or longer if the machine was
-    busy; so torch may use one thread only. Work queues up for each of the two in the order of its
-    arrival, as in a CUDA stream.
+    Work takes the time of its thread's processor, stretched, so torch may use one thread only. If a
+    busy machine takes longer, what follows without a pause makes up for it. Work queues up for
+    each of the two in the order of its arrival, as in a CUDA stream.
 
     Args:
         memory_bytes: size of the accelerator's memory; None for no limit.
@@ -139,8 +139,7 @@ class EmulatedAccelerator(Accelerator):
     def switch(self, work: str, layer: int) -> None:
         """End the work so far, let who waits go first, and begin other work."""
         if self._processor.is_mine:
-            self._processor.leave()
-            self._processor.enter(work, layer)
+            self._processor.enter(work, layer, ready_at=self._processor.leave())
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -148,11 +147,12 @@ class EmulatedAccelerator(Accelerator):
         if not self._processor.is_mine:
             yield
             return
-        label = self._processor.leave()
+        label = self._processor.label
+        self._processor.leave()
         try:
             yield
         finally:
-            self._processor.enter(*label)
+            self._processor.enter(*label, ready_at=self.clock.now())
 
     def updating(self, layer: int) -> AbstractContextManager[None]:
         """Take the host for a while."""
@@ -177,43 +177,45 @@ class _Processor:
         self._lane, self._stretch, self._core = lane, stretch, core
         self._accelerator = accelerator
         self._turn = _Turn()
-        self._label = ("", 0)
+        self.label = ("", 0)
         self._owner: int | None = None
-        self._start = self._processor_start = 0.0
+        self._start = self._end = self._processor_start = 0.0
         self._allowed: set[int] | None = None
 
     @contextmanager
     def working(self, work: str, layer: int) -> Iterator[None]:
-        self.enter(work, layer)
+        self.enter(work, layer, self._accelerator.clock.now())
         try:
             yield
         finally:
             self.leave()
 
-    def enter(self, work: str, layer: int) -> None:
+    def enter(self, work: str, layer: int, ready_at: float) -> None:
+        """Take the processor for work that could begin at a moment, or when it is free."""
         self._turn.take()
         self._owner = threading.get_ident()
         if self._core is not None:
             self._allowed = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {self._core})
-        self._label = (work, layer)
-        self._start, self._processor_start = self._accelerator.clock.now(), time.thread_time()
+        self.label = (work, layer)
+        self._start, self._processor_start = max(ready_at, self._end), time.thread_time()
 
     @property
     def is_mine(self) -> bool:
         """Return whether this thread has the processor."""
         return self._owner == threading.get_ident()
 
-    def leave(self) -> tuple[str, int]:
-        clock, label = self._accelerator.clock, self._label
+    def leave(self) -> float:
+        """Give the processor back when the work is through, and return that moment."""
         used = (time.thread_time() - self._processor_start) * self._stretch
-        clock.sleep_until(self._start + used)
-        self._accelerator.timeline.record(self._lane, *label, self._start, clock.now())
+        self._end = end = self._start + used
+        self._accelerator.clock.sleep_until(end)
+        self._accelerator.timeline.record(self._lane, *self.label, self._start, end)
         if self._allowed is not None:
             os.sched_setaffinity(0, self._allowed)
         self._owner = None
         self._turn.give_back()
-        return label
+        return end
 
 
 class _Turn:

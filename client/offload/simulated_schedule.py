@@ -1,6 +1,7 @@
 """A training run's schedule on a virtual clock."""
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,13 +15,14 @@ _WORK = {Stage.OFFLOAD: "offload", Stage.UPDATE: "update", Stage.UPLOAD: "upload
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """The seconds of one layer's stages."""
+    """The seconds of one layer's stages; the accelerator applies an update after its upload."""
 
     forward: float
     backward: float
     offload: float
     update: float
     upload: float
+    apply: float = 0.0
 
 
 def simulate_schedule(
@@ -44,6 +46,7 @@ def simulate_schedule(
     )
     serving: dict[Stage, int] = {}
     events: list[tuple[float, int, Stage]] = []
+    uploaded: deque[int] = deque()
     clock = 0.0
 
     def start_free_stages() -> None:
@@ -60,12 +63,22 @@ def simulate_schedule(
         while events and (until is None or events[0][0] <= until):
             clock, layer, stage = heapq.heappop(events)
             del serving[stage]
-            service.finish(stage, layer)
+            if stage is Stage.UPLOAD and layers[layer].apply:
+                uploaded.append(layer)
+            else:
+                service.finish(stage, layer)
             start_free_stages()
             if until is None:
                 return
         if until is not None:
             clock = until
+
+    def apply_uploaded() -> None:
+        """Apply what has arrived; the accelerator serves in the order of asking."""
+        while uploaded:
+            layer = uploaded.popleft()
+            compute("apply", layer)
+            service.finish(Stage.UPLOAD, layer)
 
     def compute(work: str, layer: int) -> None:
         seconds = getattr(layers[layer], work)
@@ -74,15 +87,19 @@ def simulate_schedule(
 
     for _ in range(steps):
         for layer in range(len(layers)):
+            apply_uploaded()
             while not service.may_forward(layer):
                 advance(None)
+                apply_uploaded()
             compute("forward", layer)
         for layer in reversed(range(len(layers))):
+            apply_uploaded()
             compute("backward", layer)
             service.submit(layer)
             start_free_stages()
     while not service.idle:
         advance(None)
+        apply_uploaded()
     return timeline
 
 

@@ -94,6 +94,19 @@ def test_work_takes_its_processor_time_stretched() -> None:
     assert busy == pytest.approx(first.end - first.start)
 
 
+def test_work_makes_up_for_a_machine_that_was_busy() -> None:
+    clock = TestClock()
+    accelerator = emulated(clock=clock)
+    with accelerator.computing("forward", 0):
+        clock.seconds += 50
+        accelerator.switch("forward", 1)
+        with accelerator.pausing():
+            clock.seconds = 100
+    first, second, third = accelerator.timeline.intervals
+    assert first.end == second.start < 50
+    assert third.start == 100
+
+
 def test_memory_is_counted_while_it_is_held() -> None:
     accelerator = emulated()
     weight = torch.zeros(MIB // 4, requires_grad=True)

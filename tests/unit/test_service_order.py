@@ -13,7 +13,9 @@ from client.offload.timeline import ACCELERATOR, HOST, LANES, TO_DEVICE, TO_HOST
 
 SECONDS = st.integers(1, 1_000).map(float)
 LAYERS = st.lists(
-    st.builds(LayerSeconds, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=12
+    st.builds(LayerSeconds, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS),
+    min_size=1,
+    max_size=12,
 )
 ORDERS = st.sampled_from(["layer-wise", "zero"])
 STEPS = 3
@@ -97,7 +99,7 @@ def test_every_layer_is_served_once_a_step_and_no_lane_does_two_things_at_once(
     intervals = simulate_schedule(layers, order, STEPS, transition).intervals
     for lane in LANES:
         busy = only(intervals, lane)
-        assert len(busy) == STEPS * len(layers) * (2 if lane == ACCELERATOR else 1)
+        assert len(busy) == STEPS * len(layers) * (3 if lane == ACCELERATOR else 1)
         assert all(before.end <= after.start for before, after in pairwise(busy))
 
 
@@ -112,13 +114,13 @@ def test_no_stage_begins_before_the_one_it_needs_and_no_weights_are_stale(
                 (each for each in intervals if each.work == work and each.layer == layer),
                 key=lambda each: each.start,
             )
-            for work in ("forward", "backward", "offload", "update", "upload")
+            for work in ("forward", "backward", "offload", "update", "upload", "apply")
         }
         for step in range(STEPS):
             way = [mine[work][step] for work in mine]
             assert all(before.end <= after.start for before, after in pairwise(way))
             if step:
-                assert mine["upload"][step - 1].end <= mine["forward"][step].start
+                assert mine["apply"][step - 1].end <= mine["forward"][step].start
 
 
 @given(LAYERS)
@@ -132,8 +134,9 @@ def test_zero_offload_keeps_its_barriers(layers: list[LayerSeconds]) -> None:
 def test_a_step_takes_no_less_than_the_busiest_lane(layers: list[LayerSeconds]) -> None:
     total = total_seconds(layers)
     end = max(each.end for each in simulate_schedule(layers, "layer-wise", STEPS).intervals)
-    assert end >= STEPS * max(total.compute, total.offload, total.update, total.upload)
-    sequential = STEPS * (total.compute + total.offload + total.update + total.upload)
+    compute = total.compute + sum(layer.apply for layer in layers)
+    assert end >= STEPS * max(compute, total.offload, total.update, total.upload)
+    sequential = STEPS * (compute + total.offload + total.update + total.upload)
     assert end <= sequential
 
 
