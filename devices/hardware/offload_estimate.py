@@ -23,8 +23,8 @@ WIDTH = {"fp32": 4, "fp16": 2}
 """Bytes of a weight, a gradient, or a moment of Adam."""
 STATES = 3
 """Numbers that Adam needs beside a trained weight: gradient, first and second moment."""
-POSITION_BYTES = 4
-"""Bytes of the position of a projector's nonzero."""
+POSITION_BYTES = 8
+"""Bytes of the position of a projector's nonzero, int64."""
 _ADAM_MOVES = 7
 """Numbers that Adam moves for a trained weight: it reads weight and states, and writes all but the
 gradient."""

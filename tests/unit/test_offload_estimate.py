@@ -101,7 +101,7 @@ def test_memory_by_part() -> None:
     assert result.host_memory.gradients == 2 * numbers
     assert result.host_memory.optimizer == 2 * 2 * numbers
     rows = 32 * (4 * 2 * 4_096 + 3 * (4_096 + 11_008))
-    assert result.memory.added == rows * 16 * (2 + 4)
+    assert result.memory.added == rows * 16 * (2 + 8)
     small = FirstOrderWorkload("lsp", subspace=100_000)
     assert trained_parameters(SEVEN, small) == SEVEN.block_weights
     assert result.memory.total == sum(
