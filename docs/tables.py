@@ -73,6 +73,7 @@ def blocks() -> dict[str, str]:
     found["group"] = settings_table(DeviceGroup, group, "")
     found["tune"] = settings_table(TuneSettings, tune, "")
     found["tune data"] = settings_table(TuneSettings, tune, "data.")
+    found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
     return found | {f"features: {name}": table for name, table in tables().items()}
 
 

@@ -197,7 +197,7 @@ EXCLUSIONS = (
 
 TUNING_EXCLUSIONS = (
     Exclusion(
-        {"adapter": ("readout", "both"), "space": ("lora", "prefix", "full")},
+        {"adapter": ("readout", "both"), "space": ("lora", "prefix", "full", "linear")},
         "only the space of the adapter's tensors has a readout; set space to lora-fa, or "
         "adapter.layers to top:1",
     ),

@@ -180,11 +180,12 @@ def tune(
     method: Annotated[
         str,
         typer.Option(
-            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, zero-shot, icl, linear-probe."
+            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, lora, zero-offload, lsp, "
+            "zero-shot, icl, linear-probe."
         ),
     ] = "prge",
     space: Annotated[
-        str | None, typer.Option(help="lora-fa, lora, prefix, full; default the method's.")
+        str | None, typer.Option(help="lora-fa, lora, prefix, full, linear; default the method's.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,

@@ -6,9 +6,9 @@ nothing, so parts of different layers may run at the same time.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,17 @@ class LayerUpdate:
         self.optimizer = HostAdam(projectors.subspace(tuple(weight.shape)))
         self._sum: Tensor | None = None
 
+    @classmethod
+    def in_subspace(cls, name: str, weight: nn.Parameter, settings: SubspaceSettings) -> Self:
+        """Return the work on a weight matrix that is trained in a random subspace.
+
+        Args:
+            name: name of the weight in the network.
+            weight: weight matrix, float32 [m, n].
+            settings: hyperparameters of the subspace.
+        """
+        return cls(name, weight, _draw(name, weight, settings, 0))
+
     def compress(self, gradient: Tensor) -> Tensor:
         """Return Ĝ = PᵀGQ, what travels to the host; runs on the accelerator.
 
@@ -131,8 +142,10 @@ class LayerUpdate:
         bias = relative_bias(old, gradient)
         if bias < settings.threshold:
             return ProjectorCheck(self.name, bias, None, 0)
+        drawn = _draw(self.name, self.weight, settings, self.draws)
+        self.draws += 1
         learned = learn_projectors(
-            self._draw(settings), gradient, settings.threshold, settings.gamma, settings.most_steps
+            drawn, gradient, settings.threshold, settings.gamma, settings.most_steps
         )
         if not learned.bias < bias:
             return ProjectorCheck(self.name, bias, None, learned.steps)
@@ -140,15 +153,6 @@ class LayerUpdate:
         left, right = change_of_basis(old.left, new.left), change_of_basis(old.right, new.right)
         self.optimizer.move(*(None if side is None else side.cpu() for side in (left, right)))
         return ProjectorCheck(self.name, bias, learned.bias, learned.steps)
-
-    def _draw(self, settings: SubspaceSettings) -> ProjectorPair:
-        rows, columns = self.weight.shape
-        place = zlib.crc32(self.name.encode())
-        seed = settings.seed, place, self.draws
-        self.draws += 1
-        return ProjectorPair.random(
-            (rows, columns), settings.size, settings.nonzeros, seed, self.weight.device
-        )
 
 
 class UpdateSchedule(Protocol):
@@ -189,11 +193,12 @@ class GradientHooks:
         schedule: schedule that accepts the gradients.
 
     Attributes:
+        schedule: schedule that accepts the gradients.
         learning_rate: η in the last pass of a step, None in the passes before it.
     """
 
-    def __init__(self, layers: list[LayerUpdate], schedule: UpdateSchedule) -> None:
-        self._schedule = schedule
+    def __init__(self, layers: Sequence[LayerUpdate], schedule: UpdateSchedule) -> None:
+        self.schedule = schedule
         self.learning_rate: float | None = None
         self._handles = [
             layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -207,7 +212,7 @@ class GradientHooks:
             gradient, weight.grad = weight.grad, None
             assert gradient is not None
             with torch.no_grad():
-                self._schedule.gradient(layer, gradient, self.learning_rate)
+                self.schedule.gradient(layer, gradient, self.learning_rate)
 
         return hand_over
 
@@ -215,3 +220,10 @@ class GradientHooks:
         """Remove the hooks from the weights."""
         for handle in self._handles:
             handle.remove()
+
+
+def _draw(name: str, weight: nn.Parameter, settings: SubspaceSettings, draw: int) -> ProjectorPair:
+    rows, columns = weight.shape
+    seed = settings.seed, zlib.crc32(name.encode()), draw
+    size, nonzeros = settings.size, settings.nonzeros
+    return ProjectorPair.random((rows, columns), size, nonzeros, seed, weight.device)

@@ -78,7 +78,7 @@ def learn_projectors(
         for values in parameters.values()
     ]
     best = LearnedProjectors(projectors, relative_bias(projectors, unit), 0)
-    if not groups or best.bias < threshold:
+    if not (groups and most_steps) or best.bias < threshold:
         return best
     adam = torch.optim.Adam(groups, fused=True)
     for step in range(most_steps):

@@ -4,6 +4,7 @@ OUT/tune.json      identity of the run: all settings, model, task, data
 OUT/metrics.jsonl  every evaluation, written as soon as it is made
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
 OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
+OUT/model          the best state as a model folder, where a method trains the model's own weights
 OUT/result.json    the summary, written at the end
 
 A run that was killed continues from the files in its folder, to the same result.
@@ -159,7 +160,7 @@ def _train(
     }
     method: TrainingMethod = (
         FirstOrder(setup, folder, settings_hash)
-        if setup.settings.method == "fo-adam"
+        if setup.settings.is_first_order
         else ZerothOrder(setup, folder, settings_hash)
     )
     if method.warning:
@@ -170,6 +171,7 @@ def _train(
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
         digest = method.digest()
+        method.export()
     to_json = evaluations.to_json
     start = _log_start(validations) if (folder / START_FILE).exists() else {}
     return start | {

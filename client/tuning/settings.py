@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from client.tuning.sections import LspSettings, TuneData
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
 from shared.config import NO_STREAMED_GRADIENTS
 from shared.directions import Differences, Gradients
@@ -17,8 +18,7 @@ from shared.sections import (
     ModelSettings,
     adapter_kind,
 )
-from shared.settings import Scalar, Section, Settings, Text, describe, flattened, nest, setting
-from shared.tasks.sampling import LOW_DATA
+from shared.settings import Scalar, Settings, Text, describe, flattened, nest, setting
 
 Method = Literal[
     "prge",
@@ -26,11 +26,14 @@ Method = Literal[
     "mezo-momentum",
     "mezo-adam",
     "fo-adam",
+    "lora",
+    "zero-offload",
+    "lsp",
     "zero-shot",
     "icl",
     "linear-probe",
 ]
-SpaceName = Literal["lora-fa", "lora", "prefix", "full"]
+SpaceName = Literal["lora-fa", "lora", "prefix", "full", "linear"]
 
 SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
@@ -38,6 +41,9 @@ SPACES: dict[Method, tuple[SpaceName, ...]] = {
     "mezo-momentum": ("full", "lora", "lora-fa", "prefix"),
     "mezo-adam": ("full", "lora", "lora-fa", "prefix"),
     "fo-adam": ("lora-fa", "full"),
+    "lora": ("lora",),
+    "zero-offload": ("full", "linear"),
+    "lsp": ("linear",),
     "zero-shot": (),
     "icl": (),
     "linear-probe": (),
@@ -47,33 +53,26 @@ SPACES: dict[Method, tuple[SpaceName, ...]] = {
 ZEROTH_ORDER: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum", "mezo-adam")
 _ESTIMATING: tuple[Method, ...] = ("prge", "mezo", "mezo-momentum")
 """Methods that estimate a learning rate while they run; Adam takes its space's own."""
+FIRST_ORDER: tuple[Method, ...] = ("fo-adam", "lora", "zero-offload", "lsp")
 _QUERIES: dict[Method, int] = {"prge": 4}
 _BATCH = 16
 _EPSILON: dict[SpaceName, float] = {"full": 1e-3, "lora": 1e-2, "lora-fa": 1e-2, "prefix": 1e-1}
-_ADAM_RATE: dict[SpaceName, float] = {"full": 1e-5, "lora": 5e-4, "lora-fa": 1e-2, "prefix": 1e-2}
-
-
-class TuneData(Section):
-    """The examples, and how many of each split are drawn."""
-
-    path: Text = setting(
-        EMBEDDED_DATA,
-        "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
-        "run's identity holds a hash of the examples, and not their place",
-        identity=False,
-    )
-    train: int = setting(LOW_DATA["train"], "training examples drawn", page="tasks.md", ge=1)
-    validation: int = setting(
-        LOW_DATA["validation"], "validation examples drawn", page="tasks.md", ge=1
-    )
-    test: int = setting(LOW_DATA["test"], "test examples drawn", page="tasks.md", ge=1)
+_ADAM_RATE: dict[SpaceName, float] = {
+    "full": 1e-5,
+    "linear": 1e-5,
+    "lora": 5e-4,
+    "lora-fa": 1e-2,
+    "prefix": 1e-2,
+}
+_LSP_RATE = 1e-4
+"""η of LSP-Offload, whose learned projectors shrink what Adam gives."""
 
 
 class TuneSettings(Settings):
     """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
 
     method: Method = setting("prge", "how the model is trained, or the baseline that is measured")
-    space: Literal["auto", "lora-fa", "lora", "prefix", "full"] = setting(
+    space: Literal["auto", "lora-fa", "lora", "prefix", "full", "linear"] = setting(
         "auto", "parameters that are trained; `auto` is the method's first"
     )
     seed: int = setting(
@@ -175,6 +174,7 @@ class TuneSettings(Settings):
     model: ModelSettings = setting(ModelSettings(), "Model")
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: TuneData = setting(TuneData(), "Data")
+    lsp: LspSettings = setting(LspSettings(), "LSP-Offload")
 
     @model_validator(mode="before")
     @classmethod
@@ -221,19 +221,7 @@ class TuneSettings(Settings):
             for key in ("basis", "start")
             if getattr(self.adapter, key)
         ]
-        if method == "fo-adam" and self.space == "full" and self.model.dtype != "float32":
-            mistakes.append(
-                "model.dtype: fo-adam in the space full trains the weights as they are, for which "
-                f"{self.model.dtype} is too coarse; set it to float32, or the space to lora-fa"
-            )
-        if method == "fo-adam" and self.model.quantization != "none":
-            mistakes.append(
-                "model.quantization: fo-adam needs weights that are not quantized; set it to none"
-            )
-        if method == "fo-adam" and self.model.stream in ("host", "disk"):
-            mistakes.append(
-                "model.stream: the backward pass of fo-adam needs all blocks at once; set it to off"
-            )
+        mistakes += self._about_gradients() if self.is_first_order else []
         mistakes += refusals(self.features, TUNING_EXCLUSIONS)
         if self.gradients == "exact" and self.model.stream in ("host", "disk"):
             mistakes.append(NO_STREAMED_GRADIENTS)
@@ -247,6 +235,27 @@ class TuneSettings(Settings):
             mistakes.append(
                 "stream-compression: is for all parameters that wait elsewhere; set space to full "
                 "and model.stream to host or disk, or leave it out"
+            )
+        return mistakes
+
+    def _about_gradients(self) -> list[str]:
+        """Return what a first-order method cannot train or compute with."""
+        mistakes, method, space = [], self.method, self._space
+        if space != "lora-fa" and self.model.dtype != "float32":
+            mistakes.append(
+                f"model.dtype: {method} in the space {space} trains the weights as they are, for "
+                f"which {self.model.dtype} is too coarse; set it to float32"
+            )
+        if self.model.quantization != "none":
+            mistakes.append(
+                f"model.quantization: {method} needs weights that are not quantized: updates are "
+                "smaller than the steps between quantized weights, which would round them away; "
+                "set it to none"
+            )
+        if self.model.stream in ("host", "disk"):
+            mistakes.append(
+                f"model.stream: the backward pass of {method} needs all blocks at once; set it to "
+                "off"
             )
         return mistakes
 
@@ -275,23 +284,37 @@ class TuneSettings(Settings):
         return mistakes
 
     @property
+    def _space(self) -> SpaceName | Literal["none"]:
+        """The space that is trained; none if the method trains nothing."""
+        if self.space != "auto":
+            return self.space
+        return SPACES[self.method][0] if SPACES[self.method] else "none"
+
+    @property
+    def is_first_order(self) -> bool:
+        """Return whether the method trains on true gradients, by Adam."""
+        return self.method in FIRST_ORDER
+
+    @property
     def features(self) -> dict[str, str]:
         """The values in the feature matrix of tuning that the settings decide."""
-        space = SPACES[self.method][:1] if self.space == "auto" else (self.space,)
         return {
             "tuning method": self.method,
-            "space": space[0] if space else "none",
+            "space": self._space,
             "adapter": adapter_kind(self.adapter.layers),
         }
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Differences of losses are left out, as in runs from before there were exact gradients.
+        Differences of losses are left out, as in runs from before there were exact gradients, and
+        subspaces where there are none.
         """
         identity = super().identity()
         if self.gradients == "differences":
             del identity["gradients"]
+        if self.method != "lsp":
+            identity = {k: v for k, v in identity.items() if not k.startswith("lsp.")}
         return identity
 
     @property
@@ -321,14 +344,14 @@ class TuneSettings(Settings):
             "threads": self.threads or threads,
             "batch": self.batch or batch,
         }
-        if self.model.stream == "auto" and (self.method == "fo-adam" or self.gradients == "exact"):
+        if self.model.stream == "auto" and (self.is_first_order or self.gradients == "exact"):
             changes["model"] = self.model.model_copy(update={"stream": "off"})
         if self.trains:
             where = SPACES[self.method][0] if self.space == "auto" else self.space
             changes["space"] = where
             if self.learning_rate == "auto" and not self.estimates_its_rate:
-                changes["learning_rate"] = _ADAM_RATE[where]
-            if self.method != "fo-adam":
+                changes["learning_rate"] = _LSP_RATE if self.method == "lsp" else _ADAM_RATE[where]
+            if not self.is_first_order:
                 changes["queries"] = self.queries or _QUERIES.get(self.method, 1)
                 changes["epsilon"] = self.epsilon or _EPSILON[where]
         return self.model_copy(update=changes)

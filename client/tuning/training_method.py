@@ -46,5 +46,8 @@ class TrainingMethod(Protocol):
             ModelError: if a weight is too large for a start.
         """
 
+    def export(self) -> None:
+        """Write the model in its current state, if the method can; called at the end of a run."""
+
     def close(self) -> None:
         """Close the files, so that another process can continue."""

@@ -184,6 +184,9 @@ class ZerothOrder:
         layers = self._setup.settings.adapter.layers
         return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id, layers)
 
+    def export(self) -> None:
+        """Do nothing, since the trajectory is what a zeroth-order run leaves."""
+
     def close(self) -> None:
         """Close the trajectory and delete the trained blocks, which it can rebuild."""
         self._writer.close()

@@ -38,7 +38,7 @@ def test_given_settings_are_not_changed() -> None:
         (
             {"method": "prge", "space": "full"},
             "space: prge trains in lora-fa, not in full; in full train mezo, mezo-momentum, "
-            "mezo-adam, fo-adam",
+            "mezo-adam, fo-adam, zero-offload",
         ),
         ({"method": "fo-adam", "space": "prefix"}, "fo-adam trains in lora-fa or full"),
         ({"method": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
@@ -55,6 +55,11 @@ def test_given_settings_are_not_changed() -> None:
             {"method": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
             "for which bfloat16 is too coarse",
         ),
+        ({"method": "lsp", "model.quantization": "int8"}, "would round them away"),
+        ({"method": "lora", "model.dtype": "float16"}, "lora in the space lora trains the weights"),
+        ({"method": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
+        ({"method": "zero-offload", "lsp.nonzeros": 4}, "zero-offload does not read it"),
+        ({"method": "lsp", "lsp.threshold": 0.0}, "lsp.threshold: Input should be greater"),
         ({"data.path": "d", "task": "sst2"}, "the embedded model knows the words of generated"),
         ({"data.path": "d", "model.path": "m"}, "messages asks about generated messages"),
         ({"method": "adam"}, "method: Input should be 'prge', 'mezo'"),

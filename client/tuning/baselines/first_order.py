@@ -1,31 +1,57 @@
-"""Adam on true gradients, of LoRA-FA's B or of all parameters.
+"""Training on true gradients by Adam: resident, or with the optimizer on the host.
 
-Kingma & Ba, "Adam: a method for stochastic optimization" (2014), as torch implements it. A run is
-continued from two files, each written as a whole: the trained tensors with both moments, and the
-trained tensors of the best step.
+One loop for all first-order methods, so that they see the same batches in the same passes: Adam on
+LoRA-FA's B, on LoRA's A and B or on all parameters; Zero-Offload, whose Adam is on the host; and
+LSP-Offload, whose Adam is on the host and in a subspace of every linear layer. A run is continued
+from two files, each written as a whole: the trained tensors with the state of the optimizer, and
+the trained tensors of the best step.
 """
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client.estimators.mezo import learning_rate_at
 from client.forward.readout import ReadoutForward
+from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
+from client.offload.linear_layers import linear_weights
+from client.offload.offloaded_adam import OffloadedAdam
+from client.tuning.baselines.resident_adam import ResidentAdam
+from client.tuning.model_export import export_model
+from client.tuning.projector_log import ProjectorLog
+from client.tuning.tensor_file import TensorFile
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from shared.errors import TrainingError
-from shared.files import write_durably
-from shared.model.lora_fa import Perturbations, empty_adapter, inject
+from shared.model.loading import BaseModel
+from shared.model.lora_fa import LoRAFALinear, Perturbations, empty_adapter, inject
 from shared.start import Start
 
-CHECKPOINT_FILE, BEST_FILE = "checkpoint.safetensors", "best.safetensors"
+CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
 ADAPTER_NAME = "adapter"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_CHECK_ORDER = 1
+"""Order of the examples that projectors are checked on; steps are in order 0."""
+
+
+class GradientOptimizer(Protocol):
+    """An optimizer that a loop of backward passes drives."""
+
+    def begin_pass(self, learning_rate: float | None) -> None:
+        """Prepare for a backward pass: η if it is the last one of the step, otherwise None."""
+
+    def finish_step(self, learning_rate: float) -> None:
+        """Complete the step: afterwards the weights are updated and no gradients are kept."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by the names that tensors have in a checkpoint."""
+
+    def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Continue with the tensors of a checkpoint."""
 
 
 class FirstOrder:
@@ -44,23 +70,43 @@ class FirstOrder:
     warning = ""
 
     def __init__(self, setup: TuningSetup, folder: Path, settings_hash: bytes) -> None:
-        self._setup, self._hash = setup, settings_hash.hex()
-        self._checkpoint, self._best = folder / CHECKPOINT_FILE, folder / BEST_FILE
-        base = setup.base
-        if setup.settings.space == "full":
+        self._setup, self._folder = setup, folder
+        self._checkpoint = TensorFile(folder / CHECKPOINT_FILE, settings_hash.hex())
+        self._best = TensorFile(folder / BEST_FILE, settings_hash.hex())
+        base, settings = setup.base, setup.settings
+        if settings.space in ("full", "linear"):
             adapter, self._adapters = empty_adapter()
-            base.network.requires_grad_(True)
-            self._trained: dict[str, Tensor] = dict(base.network.named_parameters())
+            self._trained = _own_weights(base, settings.space)
         else:
-            adapter = inject(base, setup.settings.adapter, setup.scorer.labels)
+            adapter = inject(base, settings.adapter, setup.scorer.labels)
             center = torch.zeros(adapter.layout.element_count, device=base.network.device)
             self._adapters = Perturbations(adapter.layout, center.requires_grad_())
             self._trained = {ADAPTER_NAME: center}
+            if settings.space == "lora":
+                self._trained |= _trained_a(base)
         self._forward = setup.make_forward(adapter)
-        self._optimizer = torch.optim.Adam(list(self._trained.values()), setup.settings.rate)
+        self._optimizer = self._make_optimizer()
         self._steps = 0
-        if self._checkpoint.exists():
+        if self._checkpoint.exists:
             self._continue()
+
+    def _make_optimizer(self) -> GradientOptimizer:
+        settings = self._setup.settings
+        self._checks: ProjectorLog | None = None
+        if settings.method not in ("zero-offload", "lsp"):
+            return ResidentAdam(self._trained, settings.rate)
+        subspace = _subspace_settings(self._setup) if settings.method == "lsp" else None
+        layers = [
+            LayerUpdate(name, weight)
+            if subspace is None
+            else LayerUpdate.in_subspace(name, weight, subspace)
+            for name, weight in self._trained.items()
+            if isinstance(weight, nn.Parameter)
+        ]
+        optimizer = OffloadedAdam(layers, ImmediateSchedule(), subspace)
+        if subspace is not None:
+            self._checks = ProjectorLog(self._folder, optimizer, settings.lsp.check_frequency)
+        return optimizer
 
     @property
     def steps(self) -> int:
@@ -73,31 +119,30 @@ class FirstOrder:
         Raises:
             TrainingError: if the loss is not finite.
         """
-        settings, train = self._setup.settings, self._setup.splits["train"]
-        batch = self._setup.batch(self._steps)
+        settings = self._setup.settings
         rate = learning_rate_at(
             self._steps, settings.steps, settings.rate, settings.learning_rate_schedule
         )
-        self._optimizer.zero_grad()
-        total = 0.0
+        if self._checks is not None and self._checks.is_due(self._steps):
+            some = self._setup.batch(self._steps, _CHECK_ORDER)[: settings.micro_batch or None]
+            with self._checks.checking(self._steps):
+                self._backward(self._batch_loss(some, len(some)))
+        batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
             size = len(batch)  # the model has run already
+        total = 0.0
         for start in range(0, len(batch), size):
-            some = batch[start : start + size]
-            scores = self._forward.score_pass(self._adapters, [train.prompts[i] for i in some])[0]
-            labels = torch.from_numpy(train.labels[some]).to(scores.device)
-            loss = self._loss(scores, labels) / len(batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self._batch_loss(batch[start : start + size], len(batch))
             total += loss.item()
-        if not np.isfinite(total):
-            raise TrainingError(
-                f"the loss of step {self._steps + 1} is not finite; lower learning-rate, or check "
-                "the model's weights"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+            if not np.isfinite(total):
+                raise TrainingError(
+                    f"the loss of step {self._steps + 1} is not finite; lower learning-rate, or "
+                    "check the model's weights"
+                )
+            self._optimizer.begin_pass(rate if start + size >= len(batch) else None)
+            self._backward(loss)
+        self._optimizer.finish_step(rate)
         self._steps += 1
         return total
 
@@ -106,19 +151,13 @@ class FirstOrder:
         return self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
 
     def save(self) -> None:
-        """Write the checkpoint: trained tensors and moments."""
-        moments = {
-            f"{moment}.{name}": state[moment]
-            for name, tensor in self._trained.items()
-            if (state := self._optimizer.state.get(tensor))
-            for moment in _MOMENTS
-        }
-        self._write(self._checkpoint, self._values() | moments)
+        """Write the checkpoint: trained tensors and the state of the optimizer."""
+        self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
         """Write the trained tensors as the best, unless they have been written already."""
-        if not self._best.exists() or self._step_of(self._best) != self._steps:
-            self._write(self._best, self._values())
+        if not self._best.exists or self._best.step() != self._steps:
+            self._best.write(self._values(), self._steps)
 
     def restore_best(self, step: int) -> None:
         """Read the best tensors back.
@@ -127,12 +166,12 @@ class FirstOrder:
             TrainingError: if the best tensors are those of another step.
         """
         if step != self._steps:
-            if self._step_of(self._best) != step:
+            if self._best.step() != step:
                 raise TrainingError(
-                    f"{self._best}: it does not hold the tensors after step {step}; "
+                    f"{self._folder / BEST_FILE}: it does not hold the tensors after step {step}; "
                     "begin the run in another folder"
                 )
-            self._assign(self._read(self._best))
+            self._assign(self._best.read(self._trained))
             self._steps = step
 
     def digest(self) -> str:
@@ -144,72 +183,78 @@ class FirstOrder:
         return whole.hexdigest()
 
     def make_start(self) -> Start | None:
-        """Return the current weights as the start of a federation; None in the space full."""
-        if ADAPTER_NAME not in self._trained:
+        """Return the current weights as the start of a federation; None if A is not frozen."""
+        if self._setup.settings.space != "lora-fa":
             return None
         weights = self._trained[ADAPTER_NAME].detach().cpu().numpy()
         layers = self._setup.settings.adapter.layers
         return Start.from_weights(weights, self._adapters.layout, self._setup.base.model_id, layers)
 
+    def export(self) -> None:
+        """Write the model in its current state, where its own weights are trained."""
+        if self._setup.settings.space in ("full", "linear"):
+            export_model(self._setup.base, self._folder / MODEL_FOLDER)
+
     def close(self) -> None:
         """Do nothing, since no file is open."""
 
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over rows of cross-entropy, or minus the answers' log-likelihoods."""
+    def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
+        """Return the loss of some examples, summed and divided by a count, with its graph."""
+        train = self._setup.splits["train"]
+        scores = self._forward.score_pass(self._adapters, [train.prompts[i] for i in batch])[0]
+        labels = torch.from_numpy(train.labels[batch]).to(scores.device)
         if self._setup.goal == "likelihood":
-            return -scores.gather(1, labels[:, None]).sum()
-        return nn.functional.cross_entropy(scores, labels, reduction="sum")
+            return -scores.gather(1, labels[:, None]).sum() / count
+        return nn.functional.cross_entropy(scores, labels, reduction="sum") / count
+
+    @staticmethod
+    def _backward(loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def _values(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._trained.items()}
 
     def _continue(self) -> None:
-        stored = self._read(self._checkpoint)
-        self._steps = self._step_of(self._checkpoint)
+        stored = self._checkpoint.read(self._trained)
+        self._steps = self._checkpoint.step()
         self._assign(stored)
-        for name, tensor in self._trained.items():
-            if f"{_MOMENTS[0]}.{name}" in stored:
-                moments = {key: stored[f"{key}.{name}"].to(tensor.device) for key in _MOMENTS}
-                self._optimizer.state[tensor] = {"step": torch.tensor(float(self._steps))} | moments
+        try:
+            self._optimizer.restore(stored, self._steps)
+        except KeyError as error:
+            raise self._checkpoint.damaged(f"no tensor {error}") from error
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self._trained.items():
                 tensor.copy_(values[name])
 
-    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
-        metadata = {"step": str(self._steps), "settings": self._hash}
-        try:
-            write_durably(file, save({k: v.contiguous() for k, v in tensors.items()}, metadata))
-        except OSError as error:
-            raise TrainingError(f"{file}: cannot be written: {error.strerror}") from error
 
-    def _step_of(self, file: Path) -> int:
-        """Return the step after which a file was written.
+def _own_weights(base: BaseModel, space: str) -> dict[str, Tensor]:
+    """Return the model's own parameters that a space trains, and let gradients reach them."""
+    trained: dict[str, Tensor] = dict(
+        base.network.named_parameters() if space == "full" else linear_weights(base.network)
+    )
+    for tensor in trained.values():
+        tensor.requires_grad_(True)
+    return trained
 
-        Raises:
-            TrainingError: if the file is damaged, or belongs to other settings.
-        """
-        try:
-            with safe_open(file, "pt") as stored:
-                metadata = stored.metadata() or {}
-            if metadata.get("settings") != self._hash:
-                raise TrainingError(f"{file}: it belongs to other settings; use another folder")
-            return int(metadata["step"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise self._damaged(file, error) from error
 
-    def _read(self, file: Path) -> dict[str, Tensor]:
-        try:
-            with safe_open(file, "pt") as stored:
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise self._damaged(file, error) from error
-        for name, tensor in self._trained.items():
-            if name not in tensors or tensors[name].shape != tensor.shape:
-                raise self._damaged(file, f"no tensor {name} {tuple(tensor.shape)}")
-        return tensors
+def _trained_a(base: BaseModel) -> dict[str, Tensor]:
+    """Return the A of every adapted layer, and let gradients reach it."""
+    return {
+        f"{layer.name}.A": layer.a.requires_grad_(True)
+        for layer in base.body.modules()
+        if isinstance(layer, LoRAFALinear)
+    }
 
-    @staticmethod
-    def _damaged(file: Path, error: object) -> TrainingError:
-        return TrainingError(f"{file}: damaged: {error}; begin the run in another folder")
+
+def _subspace_settings(setup: TuningSetup) -> SubspaceSettings:
+    lsp = setup.settings.lsp
+    return SubspaceSettings(
+        lsp.subspace_size or max(1, setup.base.features // 8),
+        lsp.nonzeros,
+        lsp.threshold,
+        lsp.gamma,
+        lsp.learning_steps,
+        setup.settings.seed,
+    )

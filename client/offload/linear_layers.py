@@ -1,0 +1,28 @@
+"""The weights of a network's linear layers, which LSP-Offload trains."""
+
+from torch import nn
+
+from shared.errors import ModelError
+from shared.model.layer_selection import is_linear
+
+
+def linear_weights(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weight matrices of all linear layers, by their names in the network.
+
+    A weight that is also the table of an embedding, such as that of a tied head, is an embedding's:
+    as in the paper, embeddings, norms and biases are left as they are (LSP-Offload, section 4.1).
+
+    Raises:
+        ModelError: if there is none.
+    """
+    tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
+    linear = {
+        id(module.weight)
+        for module in network.modules()
+        if is_linear(module) and isinstance(module.weight, nn.Parameter)
+    }
+    wanted = linear - tables
+    weights = {name: p for name, p in network.named_parameters() if id(p) in wanted}
+    if not weights:
+        raise ModelError("the model has no linear layers with weights of their own")
+    return weights

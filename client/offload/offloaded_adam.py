@@ -1,0 +1,133 @@
+"""Adam on the host for weights on the accelerator, whole (Zero-Offload) or in subspaces (LSP).
+
+What is stored of it in a checkpoint are the moments, and all projectors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from client.offload.layer_update import (
+    GradientHooks,
+    LayerUpdate,
+    ProjectorCheck,
+    SubspaceSettings,
+    UpdateSchedule,
+)
+from client.offload.projectors import ProjectorPair, SparseProjector
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class _ProjectorChecks:
+    """A schedule that checks the projectors of every layer instead of updating it."""
+
+    def __init__(self, subspace: SubspaceSettings) -> None:
+        self._subspace, self.results = subspace, list[ProjectorCheck]()
+
+    def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
+        """Check the projectors of a layer."""
+        self.results.append(layer.check_projectors(gradient, self._subspace))
+
+    def finish(self) -> None:
+        """Do nothing, since nothing is left to do."""
+
+
+class OffloadedAdam:
+    """An optimizer that takes every layer's gradient from the backward pass.
+
+    Args:
+        layers: layers that are trained.
+        schedule: schedule of the work on them.
+        subspace: hyperparameters of the subspaces; None for whole gradients.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerUpdate],
+        schedule: UpdateSchedule,
+        subspace: SubspaceSettings | None = None,
+    ) -> None:
+        self._layers, self._schedule, self._subspace = layers, schedule, subspace
+        self._hooks = GradientHooks(layers, schedule)
+
+    def begin_pass(self, learning_rate: float | None) -> None:
+        """Prepare for a backward pass.
+
+        Args:
+            learning_rate: η if it is the last pass of the step, otherwise None.
+        """
+        self._hooks.schedule, self._hooks.learning_rate = self._schedule, learning_rate
+
+    def finish_step(self, learning_rate: float) -> None:
+        """Wait until all layers are updated.
+
+        Args:
+            learning_rate: η, which `begin_pass` was given.
+        """
+        self._schedule.finish()
+
+    @contextmanager
+    def checking(self) -> Iterator[list[ProjectorCheck]]:
+        """Check every layer's projectors in the backward pass inside the context.
+
+        Yields:
+            The results, in the order of the backward pass.
+        """
+        assert self._subspace is not None
+        self._hooks.schedule = checks = _ProjectorChecks(self._subspace)
+        yield checks.results
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return moments and projectors by the names that they have in a checkpoint."""
+        found: dict[str, Tensor] = {}
+        for layer in self._layers:
+            if layer.optimizer.steps:
+                moments = zip(_MOMENTS, layer.optimizer.moments, strict=True)
+                found |= {f"{moment}.{layer.name}": tensor for moment, tensor in moments}
+            if self._subspace is None:
+                continue
+            found[f"draws.{layer.name}"] = torch.tensor(layer.draws)
+            for side in ("left", "right"):
+                projector: SparseProjector | None = getattr(layer.projectors, side)
+                if projector is not None:
+                    found[f"{side}.positions.{layer.name}"] = projector.positions.int()
+                    found[f"{side}.values.{layer.name}"] = projector.values
+        return found
+
+    def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Continue with the tensors of a checkpoint.
+
+        Args:
+            tensors: tensors by name, as `tensors` has returned them.
+            steps: steps taken before.
+
+        Raises:
+            KeyError: if a tensor is missing.
+        """
+        for layer in self._layers:
+            if f"{_MOMENTS[0]}.{layer.name}" in tensors:
+                first, second = (tensors[f"{moment}.{layer.name}"] for moment in _MOMENTS)
+                layer.optimizer.moments, layer.optimizer.steps = (first, second), steps
+            if self._subspace is not None:
+                layer.draws = int(tensors[f"draws.{layer.name}"])
+                pair = layer.projectors
+                layer.projectors = ProjectorPair(
+                    _stored(pair.left, "left", layer, tensors),
+                    _stored(pair.right, "right", layer, tensors),
+                )
+
+
+def _stored(
+    projector: SparseProjector | None, side: str, layer: LayerUpdate, tensors: Mapping[str, Tensor]
+) -> SparseProjector | None:
+    if projector is None:
+        return None
+    device = layer.weight.device
+    return SparseProjector(
+        tensors[f"{side}.positions.{layer.name}"].long().to(device),
+        tensors[f"{side}.values.{layer.name}"].to(device),
+        projector.size,
+    )

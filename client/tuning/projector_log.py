@@ -1,0 +1,81 @@
+"""Checks of the projectors of LSP-Offload: at which steps, and with which result.
+
+OUT/projectors.jsonl  a line per check: how many layers, what their bias was and is
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+
+from client.offload.offloaded_adam import OffloadedAdam
+from shared.events import append_event, read_events
+
+log = logging.getLogger("samara.tune")
+
+PROJECTORS_FILE = "projectors.jsonl"
+
+
+class ProjectorLog:
+    """The checks of a run's projectors.
+
+    Args:
+        folder: folder of the run.
+        optimizer: optimizer that has the projectors.
+        frequency: steps between checks, from step 0 on.
+    """
+
+    def __init__(self, folder: Path, optimizer: OffloadedAdam, frequency: int) -> None:
+        self._file, self._optimizer, self._frequency = (
+            folder / PROJECTORS_FILE,
+            optimizer,
+            frequency,
+        )
+        self._logged = {event["step"] for event in read_events(self._file)}
+
+    def is_due(self, step: int) -> bool:
+        """Return whether there is a check before a step.
+
+        Args:
+            step: number of steps taken.
+        """
+        return step % self._frequency == 0
+
+    @contextmanager
+    def checking(self, step: int) -> Iterator[None]:
+        """Check all projectors in the backward pass inside the context, and log the result.
+
+        A check that a continued run repeats is logged once.
+
+        Args:
+            step: number of steps taken.
+        """
+        begun = time.monotonic()
+        with self._optimizer.checking() as checks:
+            yield
+        if step in self._logged or not checks:
+            return
+        after = [check.bias if check.learned is None else check.learned for check in checks]
+        event = {
+            "event": "projectors",
+            "step": step,
+            "layers": len(checks),
+            "learned": sum(check.learned is not None for check in checks),
+            "bias_before": fmean(check.bias for check in checks),
+            "bias": fmean(after),
+            "largest_bias": max(after),
+            "learning_steps": sum(check.steps for check in checks),
+            "seconds": round(time.monotonic() - begun, 3),
+        }
+        append_event(self._file, event)
+        log.info(
+            "step %d: projectors of %d of %d layers learned, mean relative bias %.3g, now %.3g",
+            step,
+            event["learned"],
+            len(checks),
+            event["bias_before"],
+            event["bias"],
+            extra={"event": event},
+        )

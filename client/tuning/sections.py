@@ -1,0 +1,54 @@
+"""Sections of the settings of a tuning run."""
+
+from shared.sections import EMBEDDED_DATA
+from shared.settings import Section, Text, setting
+from shared.tasks.sampling import LOW_DATA
+
+
+class TuneData(Section):
+    """The examples, and how many of each split are drawn."""
+
+    path: Text = setting(
+        EMBEDDED_DATA,
+        "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
+        "run's identity holds a hash of the examples, and not their place",
+        identity=False,
+    )
+    train: int = setting(LOW_DATA["train"], "training examples drawn", page="tasks.md", ge=1)
+    validation: int = setting(
+        LOW_DATA["validation"], "validation examples drawn", page="tasks.md", ge=1
+    )
+    test: int = setting(LOW_DATA["test"], "test examples drawn", page="tasks.md", ge=1)
+
+
+class LspSettings(Section):
+    """The subspaces of LSP-Offload."""
+
+    subspace_size: int = setting(
+        0,
+        "s, sides of the matrix that is trained for a weight matrix; a side of the weights that is "
+        "not longer stays whole. 0 is an eighth of the hidden size",
+        read_by=("lsp",),
+        ge=0,
+    )
+    nonzeros: int = setting(
+        16, "r, nonzeros in every row of a projector", read_by=("lsp",), ge=1, le=1024
+    )
+    check_frequency: int = setting(
+        1000, "steps between checks of the projectors", read_by=("lsp",), ge=1
+    )
+    threshold: float = setting(
+        0.3,
+        "relative bias from which on a layer's projectors are learned anew",
+        read_by=("lsp",),
+        gt=0,
+    )
+    gamma: float = setting(
+        1e-4, "γ, weight of the projectors' norms where they are learned", read_by=("lsp",), ge=0
+    )
+    learning_steps: int = setting(
+        200,
+        "most steps of learning a layer's projectors; 0 leaves them random",
+        read_by=("lsp",),
+        ge=0,
+    )

@@ -1,0 +1,81 @@
+"""Files of named tensors that a first-order run is continued from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from shared.errors import TrainingError
+from shared.files import write_durably
+
+
+class TensorFile:
+    """A file of the tensors after some step, which is written as a whole.
+
+    Args:
+        path: path of the file.
+        settings_hash: hash of everything that decides what the run computes, in hexadecimal.
+    """
+
+    def __init__(self, path: Path, settings_hash: str) -> None:
+        self._path, self._hash = path, settings_hash
+
+    @property
+    def exists(self) -> bool:
+        """True if the file has been written."""
+        return self._path.exists()
+
+    def write(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Write the tensors after a step.
+
+        Raises:
+            TrainingError: if the disk refuses.
+        """
+        metadata = {"step": str(step), "settings": self._hash}
+        content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        try:
+            write_durably(self._path, save(content, metadata))
+        except OSError as error:
+            raise TrainingError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def step(self) -> int:
+        """Return the step after which the file was written.
+
+        Raises:
+            TrainingError: if the file is damaged, or belongs to other settings.
+        """
+        try:
+            with safe_open(self._path, "pt") as stored:
+                metadata = stored.metadata() or {}
+            if metadata.get("settings") != self._hash:
+                raise TrainingError(
+                    f"{self._path}: it belongs to other settings; use another folder"
+                )
+            return int(metadata["step"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise self.damaged(error) from error
+
+    def read(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Read all tensors.
+
+        Args:
+            expected: tensors that must be among them, for their names and shapes.
+
+        Raises:
+            TrainingError: if the file is damaged, or lacks one of them.
+        """
+        try:
+            with safe_open(self._path, "pt") as stored:
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise self.damaged(error) from error
+        for name, tensor in expected.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
+                raise self.damaged(f"no tensor {name} {tuple(tensor.shape)}")
+        return tensors
+
+    def damaged(self, error: object) -> TrainingError:
+        """Return the error that says what is wrong with the file."""
+        return TrainingError(f"{self._path}: damaged: {error}; begin the run in another folder")

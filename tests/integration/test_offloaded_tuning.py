@@ -1,0 +1,153 @@
+"""`samara tune` with the optimizer on the host: equal bits, resumed runs, exported models."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from tuning import Settings, small, tuned, tuning_of
+
+from client.offload.linear_layers import linear_weights
+from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, MODEL_FOLDER
+from client.tuning.projector_log import PROJECTORS_FILE
+from client.tuning.run import RESULT_FILE, tune
+from shared.errors import ModelError
+from shared.model.loading import load_base_model
+
+ModelFolder = Callable[[str], Path]
+LOADERS = {
+    "causal": AutoModelForCausalLM,
+    "masked": AutoModelForMaskedLM,
+    "encoder": AutoModel,
+}
+
+
+@pytest.fixture
+def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Settings:
+    return small(model_folder("causal"), data_file, tmp_path / "run")
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / PROJECTORS_FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def stopping_after(steps: int) -> Callable[[int, int], None]:
+    def on_step(done: int, whole: int) -> None:
+        if done == steps:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+@pytest.mark.parametrize("micro_batch", [0, 3])
+def test_whole_gradients_on_the_host_give_the_bits_of_resident_adam(
+    micro_batch: int, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"space": "full", "micro_batch": micro_batch, "learning_rate_schedule": "linear"}
+    found = [
+        tuned(tuning_of(settings, method=method, out=str(tmp_path / method), **changes))
+        for method in ("fo-adam", "zero-offload")
+    ]
+    for key in ("digest", "curve", "test"):
+        assert found[0][key] == found[1][key]
+    assert len({point["loss"] for point in found[0]["curve"]}) == 3
+
+
+def test_a_subspace_of_full_size_gives_the_bits_of_zero_offload(
+    settings: Settings, tmp_path: Path
+) -> None:
+    whole = tuned(tuning_of(settings, method="zero-offload", space="linear"))
+    changes = {"method": "lsp", "out": str(tmp_path / "lsp"), "lsp__subspace_size": 10_000}
+    subspace = tuned(tuning_of(settings, **changes))
+    for key in ("digest", "curve", "test"):
+        assert whole[key] == subspace[key]
+    smaller = tuned(
+        tuning_of(settings, **changes | {"lsp__subspace_size": 8, "out": str(tmp_path / "8")})
+    )
+    assert smaller["digest"] != subspace["digest"]
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
+    stop: int, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"method": "lsp", "steps": 6, "lsp__check_frequency": 2, "lsp__subspace_size": 8}
+    changes |= {"lsp__nonzeros": 2, "lsp__learning_steps": 5, "micro_batch": 3}
+    whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
+    config = tuning_of(settings, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config, stopping_after(stop))
+    assert not (Path(config.out) / RESULT_FILE).exists()
+    assert tuned(config) == whole
+    checks = [events(folder) for folder in (tmp_path / "whole", Path(config.out))]
+    for check in checks[0] + checks[1]:
+        del check["seconds"]
+    assert checks[0] == checks[1]
+    assert [check["step"] for check in checks[0]] == [0, 2, 4]
+    assert all(check["learned"] > 0 for check in checks[0])
+    assert all(check["bias"] < check["bias_before"] for check in checks[0])
+
+
+def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
+    folder = tune(tuning_of(settings, method="lsp", lsp__subspace_size=8, lsp__nonzeros=2))
+    with safe_open(folder / CHECKPOINT_FILE, "pt") as stored:
+        names = set(stored.keys())
+        shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+    weights = {name for name in names if name.startswith("model.")}
+    assert len(weights) >= 6
+    for name in weights:
+        rows, columns = shapes[name]
+        assert shapes[f"exp_avg.{name}"] == shapes[f"exp_avg_sq.{name}"] == (8, 8)
+        assert shapes[f"left.values.{name}"] == shapes[f"left.positions.{name}"] == (rows, 2)
+        assert shapes[f"right.values.{name}"] == shapes[f"right.positions.{name}"] == (columns, 2)
+
+
+@pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
+@pytest.mark.parametrize("method", ["lsp", "zero-offload", "fo-adam"])
+def test_the_best_state_is_a_folder_that_transformers_loads(
+    method: str, family: str, settings: Settings, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = model_folder(family)
+    changes = {"method": method, "model__path": str(folder), "lsp__subspace_size": 8}
+    if method != "lsp":
+        changes = {"method": method, "model__path": str(folder), "space": "full"}
+    config = tuning_of(settings, learning_rate=0.01, **changes)
+    result = tuned(config)
+    exported = Path(config.out) / MODEL_FOLDER
+    network = LOADERS[family].from_pretrained(exported)
+    before = LOADERS[family].from_pretrained(folder)
+    moved = [
+        not torch.equal(new, old)
+        for new, old in zip(network.parameters(), before.parameters(), strict=True)
+    ]
+    assert any(moved) == (result["best_step"] > 0)
+    with safe_open(Path(config.out) / BEST_FILE, "pt") as best:
+        weights = dict(network.named_parameters())
+        assert all(torch.equal(best.get_tensor(name), weights[name]) for name in best.keys())  # noqa: SIM118
+    again = tuning_of(
+        settings, method="zero-shot", model__path=str(exported), out=str(tmp_path / "again")
+    )
+    assert load_base_model(str(exported)).family == family
+    found = tuned(again)["test"]
+    if family == "encoder":  # its label prompts are those of the base model while it is trained
+        return
+    assert found["loss"] == pytest.approx(result["test"]["loss"], abs=1e-5)
+
+
+def test_linear_layers_are_found_and_embeddings_are_not() -> None:
+    network = nn.Module()
+    network.embed = nn.Embedding(10, 4)
+    network.up = nn.Linear(4, 6)
+    network.head = nn.Linear(4, 10, bias=False)
+    network.norm = nn.LayerNorm(4)
+    assert set(linear_weights(network)) == {"up.weight", "head.weight"}
+    network.head.weight = network.embed.weight
+    assert set(linear_weights(network)) == {"up.weight"}
+    with pytest.raises(ModelError, match="no linear layers"):
+        linear_weights(nn.Sequential(nn.Embedding(3, 3)))
