@@ -110,8 +110,9 @@ EXCLUSIONS = (
         "a phone takes no private rounds, and there are no others; choose another method",
     ),
     Exclusion(
-        {"label bias": ("trained",), "clients": ("phone",)},
-        "a phone's program has no label bias; set adapter.label-bias to false",
+        {"label bias": ("trained",), "adapter": ("inner",), "clients": ("phone",)},
+        "a phone's program has a label bias beside a readout only; set adapter.label-bias to "
+        "false, or adapter.layers to readout",
     ),
     Exclusion(
         {
@@ -151,10 +152,6 @@ EXCLUSIONS = (
     Exclusion(
         {"task": ("listed choice",), "clients": ("phone",)},
         "a phone's program asks for a label word; choose a classification",
-    ),
-    Exclusion(
-        {"start": ("given",), "clients": ("phone",)},
-        "a phone's program begins with the base model; leave adapter.start empty",
     ),
     Exclusion(
         {"gradients": ("exact",), "clients": ("phone",)},

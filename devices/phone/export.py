@@ -1,5 +1,6 @@
 """The export of a model with its adapter as a program for phones."""
 
+import base64
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ class PreparedModel:
         parts: module that computes scores and losses with the weights, or the readout.
         words: label words of the task.
         word_tokens: token of each label word; empty for a sentence encoder.
+        start: content of the file of the adapter's start; empty without one.
     """
 
     base: BaseModel
@@ -67,6 +69,7 @@ class PreparedModel:
     parts: ScoresModule | ReadoutParts
     words: tuple[str, ...]
     word_tokens: tuple[int, ...]
+    start: bytes = b""
 
 
 def prepare_model(config: RunConfig, quantization: PhoneQuantization) -> PreparedModel:
@@ -114,7 +117,8 @@ def prepare_model(config: RunConfig, quantization: PhoneQuantization) -> Prepare
         parts = ScoresModule(base, injected, list(tokens))
     if quantization == "int8":
         use_batched_products(base)
-    return PreparedModel(base, injected.layout, parts, task.words, tokens)
+    start = injected.start.encode() if injected.start else b""
+    return PreparedModel(base, injected.layout, parts, task.words, tokens, start)
 
 
 def export_program(
@@ -151,6 +155,11 @@ def export_program(
             "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "
             "set adapter.layers to top:1"
         )
+    if form == "algorithm-1" and ready.start:
+        raise ConfigError(
+            "--form algorithm-1 begins with the base model; export functional, or leave "
+            "adapter.start empty"
+        )
     check = _check(ready, shapes)
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
@@ -178,6 +187,7 @@ def export_program(
         form=form,
         check=check,
         readout=parts.description if isinstance(parts, ReadoutParts) else None,
+        start=base64.b64encode(ready.start).decode(),
     )
     try:
         write_durably(out, program)

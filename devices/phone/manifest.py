@@ -1,5 +1,6 @@
 """The manifest of a program: its model, layout and shapes, and a self-check."""
 
+import base64
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -7,10 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from shared.errors import DeviceError, SamaraError
 from shared.files import write_durably
-from shared.layout import READOUT_GROUP, Layout
+from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -70,7 +74,9 @@ class ReadoutDescription:
             ValueError: if they contradict each other, or the contrasts are not orthonormal.
         """
         tensors = [(t.group, t.rows, t.columns) for t in layout.tensors]
-        if tensors != [(READOUT_GROUP, self.labels - 1, self.features)] or self.labels != words:
+        readout = READOUT_GROUP, self.labels - 1, self.features
+        bias = LABEL_BIAS_GROUP, self.labels, 1
+        if tensors not in ([readout], [readout, bias]) or self.labels != words:
             raise ValueError(
                 f"its readout of {self.labels} labels and {self.features} features is not that of "
                 f"its layout and its {words} label words"
@@ -112,6 +118,7 @@ class Manifest:
         form: ``functional``, or the paper's stateful ``algorithm-1``.
         check: self-check of the program.
         readout: description of the readout; None for adapters inside the model.
+        start: content of the file of the adapter's start, in base 64; empty without one.
     """
 
     program_sha256: str
@@ -129,6 +136,7 @@ class Manifest:
     form: Form
     check: SelfCheck
     readout: ReadoutDescription | None = None
+    start: str = ""
 
     def write(self, program: Path) -> None:
         """Write the manifest beside the program.
@@ -138,8 +146,7 @@ class Manifest:
         """
         file = manifest_file(program)
         content = {"version": MANIFEST_VERSION} | asdict(self)
-        if self.readout is None:
-            del content["readout"]
+        content = {key: value for key, value in content.items() if value not in (None, "")}
         text = json.dumps(content, indent=1)
         try:
             write_durably(file, text.encode())
@@ -169,6 +176,7 @@ class Manifest:
                 readout.check(layout, len(manifest.words))
             elif layout.group(READOUT_GROUP):
                 raise ValueError("its layout has a readout that it does not describe")
+            manifest.start_values()
             sound = (
                 manifest._shaped()
                 and layout.hash.hex() == manifest.layout_hash
@@ -187,6 +195,26 @@ class Manifest:
                 f"{program}: not the program that {file.name} describes; copy both files again"
             )
         return manifest
+
+    def start_values(self) -> NDArray[np.int64]:
+        """Return the weights that the adapter begins with, int64 [d] in units of a state.
+
+        Raises:
+            ValueError: if the start is not the one that the layout names, or has other numbers
+                than the adapter.
+        """
+        layout, data = Layout.from_json(self.layout), base64.b64decode(self.start, validate=True)
+        if (hashlib.sha256(data).hexdigest() if data else "") != layout.start:
+            raise ValueError("its start is not that of its layout")
+        if not data:
+            return np.zeros(layout.size, np.int64)
+        try:
+            values = load(data)["start"]
+        except SafetensorError as error:
+            raise ValueError(f"its start cannot be read: {error}") from error
+        if values.dtype != np.int64 or values.shape != (layout.size,):
+            raise ValueError(f"its start has {values.size} numbers, and its layout {layout.size}")
+        return values
 
     def _shaped(self) -> bool:
         sizes = self.queries, self.batch, self.sequence, self.replay_seeds

@@ -11,10 +11,10 @@ from devices.phone.lowering import Methods
 from devices.phone.manifest import ReadoutDescription, SelfCheck
 from devices.phone.program import DirectionsModule, RepresentationModule
 from shared.directions import directions
-from shared.layout import Layout
+from shared.layout import LABEL_BIAS_GROUP, Layout
 from shared.model.damping import Damping
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Perturbations
+from shared.model.lora_fa import LABEL_BIAS, Perturbations
 from shared.model.readout import contrasts
 from shared.model.scorers import CausalScorer, EncoderScorer
 from shared.tasks.kinds import ClassificationTask
@@ -72,6 +72,8 @@ class ReadoutParts:
         perturbations = Perturbations.from_arrays(self._layout, center, z, check.epsilon)
         base_scores, features = self.module(torch.tensor(check.ids), torch.tensor(check.positions))
         scores = base_scores + self._readout.added_scores(perturbations, features)
+        if self._layout.group(LABEL_BIAS_GROUP):
+            scores = scores + perturbations.tensor(LABEL_BIAS).view(len(scores), 1, -1)
         labels = torch.tensor(check.labels).expand(len(scores), -1)[..., None]
         losses: list[list[float]] = (
             -torch.log_softmax(scores.double(), dim=2).gather(2, labels)[..., 0]

@@ -3,6 +3,7 @@
 Most programs here are graphs of `torch.export`: those of ExecuTorch take longer to make.
 """
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from phones import (
     exported,
     use_torch_as_runtime,
 )
+from starts import start_for
 from typer.testing import CliRunner
 
 from client.training.client_data import ClientData
@@ -64,7 +66,10 @@ def made(
     folder, done = programs
 
     def make(
-        family: str = "causal", delegate: Any = "torch", quantization: Any = "none"
+        family: str = "causal",
+        delegate: Any = "torch",
+        quantization: Any = "none",
+        **adapter: Any,
     ) -> tuple[Settings, Path]:
         settings = {
             "model.path": str(model_folder(family)),
@@ -75,12 +80,15 @@ def made(
             "micro-batch": 4,
             "threads": 1,
             "out": str(folder / "run"),
-        }
+        } | {f"adapter.{key.replace('_', '-')}": value for key, value in adapter.items()}
+        if settings.get("adapter.start") == "random":
+            own = {key: value for key, value in settings.items() if key != "adapter.start"}
+            settings["adapter.start"] = start_for(own, folder)
         if delegate == "torch":
             use_torch_as_runtime(monkeypatch)
         else:
             pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
-        file = folder / f"{family}-{delegate}-{quantization}.pte"
+        file = folder / f"{family}-{delegate}-{quantization}-{adapter}.pte"
         if file.name not in done:
             exported(settings, file, "portable" if delegate == "torch" else delegate, quantization)
             done.add(file.name)
@@ -97,9 +105,10 @@ def pair(made: Made, tmp_path: Path) -> Callable[..., Pair]:
         family: str = "causal",
         delegate: str = "torch",
         quantization: str = "none",
+        adapter: Settings | None = None,
         **changes: Any,
     ) -> Pair:
-        settings, file = made(family, delegate, quantization)
+        settings, file = made(family, delegate, quantization, **(adapter or {}))
         more = {"model.quantization": "int8"} if quantization == "int8" else {}
         runtime, source = load_run(RunConfig.of(settings | more, "test"))
         data = source.share_of(0, 3)
@@ -155,6 +164,55 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
         expected = take_local_steps(runtime, data, instruction, state)
         assert_same_report(phone.train(instruction, state, 0), expected)
     assert_same_evaluation(phone, runtime, data, state)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {"label_bias": True},
+        {"label_bias": True, "start": "random"},
+        {"layers": "top:1", "start": "random"},
+    ],
+    ids=" ".join,
+)
+def test_a_phone_has_the_label_bias_and_the_start_of_the_run(pair: Any, adapter: Settings) -> None:
+    runtime, data, phone = pair(adapter=adapter)
+    assert phone.layout.hash == runtime.layout.hash
+    state = state_of(runtime) // 4
+    changes = {"steps": 3, "queries": 3, "batch": 5, "curvature_every": 2}
+    instruction = instruction_with(layout_hash=runtime.layout.hash, **changes)
+    expected = take_local_steps(runtime, data, instruction, state)
+    assert_same_report(phone.train(instruction, state, 0), expected)
+    assert_same_evaluation(phone, runtime, data, state)
+    zero = zero_state(runtime.layout.size)
+    if "start" in adapter:
+        assert runtime.layout.start
+        test = data.tokenized(Split.TEST)
+        base = evaluation_column("", runtime.base_scores(test.prompts), test.labels)
+        assert phone.figures("global", zero, Split.TEST).mean_loss != pytest.approx(base.mean_loss)
+    assert_same_evaluation(phone, runtime, data, zero)
+
+
+@pytest.mark.parametrize(
+    ("start", "problem"),
+    [
+        ("", "its start is not that of its layout"),
+        ("?", "its start is not that of its layout|Only base64|Incorrect padding|Excess data"),
+        (base64.b64encode(b"another").decode(), "its start is not that of its layout"),
+    ],
+)
+def test_a_manifest_with_another_start_is_refused(
+    made: Made, tmp_path: Path, start: str, problem: str
+) -> None:
+    _, file = made(label_bias=True, start="random")
+    copy = tmp_path / "model.pte"
+    copy.write_bytes(file.read_bytes())
+    text = json.loads(manifest_file(file).read_text())
+    assert text["start"]
+    manifest_file(copy).write_text(json.dumps(text | {"start": start}))
+    with pytest.raises(DeviceError, match=problem) as refused:
+        load_program(copy)
+    assert "export the program again" in str(refused.value)
 
 
 def test_without_weights_a_phone_evaluates_the_base_model(pair: Any) -> None:

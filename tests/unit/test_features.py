@@ -183,7 +183,10 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
     [
         ({"method": "partial"}, "method partial with clients phone"),
         ({"method": "local"}, "method local with clients phone"),
-        ({"adapter.label-bias": True}, "label bias trained with clients phone"),
+        (
+            {"adapter.label-bias": True, "adapter.layers": "top:1"},
+            "label bias trained with adapter inner with clients phone",
+        ),
         ({"adapter.layers": "readout,top:1"}, "adapter both with clients phone"),
     ],
 )

@@ -49,6 +49,7 @@ class PhoneTrainer:
             self._calls = AdapterCalls(program, examples)
         self.layout = program.layout
         self.model_id = bytes.fromhex(program.manifest.model_id)
+        self._start = program.manifest.start_values()
         self.backend = ProgramBackend(program)
 
     def hello(self, client: int, round_number: int) -> Hello:
@@ -85,7 +86,8 @@ class PhoneTrainer:
         """Take K local steps from a state and return the report; the state itself is not changed.
 
         A step's update is applied at the beginning of the next step. With adapters inside the model
-        a step with as many queries and examples as the program has so is one call.
+        a step with as many queries and examples as the program has so is one call. The program and
+        the steps are given the adapter's weights, which are the state plus the run's start.
 
         Raises:
             TrainingError: if a loss is not finite.
@@ -93,11 +95,12 @@ class PhoneTrainer:
         """
         labels, pending = self._examples[Split.TRAIN].labels, NOTHING
         steps = LocalStepPlan(instruction, client, labels, len(self._program.manifest.words))
+        weights = state + self._start
         for _ in range(instruction.steps):
-            work = self._calls.begin_step(state, pending)
+            work = self._calls.begin_step(weights, pending)
             added = steps.finish_step(run_estimator(steps.next_estimator(), work.losses_of))
-            state = work.state
-            check_fits(state, [one_pass for _, one_pass in added])
+            weights = work.state
+            check_fits(weights - self._start, [one_pass for _, one_pass in added])
             pending = summed(added)
         return steps.report(token_of(instruction.encode()))
 
@@ -106,7 +109,7 @@ class PhoneTrainer:
         labels = len(self._program.manifest.words)
         counts = np.zeros((labels, labels), np.int64)
         losses = []
-        for rows, scores, some in self._calls.evaluate(state, split):
+        for rows, scores, some in self._calls.evaluate(state + self._start, split):
             losses.append(some)
             np.add.at(counts, (self._examples[split].labels[rows], scores.argmax(1)), 1)
         mean = float(np.concatenate(losses).astype(np.float64).mean()) if losses else 0.0

@@ -83,11 +83,13 @@ class ReadoutProgram(LoadedProgram):
         epsilon: float,
         signs: tuple[int, ...] = (1, -1),
     ) -> NDArray[np.float32]:
-        """Return the readouts W + s·ε·z, float32 [signs · n, labels − 1, features].
+        """Return the trained numbers θ + s·ε·z, float32 [signs · n, d].
+
+        They are a readout W [labels − 1, features], row by row, and the label bias if there is one.
 
         Args:
             state: state, int64 [d].
-            z: directions, int16 [n, d]; without any the result is W alone, [1, …].
+            z: directions, int16 [n, d]; without any the result is θ alone, [1, d].
             epsilon: size ε of the perturbations.
             signs: signs s; all directions with the first sign come first.
         """
@@ -95,7 +97,7 @@ class ReadoutProgram(LoadedProgram):
         if len(z):
             step = z.astype(np.float32) * np.float32(epsilon * 2.0**-DIRECTION_BITS)
             weights = np.concatenate([weights + np.float32(sign) * step for sign in signs])
-        return weights.reshape(len(weights), -1, self.features)
+        return weights
 
     def perturbed_scores(
         self,
@@ -103,17 +105,21 @@ class ReadoutProgram(LoadedProgram):
         scores: NDArray[np.float32],
         features: NDArray[np.float32],
     ) -> NDArray[np.float32]:
-        """Return the scores of n examples under P readouts, float32 [P, n, labels].
+        """Return the scores of n examples under P perturbations, float32 [P, n, labels].
 
         Args:
-            weights: readouts [P, labels − 1, features].
+            weights: trained numbers [P, d].
             scores: scores of the base model [n, labels].
             features: features of the examples [n, features].
         """
-        count, contrasts = weights.shape[:2]
-        by_example = features @ weights.reshape(count * contrasts, -1).T
+        count, contrasts = len(weights), len(self.contrasts)
+        size = contrasts * self.features
+        by_example = features @ weights[:, :size].reshape(count * contrasts, -1).T
         coordinates = by_example.reshape(len(features), count, contrasts).transpose(1, 0, 2)
-        return np.asarray(scores + coordinates @ self.contrasts, np.float32)
+        perturbed = scores + coordinates @ self.contrasts
+        if weights.shape[1] > size:
+            perturbed += weights[:, None, size:]
+        return np.asarray(perturbed, np.float32)
 
 
 def cross_entropies(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
