@@ -13,6 +13,7 @@ the same program and, with the same adapter, in eager float32.
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import PhoneQuantization
 from devices.phone.reference_client.examples import TokenizedExamples, read_examples
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from devices.phone.reference_client.runtime import PhoneProgram
+from devices.phone.reference_client.readout_program import load_program
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.evaluation import EvaluationColumn
@@ -38,15 +39,19 @@ DIRECTIONS, EXAMPLES, TESTED, SPREAD = 128, 16, 800, 0.05
 
 
 def programs(
-    config: RunConfig, shapes: ProgramShapes, source: ClientDataSource, folder: Path
+    config: RunConfig,
+    shapes: ProgramShapes,
+    source: ClientDataSource,
+    folder: Path,
+    kinds: Sequence[PhoneQuantization],
 ) -> dict[PhoneQuantization, PhoneTrainer]:
-    """A reference phone of every kind, all with the same examples."""
+    """A reference phone of each of these kinds, all with the same examples."""
     phones = {}
-    for kind in KINDS:
+    for kind in kinds:
         file, lines = folder / f"{kind}.pte", folder / "rows.jsonl"
         ready = prepare_model(config, kind)
         export_program(ready, shapes, kind, "xnnpack", file)
-        program = PhoneProgram(file)
+        program = load_program(file)
         clients = range(config.data.clients)
         lines.write_text(
             "".join(examples_as_jsonl(source.share_of(i, len(clients))) for i in clients)
@@ -137,7 +142,8 @@ def main() -> None:
     shapes = ProgramShapes(given.queries, given.batch, given.seq)
     runtime, source = load_run(config)
     with tempfile.TemporaryDirectory() as folder:
-        phones = programs(config, shapes, source, Path(folder))
+        kinds = dict.fromkeys(("none", *given.kind))
+        phones = programs(config, shapes, source, Path(folder), list(kinds))
         if given.what == "gradients":
             first = gradients(phones["none"], shapes, given.epsilon[0])
             for epsilon in given.epsilon:

@@ -14,6 +14,7 @@ import pytest
 from federations import Settings
 from helpers import delta_of, history_of, instruction_with
 from phones import (
+    SHAPES,
     assert_same_evaluation,
     assert_same_report,
     exported,
@@ -71,12 +72,14 @@ def made(
         quantization: Any = "none",
         **adapter: Any,
     ) -> tuple[Settings, Path]:
+        embedded = family == "embedded"
         settings = {
-            "model.path": str(model_folder(family)),
-            "data.path": str(data_file),
+            "model.path": family if embedded else str(model_folder(family)),
+            "model.max-length": SHAPES.sequence,
+            "data.path": "messages" if embedded else str(data_file),
             "data.clients": 3,
             "data.partition": "iid",
-            "task": "sst2",
+            "task": "messages" if embedded else "sst2",
             "micro-batch": 4,
             "threads": 1,
             "out": str(folder / "run"),
@@ -90,7 +93,8 @@ def made(
             pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]'")
         file = folder / f"{family}-{delegate}-{quantization}-{adapter}.pte"
         if file.name not in done:
-            exported(settings, file, "portable" if delegate == "torch" else delegate, quantization)
+            named = "xnnpack" if delegate == "torch" else delegate  # torch reads it nowhere
+            exported(settings, file, named, quantization)
             done.add(file.name)
         return settings, file
 
@@ -164,6 +168,29 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
         expected = take_local_steps(runtime, data, instruction, state)
         assert_same_report(phone.train(instruction, state, 0), expected)
     assert_same_evaluation(phone, runtime, data, state)
+
+
+@pytest.mark.parametrize(
+    "delegate", ["torch", pytest.param("xnnpack", marks=pytest.mark.exhaustive)]
+)
+def test_a_4_bit_program_has_scores_and_features_of_its_own(pair: Any, delegate: str) -> None:
+    runtime, data, phone = pair("embedded", delegate, "8da4w")
+    prompts = data.tokenized(Split.TRAIN).prompts[:64]
+    runtime.prepare(prompts)
+    scores, features = calls_of(phone).numbers(Split.TRAIN, np.arange(len(prompts)))
+    for found, exact in (
+        (scores, runtime.forward.base_scores(prompts)),
+        (features, runtime.features(prompts)),
+    ):
+        assert np.abs(found - exact).max() > 1e-4
+        assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.9
+    state = state_of(runtime)
+    instruction = instruction_with(
+        steps=1, queries=64, batch=32, layout_hash=runtime.layout.hash, learning_rate=0.0
+    )
+    expected = take_local_steps(runtime, data, instruction, state).gradients.ravel()
+    found = phone.train(instruction, state, 0).gradients.ravel()
+    assert np.corrcoef(found, expected)[0, 1] > 0.9
 
 
 @pytest.mark.parametrize(
