@@ -4,35 +4,39 @@
         --out FOLDER [--tasks messages sst2] [--clients 8 32] [--seeds 0 1] [--rules …]
 
 A readout is trained. The model runtime computes the representations of all texts once, and they
-are kept in FOLDER. Clients then take their local steps on them in numpy, all at once, with exact
-derivatives, and the server's own functions do the rest: `aggregate`, `observe_round`, `StepSize`,
-`replay`. Runs that are in FOLDER/runs.jsonl are not repeated; --table prints what is there.
+are kept in FOLDER. Clients then take their local steps on them in numpy, with exact derivatives,
+and the server's own parts do the rest: `RoundAggregator`, which leaves out reports that do not fit
+the exact state, `StepSize`, `replay`. Runs that are in FOLDER/runs.csv are not repeated;
+`benchmarks.faults.hostile_tables` makes tables of it.
 """
 
 import argparse
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
-from server.rounds.aggregation import Rule, aggregate, observe_round
 from server.rounds.robust_rules import hostile_count
+from server.rounds.round_aggregator import RoundAggregator
+from server.rounds.validator import ValidatedReplies
+from server.store import RunStore
+from shared.config import RunConfig
 from shared.directions import directions, round_root
-from shared.errors import ReplayError
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
 from shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
 from shared.layout import READOUT_GROUP, Layout, Tensor
 from shared.model.readout import contrasts
-from shared.replay import replay, to_float32, zero_state
+from shared.replay import check_fits, replay, to_float32, zero_state
+from shared.round_delta import RoundDelta
 from shared.step_size import StepSize
 
 Numbers = NDArray[np.float64]
@@ -61,11 +65,15 @@ class Examples:
     signs: Numbers
     starts: NDArray[np.int64]
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Number of examples of each client, int64 [clients]."""
+        return np.diff([*self.starts, len(self.signs)])
+
     def per_client(self, values: Numbers) -> Numbers:
         """Return means over each client's examples, [clients, ...], of values [n, ...]."""
-        counts = np.diff([*self.starts, len(self.signs)])
         sums: Numbers = np.add.reduceat(values, self.starts, axis=0)
-        return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
+        return sums / self.counts.reshape(-1, *[1] * (values.ndim - 1))
 
     def accuracies(self, weights: Numbers) -> Numbers:
         """Return the accuracy of each client under weights, float64 [d]."""
@@ -99,7 +107,6 @@ def read_world(settings: Settings, folder: Path, task: str, clients: int) -> Wor
     file = folder / f"{task}-{clients}.npz"
     if not file.exists():
         from client.training.model_runtime import load_run
-        from shared.config import RunConfig
 
         run = load_run(RunConfig.of({**settings, "data.clients": clients}, "benchmark"))
         columns: dict[str, NDArray[Any]] = {}
@@ -151,43 +158,43 @@ class Clients:
 
     def __init__(self, world: World) -> None:
         self._examples, self._size = world.train, world.layout.size
-        counts = np.diff([*self._examples.starts, len(self._examples.signs)])
-        self.counts = counts
-        self._owner = np.repeat(np.arange(len(counts)), counts)
-        self._products: dict[tuple[int, SeedPolicy], NDArray[np.float32]] = {}
+        ends = [*self._examples.starts[1:], len(self._examples.signs)]
+        self._own = [slice(*ends) for ends in zip(self._examples.starts, ends, strict=True)]
+        self.counts = self._examples.counts
+        self._products: dict[tuple[int, SeedPolicy], Numbers] = {}
 
-    def products(self, instruction: TrainInstruction) -> NDArray[np.float32]:
-        """Return z·φ of every example and direction of its client, [n, steps · queries]."""
+    def products(self, instruction: TrainInstruction) -> Numbers:
+        """Return sign · z·φ of every example and direction of its client, [n, steps · queries]."""
         key = instruction.root, instruction.seed_policy
         if key not in self._products:
-            rows = np.empty((len(self._owner), STEPS * QUERIES), np.float32)
-            for client in range(len(self.counts)):
-                own = self._owner == client
+            rows = np.empty((len(self._examples.signs), STEPS * QUERIES))
+            for client, own in enumerate(self._own):
                 z = _directions(instruction.root, instruction.seed_stream(client), self._size)
                 rows[own] = self._examples.features[own].astype(np.float32) @ z.T
-            self._products[key] = rows
+            self._products[key] = rows * self._examples.signs[:, None]
             _directions.cache_clear()
         return self._products[key]
 
     def reports(self, instruction: TrainInstruction, weights: Numbers) -> list[Report]:
         """Return every client's true report on an instruction, by exact derivatives."""
-        examples, products = self._examples, self.products(instruction)
-        margins = (examples.signs * (examples.margins + examples.features @ weights))[:, None]
-        signed = products * examples.signs[:, None].astype(np.float32)
+        examples, signed = self._examples, self.products(instruction)
+        margins = examples.signs * (examples.margins + examples.features @ weights)
         clients = len(self.counts)
         gradients = np.empty((clients, STEPS, QUERIES), np.float32)
         losses, curvatures = np.empty((clients, STEPS)), np.zeros((clients, STEPS))
         measured = [step for step in range(STEPS) if instruction.measures_curvature(step)]
         for step in range(STEPS):
-            own = signed[:, step * QUERIES : (step + 1) * QUERIES]
+            along = signed[:, step * QUERIES : (step + 1) * QUERIES]
             wrong = expit(-margins)
-            gradients[:, step] = examples.per_client(-wrong * own)
-            losses[:, step] = examples.per_client(np.logaddexp(0, -margins))[:, 0]
-            if instruction.measures_curvature(step):
-                squares = examples.per_client(wrong * (1 - wrong) * own * own)
+            losses[:, step] = examples.per_client(np.logaddexp(0, -margins))
+            for client, own in enumerate(self._own):
+                gradients[client, step] = -(wrong[own] @ along[own]) / self.counts[client]
+            if step in measured:
+                squares = examples.per_client((wrong * (1 - wrong))[:, None] * along * along)
                 curvatures[:, step] = squares.mean(axis=1)
             moves = instruction.coefficients(instruction.clipped(gradients[:, step]))
-            margins = margins + (own * moves[self._owner]).sum(axis=1, keepdims=True)
+            for own, move in zip(self._own, moves, strict=True):
+                margins[own] += along[own] @ move
         token = token_of(instruction.encode())
         return [
             Report(
@@ -202,61 +209,76 @@ class Clients:
         ]
 
 
-def train(
-    world: World,
-    clients: Clients,
-    rule: str,
-    rate: str,
-    attack: str,
-    hostile: Sequence[int],
-    seed: int,
-    policy: SeedPolicy,
-    fixed: float,
-) -> dict[str, Any]:
-    """Train one readout, and return what became of it.
+@dataclass
+class MemoryStore:
+    """What a `RoundAggregator` needs of a run's store, in memory.
 
-    Returns:
-        Accuracy before and after, in percent; rounds that changed nothing, and the largest number
-        of rounds that were reverted at once.
+    Attributes:
+        layout: layout of the run.
+        state: state after the last round.
     """
-    layout = world.layout
-    state = zero_state(layout.size)
-    size = StepSize(ROUNDS, None if rate == "auto" else fixed, EPSILON)
-    states, unused, reverted = [state], 0, 0
+
+    layout: Layout
+    state: NDArray[np.int64]
+
+    @property
+    def ledger(self) -> "MemoryStore":
+        """The ledger: this object, since nothing else of it is asked for than `check`."""
+        return self
+
+    def check(self, delta: RoundDelta) -> None:
+        """Raise an error if a round does not fit the exact range of the state."""
+        check_fits(self.state, delta.changes)
+
+
+def train(world: World, clients: Clients, case: Case) -> Outcome:
+    """Train one readout, and return what became of it."""
+    hostile, layout = case.attackers, world.layout
+    store = MemoryStore(world.layout, zero_state(world.layout.size))
+    settings = {"aggregation.rule": case.rule, "seed-policy": case.policy.name.lower()}
+    config = RunConfig.of(settings | {"cohort.weight-cap": CAP}, "benchmark")
+    aggregator = RoundAggregator(config, cast(RunStore, store))
+    size = StepSize(ROUNDS, None if case.rate == "auto" else FIXED[case.task], EPSILON)
+    states, left_out, unused, reverts, in_a_row, ended = [store.state], 0, 0, [0], 0, 0
     for number in range(1, ROUNDS + 1):
         instruction = TrainInstruction(
-            bytes(8), number, 0, STEPS, QUERIES, CAP, policy, round_root(seed, number, 0), EPSILON,
-            size.learning_rate, size.clip, 0.0, layout.hash, bytes(32),
-            curvature_every=size.curvature_every(QUERIES),
+            bytes(8), number, 0, STEPS, QUERIES, CAP, case.policy,
+            round_root(case.seed, number, 0), EPSILON, size.learning_rate, size.clip, 0.0,
+            layout.hash, bytes(32), curvature_every=size.curvature_every(QUERIES),
         )  # fmt: skip
-        weights = to_float32(state).astype(np.float64)
-        reports = clients.reports(instruction, weights)
+        reports = clients.reports(instruction, to_float32(store.state).astype(np.float64))
         honest = [report for report in reports if report.client not in hostile]
-        if attack != "none":
-            reports = [
-                FORGERIES[attack](report, honest, number) if report.client in hostile else report
-                for report in reports
-            ]
-        reports = [Report.decode(report.encode()) for report in reports if _is_sound(report)]
-        chosen = Rule(rule, layout)  # type: ignore[arg-type]
-        observation = observe_round(instruction, reports, CAP, chosen)
-        size = size.after(observation)
+        sent = [
+            FORGERIES[case.attack](report, honest, number) if report.client in hostile else report
+            for report in reports
+        ]
+        received = [Report.decode(report.encode()) for report in sent if _is_sound(report)]
+        replies = ValidatedReplies({report.client: report for report in received})
+        aggregated = aggregator.aggregate(instruction, replies, config.cohort.minimum)
+        for client in aggregated.too_large:
+            del replies.answers[client]
+        left_out += len(aggregated.too_large)
+        size = size.after(
+            aggregator.observe(instruction, replies.answers, bool(aggregated.problem))
+        )
+        in_a_row = in_a_row + 1 if aggregated.problem and size.back_to is None else 0
         if size.back_to is not None:
-            reverted = max(reverted, number - 1 - size.back_to)
-            state = states[size.back_to]
+            reverts.append(number - 1 - size.back_to)
+            store.state = states[size.back_to]
+        elif aggregated.problem:
+            unused += 1
         else:
-            try:
-                delta = aggregate(instruction, reports, CAP, rule=chosen)
-                state = replay(state, delta.scalar_groups(), layout.distribution)
-            except ReplayError:
-                unused += 1
-        states.append(state)
-    counts = np.diff([*world.test.starts, len(world.test.signs)])
+            groups = aggregated.delta.scalar_groups()
+            store.state = replay(store.state, groups, layout.distribution)
+        states.append(store.state)
+        if in_a_row == config.cohort.empty_rounds:
+            ended = number
+            break
     before, after = (
-        float(np.average(world.test.accuracies(w), weights=counts)) * 100
-        for w in (np.zeros(layout.size), to_float32(state).astype(np.float64))
+        float(np.average(world.test.accuracies(w), weights=world.test.counts)) * 100
+        for w in (np.zeros(layout.size), to_float32(store.state).astype(np.float64))
     )
-    return {"before": before, "after": after, "unused": unused, "reverted": reverted}
+    return Outcome(before, after, left_out, unused, len(reverts) - 1, max(reverts), ended)
 
 
 def _is_sound(report: Report) -> bool:
@@ -265,13 +287,13 @@ def _is_sound(report: Report) -> bool:
     return bool(sound) and (report.curvature is None or abs(report.curvature) <= MAX_CURVATURE)
 
 
-def cells(arguments: argparse.Namespace, clients: int) -> Iterator[tuple[str, str, str, int]]:
-    """Yield rule, η, attack and number of hostile clients of each run of a task."""
+def cases(arguments: argparse.Namespace, task: str, clients: int, seed: int) -> Iterator[Case]:
+    """Yield the runs of a task with so many clients and a seed."""
     for rule, rate in product(arguments.rules, arguments.rates):
-        yield rule, rate, "none", 0
+        yield Case(task, clients, seed, rule, rate, "none", 0)
         for attack in arguments.attacks or FORGERIES:
             for count in (1, hostile_count(clients)):
-                yield rule, rate, attack, count
+                yield Case(task, clients, seed, rule, rate, attack, count)
 
 
 def main() -> None:
@@ -286,68 +308,23 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["auto", "fixed"])
     parser.add_argument("--attack", action="append", dest="attacks", choices=FORGERIES)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    file, begun = arguments.out / "runs.jsonl", time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {_key(row) for row in rows}
-    if arguments.table:
-        print("\n".join(tables(rows)))
-        return
+    file, begun = arguments.out / "runs.csv", time.monotonic()
+    done = read_runs(file)
     settings = {"adapter.layers": "readout", "threads": 1, "data.limit": TEXTS}
     sst2 = {"task": "sst2", "data.path": arguments.data, "model.path": arguments.model}
     sst2 |= {"data.partition": "dirichlet", "data.alpha": 5.0}
-    for task, clients in product(arguments.tasks, arguments.clients):
+    for task, number in product(arguments.tasks, arguments.clients):
         more = sst2 if task == "sst2" else {"data.limit": 0}
-        world = read_world(settings | more, arguments.out, task, clients)
+        world = read_world(settings | more, arguments.out, task, number)
         for seed in arguments.seeds:
-            everybody = Clients(world)
-            for rule, rate, attack, count in cells(arguments, clients):
-                row = {"task": task, "clients": clients, "seed": seed, "rule": rule, "rate": rate}
-                row |= {"attack": attack, "hostile": count}
-                if _key(row) in done:
-                    continue
-                hostile = np.random.default_rng(seed).permutation(clients)[:count].tolist()
-                needs_shared = rule in ("median", "trimmed-mean")
-                policy = SeedPolicy.SHARED if needs_shared else SeedPolicy.INDEPENDENT
-                row |= train(
-                    world, everybody, rule, rate, attack, hostile, seed, policy, FIXED[task]
-                )
-                with file.open("a") as stream:
-                    stream.write(json.dumps(row) + "\n")
+            clients = Clients(world)
+            for case in cases(arguments, task, number, seed):
+                if case not in done:
+                    add_run(file, case, train(world, clients, case))
                 if time.monotonic() - begun > arguments.seconds:
                     raise SystemExit("the same command goes on")
-
-
-def _key(row: Settings) -> tuple[Any, ...]:
-    names = ("task", "clients", "seed", "rule", "rate", "attack", "hostile")
-    return tuple(row[name] for name in names)
-
-
-def tables(rows: Sequence[Settings]) -> list[str]:
-    """Return Markdown tables: accuracy by attack and share, and by rule and η."""
-    lines: list[str] = []
-    for task, clients in sorted({(row["task"], row["clients"]) for row in rows}):
-        some = [row for row in rows if (row["task"], row["clients"]) == (task, clients)]
-        columns = list(dict.fromkeys((row["rule"], row["rate"]) for row in some))
-        before = np.mean([row["before"] for row in some])
-        lines += ["", f"{task}, {clients} clients, zero-shot {before:.1f}", ""]
-        lines.append(f"| attack | {' | '.join(f'{rule}, {rate}' for rule, rate in columns)} |")
-        lines.append("|---" * (len(columns) + 1) + "|")
-        for attack, count in dict.fromkeys((row["attack"], row["hostile"]) for row in some):
-            figures = []
-            for rule, rate in columns:
-                wanted = (rule, rate, attack, count)
-                after = [
-                    row["after"]
-                    for row in some
-                    if (row["rule"], row["rate"], row["attack"], row["hostile"]) == wanted
-                ]
-                figures.append(f"{np.mean(after):.1f}" if after else "")
-            name = "none" if attack == "none" else f"{attack}, {count} of {clients}"
-            lines.append(f"| {name} | {' | '.join(figures)} |")
-    return lines
 
 
 if __name__ == "__main__":

@@ -1,43 +1,96 @@
 """Whole runs in process with hostile clients: the model, the clients and the server as they are.
 
-    python -m benchmarks.faults.hostile_runs --out FOLDER [--scenario sst2 --set data.path=…]
+    python -m benchmarks.faults.hostile_runs --out FOLDER [--scenario sst2 --set data.path=…] \\
+        [--seeds 0 1] [--hostile 1 2] [--rules …] [--attack …]
 
-Without a scenario the demo's settings are run. For each rule and attack, with one hostile client,
-it prints the accuracy on all test examples before and after, and how many rounds changed nothing or
-reverted others. Runs that are in FOLDER are not repeated; --seconds ends it between two runs.
+Without a scenario the demo's settings are run. Hostile clients are drawn by the seed, and know no
+report but their own. The model is loaded once, and what the runs have in common is computed once.
+Runs that are in FOLDER/runs.csv are not repeated; `benchmarks.faults.hostile_tables` makes tables
+of it.
 """
 
 import argparse
+import json
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES, HostileApp
 from server.app import serve
+from server.rounds.event_log import count_unused_rounds
+from server.rounds.round_aggregator import TOO_LARGE
+from server.store import METRICS_FILE
 from shared.config import RunConfig, load_scenario
-from shared.result import RESULT_FILE, read_result
+from shared.errors import TrainingError
 from shared.settings import parse_assignment
 from simulations.engine import InProcessGrid
 
 SCENARIOS = Path(__file__).parents[2] / "simulations" / "scenarios"
 DEMO = {"adapter.layers": "top:1", "learning-rate": 0.1}
-WORST = ("none", "everything", "-100 g", "inside")
+WORST = ("everything", "-g, 10^6 examples", "inside")
 
 
-def run(settings: list[str], scenario: str, folder: Path, rule: str, attack: str) -> dict[str, Any]:
-    """Return the result of a run in which client 1 is hostile, unless the attack is `none`."""
-    own = [f"aggregation.rule={rule}", f"out={folder.resolve()}", "personal.rounds=0", "threads=1"]
-    if scenario:
-        config = load_scenario(SCENARIOS / f"{scenario}.toml", [*settings, *own])
-    else:
-        assigned = dict(parse_assignment(assignment) for assignment in [*settings, *own])
-        config = RunConfig.of(DEMO | assigned, "benchmark")
-    if not (folder / RESULT_FILE).exists():
-        app = HostileApp({1} if attack != "none" else (), attack if attack != "none" else "-g")
+def config_of(case: Case, folder: Path, assignments: list[str]) -> RunConfig:
+    """Return the settings of a case's run.
+
+    Args:
+        case: case, whose task is a scenario, or `demo`.
+        folder: folder of the run.
+        assignments: settings beside the task's own.
+    """
+    own = [f"aggregation.rule={case.rule}", f"seed={case.seed}", f"out={folder.resolve()}"]
+    own += ["personal.rounds=0", "threads=1"]
+    if case.task == "demo":
+        own.append(f"data.seed={case.seed}")
+        assigned = dict(parse_assignment(assignment) for assignment in [*assignments, *own])
+        return RunConfig.of(DEMO | assigned, "benchmark")
+    return load_scenario(SCENARIOS / f"{case.task}.toml", [*assignments, *own])
+
+
+def run(case: Case, folder: Path, assignments: list[str]) -> Outcome:
+    """Return what becomes of a run; a run that has begun in the folder goes on."""
+    config = config_of(case, folder, assignments)
+    attack = case.attack if case.hostile else next(iter(FORGERIES))
+    app = HostileApp(case.attackers, attack)
+    ended = False
+    try:
         serve(config, InProcessGrid(app, config.data.clients, config.flat()))
-    return read_result(folder)
+    except TrainingError:
+        ended = True
+    lines = (folder / METRICS_FILE).read_text().splitlines()
+    return outcome_of([json.loads(line) for line in lines], ended)
+
+
+def outcome_of(events: Sequence[dict[str, Any]], ended: bool) -> Outcome:
+    """Return what became of a run, as its events say.
+
+    Args:
+        events: rounds and evaluations of the run.
+        ended: whether the server ended it before its last round; it then has no accuracy.
+    """
+    rounds = [event for event in events if event["event"] == "round"]
+    tests = [e["columns"]["global"] for e in events if e.get("split") == "test"]
+    before, after = (100 * tests[i]["accuracy"] for i in (0, -1))
+    left_out = sum(list(event["refused"].values()).count(TOO_LARGE) for event in rounds)
+    reverted = [e["round"] - 1 - e["back_to"] for e in rounds if e["back_to"] is not None]
+    unused = sum(count_unused_rounds([event]) for event in rounds)
+    most, last = max(reverted, default=0), rounds[-1]["round"] if ended else 0
+    after = float("nan") if ended else after
+    return Outcome(before, after, left_out, unused, len(reverted), most, last)
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    """Yield the runs, those without a hostile client first."""
+    task = arguments.scenario or "demo"
+    attacks = [("none", 0), *product(arguments.attacks or WORST, arguments.hostile)]
+    for (attack, count), seed, rule in product(attacks, arguments.seeds, arguments.rules):
+        case = Case(task, 8, seed, rule, "", attack, count)
+        rate = config_of(case, arguments.out, arguments.settings).learning_rate
+        yield case._replace(rate="auto" if rate == "auto" else "fixed")
 
 
 def main() -> None:
@@ -45,23 +98,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scenario", default="")
     parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--hostile", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rules", nargs="+", default=["median-norm", "mean"])
-    parser.add_argument("--attack", action="append", dest="attacks", choices=["none", *FORGERIES])
+    parser.add_argument("--attack", action="append", dest="attacks", choices=FORGERIES)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    begun = time.monotonic()
-    for attack, rule in product(arguments.attacks or WORST, arguments.rules):
-        number = ["none", *FORGERIES].index(attack)
-        folder = arguments.out / f"{arguments.scenario or 'demo'}-{rule}-{number}"
-        result = run(arguments.settings, arguments.scenario, folder, rule, attack)
-        tests = [e["columns"]["global"] for e in result["evaluations"] if e["split"] == "test"]
-        unused = sum(bool(event["problem"]) for event in result["rounds"])
-        print(
-            f"{rule}, {attack}: {tests[0]['accuracy']:.1%} to {tests[-1]['accuracy']:.1%}, "
-            f"{unused} of {len(result['rounds'])} rounds with a problem",
-            flush=True,
-        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file, begun = arguments.out / "runs.csv", time.monotonic()
+    done = read_runs(file)
+    for case in cases(arguments):
+        if case in done:
+            continue
+        number = ["none", *FORGERIES].index(case.attack)
+        name = f"{case.task}-{case.rule}-{case.rate}-{case.seed}-{number}-{case.hostile}"
+        outcome = run(case, arguments.out / name, arguments.settings)
+        add_run(file, case, outcome)
+        print(*case, *outcome, flush=True)
         if time.monotonic() - begun > arguments.seconds:
             raise SystemExit("the same command goes on")
 
