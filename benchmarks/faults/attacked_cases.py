@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.frames.instructions import SeedPolicy
-
 
 class Case(NamedTuple):
     """What distinguishes a run from the others.
@@ -35,12 +33,6 @@ class Case(NamedTuple):
         """The clients that are hostile, drawn by the seed."""
         order = np.random.default_rng(self.seed).permutation(self.clients)
         return [int(client) for client in order[: self.hostile]]
-
-    @property
-    def policy(self) -> SeedPolicy:
-        """Seed policy: shared seeds for the rules that need them, otherwise independent ones."""
-        needs_shared = self.rule in ("median", "trimmed-mean")
-        return SeedPolicy.SHARED if needs_shared else SeedPolicy.INDEPENDENT
 
 
 class Outcome(NamedTuple):

@@ -1,13 +1,14 @@
 """Accuracy under false reports, by aggregation rule, attack, share of hostile clients and η.
 
     python -m benchmarks.faults.hostile_reports --data shared/data/sst2_sentences --model MINILM \\
-        --out FOLDER [--tasks messages sst2] [--clients 8 32] [--seeds 0 1] [--rules …]
+        --out FOLDER [--tasks messages sst2] [--clients 8 32] [--seeds 0 1] [--rules …] \\
+        [--seed-policy shared]
 
 A readout is trained. The model runtime computes the representations of all texts once, and they
 are kept in FOLDER. Clients then take their local steps on them in numpy, with exact derivatives,
 and the server's own parts do the rest: `RoundAggregator`, which leaves out reports that do not fit
-the exact state, `StepSize`, `replay`. Runs that are in FOLDER/runs.csv are not repeated;
-`benchmarks.faults.hostile_tables` makes tables of it.
+the exact state, `StepSize`, `replay`. Runs that are in FOLDER/runs.csv are not repeated, so each
+seed policy needs a folder of its own; `benchmarks.faults.hostile_tables` makes tables of it.
 """
 
 import argparse
@@ -231,18 +232,25 @@ class MemoryStore:
         check_fits(self.state, delta.changes)
 
 
-def train(world: World, clients: Clients, case: Case) -> Outcome:
-    """Train one readout, and return what became of it."""
+def train(
+    world: World, clients: Clients, case: Case, policy: SeedPolicy = SeedPolicy.INDEPENDENT
+) -> Outcome:
+    """Train one readout, and return what became of it.
+
+    Rules that need shared seeds have them, whatever the policy.
+    """
+    if case.rule in ("median", "trimmed-mean"):
+        policy = SeedPolicy.SHARED
     hostile, layout = case.attackers, world.layout
     store = MemoryStore(world.layout, zero_state(world.layout.size))
-    settings = {"aggregation.rule": case.rule, "seed-policy": case.policy.name.lower()}
+    settings = {"aggregation.rule": case.rule, "seed-policy": policy.name.lower()}
     config = RunConfig.of(settings | {"cohort.weight-cap": CAP}, "benchmark")
     aggregator = RoundAggregator(config, cast(RunStore, store))
     size = StepSize(ROUNDS, None if case.rate == "auto" else FIXED[case.task], EPSILON)
     states, left_out, unused, reverts, in_a_row, ended = [store.state], 0, 0, [0], 0, 0
     for number in range(1, ROUNDS + 1):
         instruction = TrainInstruction(
-            bytes(8), number, 0, STEPS, QUERIES, CAP, case.policy,
+            bytes(8), number, 0, STEPS, QUERIES, CAP, policy,
             round_root(case.seed, number, 0), EPSILON, size.learning_rate, size.clip, 0.0,
             layout.hash, bytes(32), curvature_every=size.curvature_every(QUERIES),
         )  # fmt: skip
@@ -306,12 +314,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rules", nargs="+", default=RULES)
     parser.add_argument("--rates", nargs="+", default=["auto", "fixed"])
+    parser.add_argument("--seed-policy", choices=["independent", "shared"], default="independent")
     parser.add_argument("--attack", action="append", dest="attacks", choices=FORGERIES)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, begun = arguments.out / "runs.csv", time.monotonic()
     done = read_runs(file)
+    policy = SeedPolicy[arguments.seed_policy.upper()]
     settings = {"adapter.layers": "readout", "threads": 1, "data.limit": TEXTS}
     sst2 = {"task": "sst2", "data.path": arguments.data, "model.path": arguments.model}
     sst2 |= {"data.partition": "dirichlet", "data.alpha": 5.0}
@@ -322,7 +332,7 @@ def main() -> None:
             clients = Clients(world)
             for case in cases(arguments, task, number, seed):
                 if case not in done:
-                    add_run(file, case, train(world, clients, case))
+                    add_run(file, case, train(world, clients, case, policy))
                 if time.monotonic() - begun > arguments.seconds:
                     raise SystemExit("the same command goes on")
 
