@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+RULES = ("mean", "median-norm", "multi-krum", "centered-clipping", "trimmed-mean", "median")
+
 
 class Case(NamedTuple):
     """What distinguishes a run from the others.

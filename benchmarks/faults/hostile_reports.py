@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from benchmarks.faults.attacked_cases import Case, Outcome, add_run, read_runs
+from benchmarks.faults.attacked_cases import RULES, Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
 from server.rounds.robust_rules import hostile_count
 from server.rounds.round_aggregator import RoundAggregator
@@ -43,7 +43,6 @@ from shared.step_size import StepSize
 Numbers = NDArray[np.float64]
 Settings = dict[str, Any]
 
-RULES = ("mean", "median-norm", "multi-krum", "centered-clipping", "trimmed-mean", "median")
 ROUNDS, STEPS, QUERIES, EPSILON = 30, 8, 16, 0.01
 FIXED = {"messages": 8.0, "sst2": 8.0}
 CAP = 10_000

@@ -4,18 +4,19 @@
 
 FILE is the CSV of `hostile_reports` or `hostile_runs`. Of every rule and η it prints the accuracy
 without hostile clients, and what each attack costs: the mean over seeds of the difference from the
-run of the same seed without, with the 95 % interval (t) from three seeds on. Then come the
-largest costs, and how many runs fell below zero-shot, reverted rounds, or ended.
+run of the same seed without, with the 95 % interval (t) from three seeds on; how many runs fell
+below zero-shot, reverted rounds, or ended; and a table of the largest costs.
 """
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from benchmarks.faults.attacked_cases import Case, Outcome, read_runs
+from benchmarks.faults.attacked_cases import RULES, Case, Outcome, read_runs
+from benchmarks.faults.false_reports import FORGERIES
 
 Runs = Mapping[Case, Outcome]
 Column = tuple[str, str]
@@ -46,7 +47,7 @@ def interval(values: Sequence[float]) -> str:
 
 def costs_table(runs: Runs) -> list[str]:
     """Return a table of a task with so many clients: attacks by rule and η."""
-    columns = list(dict.fromkeys((case.rule, case.rate) for case in runs))
+    columns = sorted({(case.rule, case.rate) for case in runs}, key=_order)
     header = [f"`{rule}`, {rate}" for rule, rate in columns]
     lines = [f"| | {' | '.join(header)} |", "|---" * (len(columns) + 1) + "|"]
     figures = []
@@ -54,47 +55,55 @@ def costs_table(runs: Runs) -> list[str]:
         after = [o.after for c, o in runs.items() if (c.rule, c.rate, c.hostile) == (*column, 0)]
         figures.append(f"{np.mean(after):.1f}" if after else "")
     lines.append(f"| none: accuracy | {' | '.join(figures)} |")
-    for attack, count in sorted(_attacks(runs), key=lambda pair: pair[1]):
+    for attack, count in _attacks(runs):
         cells = [interval(differences(runs, column, attack, count)) for column in columns]
         lines.append(f"| {attack}, {count} | {' | '.join(cells)} |")
     return lines
 
 
 def worst_table(runs: Runs) -> list[str]:
-    """Return a table of the largest mean cost by rule, η and number of hostile clients."""
-    lines = [
-        "| rule, η | hostile | worst attack | cost | lowest less zero-shot |",
-        "|---" * 5 + "|",
-    ]
-    for column in dict.fromkeys((case.rule, case.rate) for case in runs):
-        for count in sorted({count for _, count in _attacks(runs)}):
-            costs = {
-                attack: np.mean(found)
-                for attack, number in _attacks(runs)
-                if number == count and (found := differences(runs, column, attack, count))
+    """Return a table of a task: the largest mean cost by rule, η, clients and hostile clients.
+
+    A figure with † has a run behind it, of any attack, that ended below zero-shot.
+    """
+    sizes = sorted({(case.clients, case.hostile) for case in runs})
+    names = [f"{count} of {clients}" if count else f"{clients}, none" for clients, count in sizes]
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(sizes) + 1) + "|"]
+    for column in sorted({(case.rule, case.rate) for case in runs}, key=_order):
+        cells = []
+        for size in sizes:
+            some = {
+                case: outcome
+                for case, outcome in runs.items()
+                if (case.rule, case.rate, case.clients) == (*column, size[0])
             }
-            if not costs:
-                continue
-            worst = min(costs, key=lambda attack: costs[attack])
-            cost = interval(differences(runs, column, worst, count))
-            low = min(
-                o.after - o.before
-                for c, o in runs.items()
-                if (c.rule, c.rate, c.hostile) == (*column, count)
-            )
-            least = f"{low:+.1f}".replace("-", "−")
-            name = f"`{column[0]}`, {column[1]}"
-            lines.append(f"| {name} | {count} | {worst} | {cost} | {least} |")
+            cells.append(_worst(some, column, size[1]))
+        lines.append(f"| `{column[0]}`, {column[1]} | {' | '.join(cells)} |")
     return lines
 
 
+def _worst(runs: Runs, column: Column, count: int) -> str:
+    """Return the accuracy without hostile clients, or the largest mean cost and its attack."""
+    chosen = [outcome for case, outcome in runs.items() if case.hostile == count]
+    if not chosen:
+        return ""
+    if not count:
+        return f"{np.mean([outcome.after for outcome in chosen]):.1f}"
+    attacks = [attack for attack, number in _attacks(runs) if number == count]
+    costs = {a: np.mean(differences(runs, column, a, count)) for a in attacks}
+    worst = min(costs, key=lambda attack: costs[attack])
+    mark = "†" if any(outcome.after < outcome.before for outcome in chosen) else ""
+    return f"{interval(differences(runs, column, worst, count))}{mark} ({worst})"
+
+
 def mishaps(runs: Runs) -> list[str]:
-    """Return a line for each rule on what happened to its runs besides accuracy."""
+    """Return a line for each rule on what happened to its runs."""
     lines = []
-    for rule in dict.fromkeys(case.rule for case in runs):
+    for rule in sorted({case.rule for case in runs}, key=_order):
         some = [outcome for case, outcome in runs.items() if case.rule == rule]
         lines.append(
-            f"`{rule}`: {len(some)} runs; {sum(o.after < o.before for o in some)} below zero-shot, "
+            f"`{rule}`: {len(some)} runs; {sum(o.after < o.before for o in some)} below zero-shot "
+            f"(the lowest by {min(o.after - o.before for o in some):+.1f}), "
             f"{sum(o.reverts > 0 for o in some)} with reverts (at most "
             f"{max(o.reverted for o in some)} rounds at once, "
             f"{max(o.reverts for o in some)} times), "
@@ -105,9 +114,17 @@ def mishaps(runs: Runs) -> list[str]:
     return lines
 
 
-def _attacks(runs: Runs) -> Collection[tuple[str, int]]:
-    """Return the attacks with their numbers of hostile clients, in the order of the runs."""
-    return list(dict.fromkeys((case.attack, case.hostile) for case in runs if case.hostile))
+def _order(name: str | Column) -> tuple[int, str]:
+    """Return what rules, or rules and η, are sorted by."""
+    rule, rate = (name, "") if isinstance(name, str) else name
+    return RULES.index(rule), rate
+
+
+def _attacks(runs: Runs) -> list[tuple[str, int]]:
+    """Return the attacks with their numbers of hostile clients, in the order of tables."""
+    names = list(FORGERIES)
+    found = {(case.attack, case.hostile) for case in runs if case.hostile}
+    return sorted(found, key=lambda pair: (pair[1], names.index(pair[0])))
 
 
 def main() -> None:
@@ -119,13 +136,20 @@ def main() -> None:
     runs: dict[Case, Outcome] = {}
     for file in arguments.files:
         runs |= read_runs(file)
-    for task, clients in dict.fromkeys((case.task, case.clients) for case in runs):
-        if arguments.task not in (None, task) or arguments.clients not in (None, clients):
-            continue
-        some = {c: o for c, o in runs.items() if (c.task, c.clients) == (task, clients)}
-        zero_shot = np.mean([outcome.before for outcome in some.values()])
-        print(f"\n**{task}, {clients} clients**, zero-shot {zero_shot:.1f}\n")
-        print("\n".join([*costs_table(some), "", *worst_table(some), "", *mishaps(some)]))
+    runs = {
+        case: outcome
+        for case, outcome in runs.items()
+        if arguments.task in (None, case.task) and arguments.clients in (None, case.clients)
+    }
+    for task in sorted({case.task for case in runs}):
+        of_task = {case: outcome for case, outcome in runs.items() if case.task == task}
+        for clients in sorted({case.clients for case in of_task}):
+            some = {case: o for case, o in of_task.items() if case.clients == clients}
+            zero_shot = np.mean([outcome.before for outcome in some.values()])
+            print(f"\n**{task}, {clients} clients**, zero-shot {zero_shot:.1f}\n")
+            print("\n".join([*costs_table(some), "", *mishaps(some)]))
+        print(f"\n**{task}**\n")
+        print("\n".join(worst_table(of_task)))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ CLIENTS, EXAMPLES, SIZE = 8, 40, 12
 def world() -> World:
     rng = np.random.default_rng(0)
     base, truth = rng.normal(size=(2, SIZE))
-    splits = []
-    for _ in range(2):
+    splits = {}
+    for name in ("train", "test"):
         features = rng.normal(size=(CLIENTS * EXAMPLES, SIZE)) / np.sqrt(SIZE)
         signs = np.sign(features @ (base + 2 * truth) + rng.normal(size=len(features)) / 4)
         starts = np.arange(0, len(features), EXAMPLES)
-        splits.append(Examples(features, features @ base, signs, starts))
+        splits[name] = Examples(features, features @ base, signs, starts)
     tensor = Tensor("readout", SIZE, 1, READOUT_GROUP)
-    return World(*splits, Layout((tensor,), 1, 1.0, 0, "gaussian"))
+    return World(splits["train"], splits["test"], Layout((tensor,), 1, 1.0, 0, "gaussian"))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def test_runs_are_read_as_they_were_written_and_costs_are_of_the_same_seed(tmp_p
         add_run(file, key, outcome)
     assert read_runs(file) == runs
     assert "| -g, 1 | −5.0 ± 10.8 |" in costs_table(runs)
-    assert "| `mean`, auto | 1 | -g | −5.0 ± 10.8 | −1.0 |" in worst_table(runs)
+    assert "| `mean`, auto | 70.0 | −5.0 ± 10.8† (-g) |" in worst_table(runs)
     (line,) = mishaps(runs)
-    assert "6 runs; 1 below zero-shot, 3 with reverts (at most 3 rounds at once, 1 times)" in line
+    expected = "6 runs; 1 below zero-shot (the lowest by -1.0), 3 with reverts (at most 3 rounds"
+    assert expected in line
