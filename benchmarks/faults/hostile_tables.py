@@ -18,6 +18,20 @@ from scipy import stats
 from benchmarks.faults.attacked_cases import RULES, Case, Outcome, read_runs
 from benchmarks.faults.false_reports import FORGERIES
 
+TITLES = {
+    "-g": "−g",
+    "-100 g": "−100·g",
+    "random": "random",
+    "g = 10^6": "g = 10⁶",
+    "loss 10^6": "loss 10⁶",
+    "curvature 10^12": "curvature 10¹²",
+    "curvature -10^12": "curvature −10¹²",
+    "-g, 10^6 examples": "−g and 10⁶ examples",
+    "everything": "all together",
+    "inside": "inside",
+}
+"""Names of attacks in tables."""
+
 Runs = Mapping[Case, Outcome]
 Column = tuple[str, str]
 """Rule and η."""
@@ -39,6 +53,7 @@ def interval(values: Sequence[float]) -> str:
     if not values:
         return ""
     mean = f"{np.mean(values):+.1f}".replace("-", "−")
+    mean = "0.0" if mean[1:] == "0.0" else mean
     if len(values) < 3:
         return mean
     error = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
@@ -57,7 +72,7 @@ def costs_table(runs: Runs) -> list[str]:
     lines.append(f"| none: accuracy | {' | '.join(figures)} |")
     for attack, count in _attacks(runs):
         cells = [interval(differences(runs, column, attack, count)) for column in columns]
-        lines.append(f"| {attack}, {count} | {' | '.join(cells)} |")
+        lines.append(f"| {TITLES[attack]}, {count} | {' | '.join(cells)} |")
     return lines
 
 
@@ -93,7 +108,7 @@ def _worst(runs: Runs, column: Column, count: int) -> str:
     costs = {a: np.mean(differences(runs, column, a, count)) for a in attacks}
     worst = min(costs, key=lambda attack: costs[attack])
     mark = "†" if any(outcome.after < outcome.before for outcome in chosen) else ""
-    return f"{interval(differences(runs, column, worst, count))}{mark} ({worst})"
+    return f"{interval(differences(runs, column, worst, count))}{mark} ({TITLES[worst]})"
 
 
 def mishaps(runs: Runs) -> list[str]:

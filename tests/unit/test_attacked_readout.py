@@ -75,8 +75,8 @@ def test_runs_are_read_as_they_were_written_and_costs_are_of_the_same_seed(tmp_p
     for key, outcome in runs.items():
         add_run(file, key, outcome)
     assert read_runs(file) == runs
-    assert "| -g, 1 | −5.0 ± 10.8 |" in costs_table(runs)
-    assert "| `mean`, auto | 70.0 | −5.0 ± 10.8† (-g) |" in worst_table(runs)
+    assert "| −g, 1 | −5.0 ± 10.8 |" in costs_table(runs)
+    assert "| `mean`, auto | 70.0 | −5.0 ± 10.8† (−g) |" in worst_table(runs)
     (line,) = mishaps(runs)
     expected = "6 runs; 1 below zero-shot (the lowest by -1.0), 3 with reverts (at most 3 rounds"
     assert expected in line
