@@ -1,4 +1,4 @@
-"""Runs under false reports: what distinguishes them, what became of them, and the CSV of them."""
+"""Runs under false reports, their outcomes, and the CSV that holds both."""
 
 import csv
 from pathlib import Path
@@ -10,7 +10,7 @@ RULES = ("mean", "median-norm", "multi-krum", "centered-clipping", "trimmed-mean
 
 
 class Case(NamedTuple):
-    """What distinguishes a run from the others.
+    """The settings that distinguish a run from the others.
 
     Attributes:
         task: name of the task.
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         before, after: accuracy on all test examples before and after it, in percent.

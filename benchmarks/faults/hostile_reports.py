@@ -211,7 +211,7 @@ class Clients:
 
 @dataclass
 class MemoryStore:
-    """What a `RoundAggregator` needs of a run's store, in memory.
+    """The parts of a run's store that a `RoundAggregator` uses, in memory.
 
     Attributes:
         layout: layout of the run.
