@@ -160,6 +160,6 @@ class ScenarioFolder:
             raise ScenarioError(
                 f"the scenario is signed by operator {describe_operator(scenario.operator)}, and "
                 f"this client accepts {describe_operator(operator)}, who signed its first one. If "
-                "the operator has told you of a new key, and the key is the one above, delete "
+                "your operator has told you that the former is their new key, delete "
                 f"{self._folder} and give the new scenario"
             )

@@ -123,7 +123,7 @@ def status(
     console.print(client_status.activity, markup=False, highlight=False)
     console.print(client_status.table)
     console.print(client_status.limit, markup=False, highlight=False)
-    console.print(client_status.scenarios, markup=False, highlight=False)
+    console.print(client_status.scenarios, markup=False, highlight=False, soft_wrap=True)
     console.print(client_status.passes)
 
 
