@@ -151,6 +151,9 @@ def up(
     key: Annotated[Path, typer.Option(help="Key file from `samara phone key`.")],
     home: Annotated[Path, typer.Option(help="Folder of the phone's state.")],
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the gateway.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(help="Scenario that the operator has signed.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Plain text.")] = False,
     scalar_limit: Annotated[
         float, typer.Option(min=0, help="Most scalars sent, per trained number; 0: no limit.")
@@ -173,7 +176,8 @@ def up(
 
     _configure_logging()
     limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
-    run(program, rows, key, home, GatewayEndpoint(gateway, certs, insecure), limits)
+    endpoint = GatewayEndpoint(gateway, certs, insecure)
+    run(program, rows, key, home, endpoint, limits, scenario)
 
 
 @gateway.callback()

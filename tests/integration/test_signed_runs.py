@@ -105,30 +105,38 @@ def never(*arguments: object) -> Report:
     raise AssertionError("it trained")
 
 
-def test_a_made_up_run_recovers_the_gradient_of_two_examples_without_a_signed_scenario(
+def is_recovered(server: Server, attack: TrainInstruction, size: int) -> bool:
+    """Whether the scalars along the first directions predict those along the last 64."""
+    gradients = server.train(attack).gradients[0].astype(np.float64)
+    z = directions(attack.seeds(CLIENT)[0], size, "gaussian") * 2.0**-11
+    gradient = np.linalg.lstsq(z[:size], gradients[:size], rcond=None)[0]
+    return bool(np.corrcoef(z[size:] @ gradient, gradients[size:])[0, 1] > 0.95)
+
+
+def test_a_made_up_run_recovers_the_gradient_of_a_batch_without_a_signed_scenario(
     settings: Settings, server_config: RunConfig, short: Path, key: SigningKey
 ) -> None:
     usual = resident(settings, CLIENT, short / "usual")
     honest = round_of(usual, server_config)
     size = usual.runtime.layout.size
-    attack = replace(
-        honest, run_id=b"made up!", steps=1, queries=size + 64, batch=2, root=1, epsilon=1e-3
-    )
+    values: dict[str, Any] = {"steps": 1, "queries": size + 64, "root": 1, "epsilon": 1e-3}
+    of_one = replace(honest, run_id=b"made up!", batch=1, **values)
+    of_two = replace(of_one, batch=2)
     with asking(usual, short / "a.sock", server_config) as server:
-        assert server.refusal(attack).code == RefusalCode.BATCH
+        assert server.refusal(of_one).code == RefusalCode.BATCH
+        assert is_recovered(server, of_two, size)
     own = device_settings(settings, CLIENT, short).config.flat() | {"data.least-batch": 1}
-    unlimited = ResidentTrainer.load(RunConfig.of(own, "test"), CLIENT, short)
-    with asking(unlimited, short / "a.sock", server_config) as server:
-        gradients = server.train(attack).gradients[0].astype(np.float64)
-    z = directions(attack.seeds(CLIENT)[0], size, "gaussian") * 2.0**-11
-    recovered = np.linalg.lstsq(z[:size], gradients[:size], rcond=None)[0]
-    predicted = z[size:] @ recovered
-    assert np.corrcoef(predicted, gradients[size:])[0, 1] > 0.95
+    unlimited = RunConfig.of(own, "test")
+    with asking(
+        ResidentTrainer.load(unlimited, CLIENT, short), short / "a.sock", server_config
+    ) as server:
+        assert is_recovered(server, of_one, size)
 
     give(short, server_config, key)
-    careful = resident(settings, CLIENT, short)
+    careful = ResidentTrainer.load(unlimited, CLIENT, short)
     with asking(careful, short / "a.sock", server_config) as server:
-        assert server.refusal(attack).code == RefusalCode.SCENARIO
+        for attack in (of_one, of_two):
+            assert server.refusal(attack).code == RefusalCode.SCENARIO
         assert server.train(honest).gradients.shape == (2, 2)
     refused = ScenarioFolder(short).read_refused()
     assert refused is not None

@@ -8,8 +8,10 @@ from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.client_handler import ClientHandler, Instruction, catch_up_session
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
+from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
+from client.protocol.signed_runs import SignedRuns
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from shared.errors import FrameError
 from shared.frames.evaluation import EvaluationColumn
@@ -24,8 +26,12 @@ class Phone(ClientHandler):
     Args:
         trainer: program and examples.
         client: client index, derived from the phone's key.
-        home: folder of the phone's sessions, counts and answers; made if it does not exist.
+        home: folder of the phone's sessions, counts, answers and signed scenarios; made if it does
+            not exist.
         limits: limits that the phone's owner set.
+
+    Raises:
+        ScenarioError: if the signed scenarios are damaged.
     """
 
     def __init__(
@@ -36,7 +42,8 @@ class Phone(ClientHandler):
         budget = ScalarBudget(ScalarCounts(home), trainer.hash_of, size, limit)
         answered = AnsweredRuns(sessions.folder_of)
         guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
-        super().__init__(client, sessions, guard, AnswerLog(home), size)
+        signed_runs = _signed_runs(ScenarioFolder(home), trainer)
+        super().__init__(client, sessions, guard, AnswerLog(home), size, signed_runs)
         self._trainer = trainer
 
     def hello(self) -> bytes:
@@ -79,3 +86,11 @@ class Phone(ClientHandler):
         session = catch_up_session(self._sessions, self._trainer, instruction, catch_up)
         self._sessions.write_session(instruction.run_id, session)
         return session
+
+
+def _signed_runs(folder: ScenarioFolder, trainer: PhoneTrainer) -> SignedRuns | None:
+    """Return the runs of a phone's signed scenarios; None if it has none, and obeys the server."""
+    scenarios = folder.read_all()
+    if scenarios is None:
+        return None
+    return SignedRuns(scenarios, trainer.layout.hash, trainer.model_id, folder.record_refusal)

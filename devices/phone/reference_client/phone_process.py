@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
+from client.protocol.scenario_folder import describe_scenarios, take_scenario
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
 from devices.phone.extra import require_executorch
@@ -32,6 +33,7 @@ def up(
     home: Path,
     endpoint: GatewayEndpoint,
     limits: AnswerLimits,
+    scenario: Path | None = None,
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
 
@@ -42,6 +44,7 @@ def up(
         home: folder of the phone's state.
         endpoint: address of the gateway, and how it is trusted.
         limits: limits that the phone's owner set.
+        scenario: signed scenario to keep; None leaves the phone with those that it has.
 
     Raises:
         SamaraError: if ExecuTorch is missing, program, rows, key or folder cannot be used, another
@@ -53,6 +56,10 @@ def up(
     except OSError as error:
         raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
     with exclusive_lock(home / "phone.lock", "another `samara phone up` uses this folder"):
+        if scenario:
+            take_scenario(scenario, home)
+        for line in describe_scenarios(home):
+            log.info("%s", line)
         _up(program_file, rows_file, key_file, home, endpoint, limits)
 
 
