@@ -1,0 +1,104 @@
+"""A phone with a signed scenario: the reference client refuses what does not follow from it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from federations import Settings, config_of
+from phones import exported, use_torch_as_runtime
+from scenarios import operator_key, signed
+from typer.testing import CliRunner
+
+from client.protocol.scenario_folder import ScenarioFolder, take_scenario
+from client.training.model_runtime import load_run
+from devices.phone.commands import app
+from devices.phone.reference_client.examples import read_examples
+from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.readout_program import load_program
+from devices.phone.tokenization import examples_as_jsonl
+from shared.config import RunConfig
+from shared.errors import RefusalCode, SamaraError, ScenarioError
+from shared.frames.evaluation import Evaluation
+from shared.frames.hello import Hello
+from shared.frames.instructions import EvaluateInstruction, Split
+from shared.frames.refusal import Refusal
+from shared.frames.report import Report
+from shared.ledger.catch_up import CatchUp
+from shared.replay import digest, zero_state
+from shared.runs import run_id_of
+
+CLIENT = 7
+
+
+def test_a_phone_obeys_its_signed_scenario_and_no_other_run(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_torch_as_runtime(monkeypatch)
+    config = config_of(settings, adapter__layers="readout", evaluate__every=2)
+    program = load_program(exported(config.flat(), tmp_path / "phone.pte"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(examples_as_jsonl(load_run(config)[1].share_of(0, 3)))
+    trainer = PhoneTrainer(program, read_examples(rows, program.manifest))
+    layout, home = trainer.layout, tmp_path / "home"
+    start = digest(layout.hash, zero_state(layout.size))
+    asked = config.terms.instruction(
+        run_id_of(config, layout, trainer.model_id),
+        *(1, layout.hash, start),
+        **{"learning_rate": 0.1, "clip": 0.0, "curvature_every": 0},
+    )
+    foreign = replace(asked, run_id=b"made up!", queries=100)
+    assert Report.decode(Phone(trainer, CLIENT, home).train(foreign.encode(), CatchUp()))
+
+    file = tmp_path / "field.signed"
+    file.write_bytes(signed(config, operator_key(tmp_path)).encode())
+    take_scenario(file, home)
+    phone = Phone(trainer, CLIENT, home)
+    assert Hello.decode(phone.hello()).client == CLIENT
+    monkeypatch.setattr(PhoneTrainer, "train", None)
+    for attack in (
+        foreign,
+        replace(asked, queries=100),
+        replace(asked, batch=2),
+        replace(asked, root=1),
+        replace(asked, round=4),
+    ):
+        refusal = Refusal.decode(phone.train(attack.encode(), CatchUp()))
+        assert (refusal.code, refusal.client) == (RefusalCode.SCENARIO, CLIENT)
+    refused = ScenarioFolder(home).read_refused()
+    assert refused is not None
+    assert refused.times == 5
+    monkeypatch.undo()
+    use_torch_as_runtime(monkeypatch)
+    frame = phone.train(asked.encode(), CatchUp())
+    assert Report.decode(frame).gradients.shape == (2, 2)
+    again = Phone(trainer, CLIENT, home)
+    assert again.train(asked.encode(), CatchUp()) == frame
+    other = replace(asked, learning_rate=0.05).encode()
+    assert Refusal.decode(again.train(other, CatchUp())).code == RefusalCode.SCENARIO
+    question = EvaluateInstruction(asked.run_id, 0, 0, Split.TEST, layout.hash, start)
+    assert Evaluation.decode(phone.evaluate(question.encode(), CatchUp())).columns
+    early = replace(question, round=1).encode()
+    assert Refusal.decode(phone.evaluate(early, CatchUp())).code == RefusalCode.SCENARIO
+    next(home.glob("scenarios/*.signed")).write_bytes(b"")
+    with pytest.raises(ScenarioError, match="not a signed scenario"):
+        Phone(trainer, CLIENT, home)
+
+
+def test_a_phone_does_not_begin_with_a_damaged_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "devices.phone.reference_client.phone_process.require_executorch", lambda: None
+    )
+    data = signed(RunConfig.of({}, "test"), operator_key(tmp_path)).encode()
+    (tmp_path / "bad.signed").write_bytes(data.replace(b'"rounds": 40', b'"rounds": 41'))
+    paths = {name: str(tmp_path / name) for name in ("program", "rows", "key", "home")}
+    options = [word for name, path in paths.items() for word in (f"--{name}", path)]
+    called = CliRunner().invoke(
+        app,
+        ["up", *options, "--gateway", "h:1", "--scenario", str(tmp_path / "bad.signed")],
+    )
+    assert isinstance(called.exception, SamaraError)
+    assert "its signature is wrong" in str(called.exception)
+    assert not (tmp_path / "home" / "scenarios").exists()
