@@ -28,7 +28,7 @@ from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.runs_under_failures import again
 from benchmarks.faults.server_kill import check as check_toy_run
 from benchmarks.faults.server_kill import settings_of as toy_settings
-from benchmarks.faults.signed_requests import connect, send_signed
+from benchmarks.faults.signed_requests import is_refused
 from benchmarks.faults.toy_clients import Device
 from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
@@ -44,8 +44,6 @@ from shared.signing import SigningKey
 BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3
 """Rounds before the rotation."""
-REFUSED = 401
-"""Status of the answer to a request that is signed with a key which is not registered."""
 MOST_ROUNDS = 100_000
 """More than a run of real clients will have, which is ended by a signal."""
 
@@ -76,9 +74,9 @@ def rotate_board(folder: Path, rounds: int) -> str:
         own, client = folder / f"{BOARD}.key", live.devices[BOARD]
         stolen = folder / "stolen.key"
         shutil.copy(own, stolen)
-        assert _status_of(live, stolen) != REFUSED, "the key is of use before"
+        assert not _is_refused(live, stolen), "the key is of no use before"
         samara(folder, "server", "keys", "rotate", BOARD, "--run", str(live.run))
-        refused = live.wait(lambda: _status_of(live, stolen) == REFUSED, "the refusal")
+        refused = live.wait(lambda: _is_refused(live, stolen), "the refusal")
         last = live.last()
         live.wait_for_round(live.last() + 2)  # the process with the earlier key is still there
         between = [BOARD in live.reporters(n) for n in range(last + 2, live.last() + 1)]
@@ -184,12 +182,10 @@ def _lacks_phone(live: LiveRun, since: int) -> bool:
     return any(PHONE not in live.reporters(n) for n in live.rounds if n > since)
 
 
-def _status_of(live: LiveRun, key: Path) -> int:
-    """Return how the SuperLink answers a request that is signed with a key, as an HTTP status."""
+def _is_refused(live: LiveRun, key: Path) -> bool:
     private = load_ssh_private_key(key.read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are of elliptic curves"
-    with connect(live.address, live.run / "certificates" / "ca.pem") as http:
-        return send_signed(http, private, "pull-messages", b"")
+    return is_refused(live.address, live.run / "certificates" / "ca.pem", private)
 
 
 class _Threads:

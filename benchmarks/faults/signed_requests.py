@@ -19,17 +19,34 @@ def connect(superlink: str, ca: Path) -> httpx.Client:
     return httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=_SECONDS)
 
 
-def send_signed(
-    http: httpx.Client, private: ec.EllipticCurvePrivateKey, path: str, body: bytes
-) -> int:
-    """Send a request to the fleet API and return the status of the answer."""
+def signed_headers(private: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Return the headers of a request that is signed with a key at the present time."""
     timestamp = datetime.now(UTC).isoformat()
     signature = private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    headers = {
+    return {
         "content-type": "application/protobuf",
         "flwr-public-key": b64encode(public).decode(),
         "flwr-timestamp": timestamp,
         "flwr-signature": b64encode(signature).decode(),
     }
+
+
+def send_signed(
+    http: httpx.Client, private: ec.EllipticCurvePrivateKey, path: str, body: bytes
+) -> int:
+    """Send a request to the fleet API and return the status of the answer."""
+    headers = signed_headers(private)
     return http.post(f"/v1/fleet/{path}", content=body, headers=headers).status_code
+
+
+def is_refused(superlink: str, ca: Path, private: ec.EllipticCurvePrivateKey) -> bool:
+    """Return whether a SuperLink refuses whoever holds a key, before it reads what they send.
+
+    Raises:
+        AssertionError: if it neither refuses the key nor the bytes, which are no message.
+    """
+    with connect(superlink, ca) as http:
+        status = send_signed(http, private, "push-messages", b"\xff")
+    assert status in (400, 401), f"status {status}"
+    return status == 401

@@ -52,6 +52,14 @@ def seconds_per_check(folder: Path, public_keys: list[bytes], checks: int) -> fl
     return (time.perf_counter() - begin) / checks
 
 
+def seconds_of_round(folder: Path, count: int, most_checks: int) -> tuple[float, float]:
+    """Return the mean seconds of one check with so many keys, and those of a round's checks."""
+    public_keys = register_keys(folder, count)
+    checks = min(most_checks, _CHECKS_PER_CLIENT * count)
+    seconds = seconds_per_check(folder, public_keys, checks)
+    return seconds, seconds * _CHECKS_PER_CLIENT * count
+
+
 def main() -> None:
     """Print the seconds of a check and of a round for each number of keys."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,10 +69,7 @@ def main() -> None:
     print(f"{'keys':>6} {'ms a check':>11} {'s a round':>10}")
     for count in arguments.keys:
         with tempfile.TemporaryDirectory() as folder:
-            public_keys = register_keys(Path(folder), count)
-            checks = min(arguments.checks, _CHECKS_PER_CLIENT * count)
-            seconds = seconds_per_check(Path(folder), public_keys, checks)
-        in_round = seconds * _CHECKS_PER_CLIENT * count
+            seconds, in_round = seconds_of_round(Path(folder), count, arguments.checks)
         print(f"{count:6} {1000 * seconds:11.3f} {in_round:10.3f}")
 
 
