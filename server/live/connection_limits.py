@@ -43,13 +43,15 @@ class LimitedListener(socket.socket):
         """Bind the address.
 
         Args:
-            host: address to listen on, of IPv4 or IPv6.
+            host: name or address to listen on; of several addresses one of IPv4, to which the
+                server's own processes connect.
             port: port; 0 takes a free one.
 
         Raises:
             OSError: if the address cannot be used.
         """
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
         super().__init__(address[0], socket.SOCK_STREAM)
         self._open: Counter[str] = Counter()  # connections by address
         try:

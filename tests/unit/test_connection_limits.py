@@ -125,6 +125,17 @@ def test_a_connection_without_a_request_is_ended(
         assert is_ended(connection)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_stands_for_its_address_of_ipv4(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **named: found[::order])
+    with LimitedListener("both.example", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
 def test_a_port_in_use_is_an_error(port: int) -> None:
     with pytest.raises(OSError, match="in use"):
         LimitedListener("127.0.0.1", port)
