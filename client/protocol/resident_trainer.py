@@ -66,7 +66,8 @@ class ResidentTrainer:
         self._answered = AnsweredRuns(self._sessions.folder_of)
         self._answer_log = AnswerLog(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
-        self._settings, self._client = "", self.client_under(config)
+        self._settings: str | None = None  # no message gets the client under the device's own
+        self._client = self.client_under(config)
 
     @classmethod
     def load(cls, config: RunConfig, client: int, folder: Path) -> "ResidentTrainer":

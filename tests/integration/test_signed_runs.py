@@ -23,7 +23,7 @@ from server.transport.messages import make_message
 from shared.blob_store import to_reference
 from shared.config import RunConfig
 from shared.directions import directions, round_root
-from shared.errors import RefusalCode
+from shared.errors import ConfigError, RefusalCode, ScenarioError
 from shared.frames.blob import BlobPart
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import (
@@ -231,6 +231,17 @@ def test_other_settings_are_refused_with_the_hello_and_with_every_file(
     [(name, value)] = changes.items()
     assert f"{name} = {value!r} and not " in caplog.text
     assert not list(short.glob("blobs/*"))
+
+
+def test_no_settings_are_not_the_devices_own(
+    settings: Settings, server_config: RunConfig, short: Path, key: SigningKey
+) -> None:
+    give(short, server_config, key)
+    trainer = resident(settings, CLIENT, short)
+    with pytest.raises(ConfigError, match="run config"):
+        trainer.client_for("")
+    with pytest.raises(ScenarioError, match="other settings than those signed"):
+        trainer.client_for("{}")
 
 
 def test_settings_that_decide_no_number_are_the_servers(

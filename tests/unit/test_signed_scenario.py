@@ -11,6 +11,7 @@ from helpers import layout_of
 from scenarios import operator_key, signed
 
 from client.protocol.scenario_folder import ScenarioFolder, describe_scenarios, take_scenario
+from devices.live.preflight import Outcome, check_scenario
 from server.live.scenario_signing import create_operator_key, sign_scenario
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
@@ -218,6 +219,23 @@ def test_a_damaged_folder_stops_the_client(key: SigningKey, tmp_path: Path) -> N
     assert "all requests are refused" in describe_scenarios(tmp_path)[0]
     (tmp_path / "scenarios" / "refused.json").write_text("[")
     assert folder.read_refused() is None
+
+
+def test_the_preflight_says_who_decides(key: SigningKey, tmp_path: Path) -> None:
+    unsigned = check_scenario(tmp_path)
+    assert unsigned.outcome is Outcome.WARN
+    assert "none is signed: the server decides" in str(unsigned)
+    scenario = signed(CONFIG, key)
+    ScenarioFolder(tmp_path).add(scenario)
+    held = check_scenario(tmp_path)
+    assert held.outcome is Outcome.PASS
+    assert held.finding == f"1 signed by operator {describe_operator(key.public)}"
+    file = tmp_path / "scenarios" / f"{scenario.name}.signed"
+    file.write_bytes(b"")
+    assert "not a signed scenario" in str(check_scenario(tmp_path))
+    file.unlink()
+    assert "so every request is refused" in str(check_scenario(tmp_path))
+    assert check_scenario(tmp_path).outcome is Outcome.FAIL
 
 
 def test_refused_requests_are_counted(key: SigningKey, tmp_path: Path) -> None:
