@@ -89,7 +89,7 @@ def answer(
         session = session.catch_up(catch_up, header, LAYOUT, *goal)
         if isinstance(asked, TrainInstruction):
             report = report_of(asked, session, device).encode()
-            return report, session.with_report(token_of(frame), report, asked.round)
+            return report, session.with_report(token_of(frame), report)
         counts = np.array([[10, device % 3], [1, 9]], np.int64)
         column = EvaluationColumn("global", 0.5, counts)
         return Evaluation(token_of(frame), device, (column,)).encode(), session

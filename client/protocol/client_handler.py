@@ -168,10 +168,9 @@ class ClientHandler:
         if session is None or session.token != token:
             session = start_session(instruction)
             if self._signed_runs:
-                self._signed_runs.check_first(instruction, session.answered)
+                self._signed_runs.check_first(instruction, token)
             self._guard.check_report(instruction, token)
-            report = train(instruction, session).encode()
-            session = session.with_report(token, report, instruction.round)
+            session = session.with_report(token, train(instruction, session).encode())
             self._guard.add_report(instruction, token)
             self._sessions.write_session(instruction.run_id, session)
         return session.report

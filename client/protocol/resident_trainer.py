@@ -181,7 +181,8 @@ class ResidentTrainer:
         if scenario is None:
             return None
         record = self._scenario_folder.record_refusal
-        return SignedRuns([scenario], runtime.layout.hash, runtime.model_id, record)
+        layout_hash, model_id = runtime.layout.hash, runtime.model_id
+        return SignedRuns([scenario], layout_hash, model_id, self._answered, record)
 
 
 def _read_server_config(settings: str) -> RunConfig:

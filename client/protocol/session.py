@@ -29,7 +29,6 @@ class Session:
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
         report: report on that instruction, a frame; the reply if it is repeated.
-        answered: round of that instruction; 0 before the first.
     """
 
     position: Position
@@ -37,9 +36,8 @@ class Session:
     digest: bytes
     token: bytes = b""
     report: bytes = b""
-    answered: int = 0
 
-    PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report", "answered")
+    PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
@@ -101,9 +99,9 @@ class Session:
             )
         return replace(self, position=position, state=state, digest=end_digest)
 
-    def with_report(self, token: bytes, report: bytes, answered: int) -> Self:
-        """Return the session after a train instruction of a round was carried out."""
-        return replace(self, token=token, report=report, answered=answered)
+    def with_report(self, token: bytes, report: bytes) -> Self:
+        """Return the session after a train instruction was carried out."""
+        return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
         """Return the session as named byte strings, in the order of `PARTS`."""
@@ -114,12 +112,11 @@ class Session:
             "digest": self.digest,
             "token": self.token,
             "report": self.report,
-            "answered": self.answered.to_bytes(4, "little"),
         }
 
     @classmethod
     def from_bytes(cls, saved: dict[str, bytes]) -> Self:
-        """Read the byte strings of `to_bytes`; earlier versions did not write the last one.
+        """Read the byte strings of `to_bytes`.
 
         Raises:
             CatchUpError: if one is missing or has another length.
@@ -131,7 +128,6 @@ class Session:
                 saved["digest"],
                 saved["token"],
                 saved["report"],
-                int.from_bytes(saved.get("answered", b""), "little"),
             )
         except (KeyError, ValueError) as error:
             raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error

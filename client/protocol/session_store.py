@@ -93,11 +93,7 @@ def decode_session(data: bytes) -> Session:
         raise CatchUpError("the saved session is damaged")
     reader = Reader(memoryview(body))
     try:
-        saved = {
-            name: bytes(reader.take(*reader.fields(_LENGTH)))
-            for name in Session.PARTS
-            if reader.left or name != Session.PARTS[-1]  # a file of an earlier version ends there
-        }
+        saved = {name: bytes(reader.take(*reader.fields(_LENGTH))) for name in Session.PARTS}
         reader.end()
     except FrameError as error:
         raise CatchUpError(f"the saved session is damaged: {error}") from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from client.protocol.answered_runs import AnsweredRuns
 from shared.errors import FrameError, ScenarioError
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
@@ -40,6 +41,7 @@ class SignedRuns:
         scenarios: signed scenarios.
         layout_hash: hash of the client's layout, 32 bytes.
         model_id: hash of its base model, 32 bytes.
+        answered: what the client has answered in each run.
         record: function that takes the reason of every refusal.
     """
 
@@ -48,9 +50,10 @@ class SignedRuns:
         scenarios: Iterable[SignedScenario],
         layout_hash: bytes,
         model_id: bytes,
+        answered: AnsweredRuns,
         record: Callable[[str], None],
     ) -> None:
-        self._record = record
+        self._answered, self._record = answered, record
         self._runs: list[_SignedRun] = []
         for scenario in scenarios:
             terms, run_id = scenario.terms, scenario.run_id(layout_hash, model_id)
@@ -77,20 +80,22 @@ class SignedRuns:
         else:
             raise FrameError(f"a {kind.name.lower()} frame is no instruction")
 
-    def check_first(self, instruction: TrainInstruction, answered: int) -> None:
-        """Raise an error if a report about a round has been sent already.
+    def check_first(self, instruction: TrainInstruction, token: bytes) -> None:
+        """Raise an error if a report on another instruction for the round has been sent.
 
         Args:
-            instruction: train instruction that is not a repetition of the last one.
-            answered: latest round of the run that this client has reported about; 0 for none.
+            instruction: train instruction.
+            token: its token, 8 bytes.
 
         Raises:
-            ScenarioError: if it is not a later round.
+            ScenarioError: if one has, about this round or a later one.
+            TrainerError: if it cannot be read what has been answered.
         """
-        if instruction.round <= answered:
+        answered = self._answered.read(instruction.run_id)
+        if instruction.round <= answered.round and token != answered.token:
             self._refuse_if(
                 f"another report about round {instruction.round}, and there is one about round "
-                f"{answered}; every round is answered once"
+                f"{answered.round}; every round is answered once"
             )
 
     def _refuse_if(self, mistake: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from federations import Settings, config_of, grid_of
 from flwr.app import Message
 from scenarios import operator_key, signed
 
+from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.signed_runs import SignedRuns
 from server.app import serve
-from shared.frames.instructions import TrainInstruction
+from shared.frames.instructions import TrainInstruction, token_of
 from shared.result import read_result
 from shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
 from simulations.engine import InProcessGrid
@@ -30,6 +32,10 @@ class Requests(InProcessGrid):
             about = message.metadata
             self.requests.append((about.dst_node_id, about.message_type, frame))
         return super().push_messages(messages)
+
+
+def folder_of(client: Path, run_id: bytes) -> Path:
+    return client / run_id.hex()
 
 
 @pytest.mark.parametrize(
@@ -56,17 +62,18 @@ def test_no_request_of_an_honest_server_is_refused(
     scenario, refused = signed(config, operator_key(tmp_path)), list[str]()
     hashes = bytes.fromhex(result["layout_hash"]), bytes.fromhex(result["model_id"])
     assert scenario.run_id(*hashes).hex() == result["run_id"]
-    runs = SignedRuns([scenario], *hashes, refused.append)
-    answered: dict[tuple[int, bytes], int] = defaultdict(int)
     scalars: dict[int, int] = defaultdict(int)
     for node, kind, frame in grid.requests:
         if not frame or kind.startswith("query"):
             continue
+        answered = AnsweredRuns(partial(folder_of, tmp_path / str(node)))
+        runs = SignedRuns([scenario], *hashes, answered, refused.append)
         runs.check(frame, kind.endswith(PERSONAL_ACTION))
         if kind_of(frame) is Kind.TRAIN:
-            asked = TrainInstruction.decode(frame)
-            runs.check_first(asked, answered[node, asked.run_id])
-            answered[node, asked.run_id] = asked.round
+            asked, token = TrainInstruction.decode(frame), token_of(frame)
+            runs.check_first(asked, token)
+            before = answered.read(asked.run_id)
+            answered.write(asked.run_id, before.after_report(asked, token))
             scalars[node] += asked.report_scalars
     assert not refused
     assert max(scalars.values(), default=0) == config.terms.scalars

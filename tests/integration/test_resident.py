@@ -329,6 +329,4 @@ def test_a_device_without_training_examples_says_so(settings: Settings, tmp_path
 
 def _session() -> Session:
     layout = layout_of()
-    return Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).with_report(
-        b"t" * 8, b"r", 1
-    )
+    return Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).with_report(b"t" * 8, b"r")

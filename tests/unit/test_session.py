@@ -112,7 +112,7 @@ def test_the_first_record_that_leads_elsewhere_than_it_says_is_named(
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_snapshot_and_the_records_after_it_reach_the_state_of_the_server(number: int) -> None:
-    reported = Session.begin(HEADER, LAYOUT).with_report(b"token of", b"report", 3)
+    reported = Session.begin(HEADER, LAYOUT).with_report(b"token of", b"report")
     after = catch_up(reported, CatchUp(HISTORY.snapshot(number), HISTORY.tail(number)), 3)
     np.testing.assert_array_equal(after.state, HISTORY.states[3])
     assert (after.position, after.digest) == (HISTORY.position(3), HISTORY.digests[3])
@@ -179,7 +179,7 @@ def test_another_round_than_the_servers_is_refused(session: Session) -> None:
 
 
 def test_bytes_hold_the_whole_session(session: Session) -> None:
-    reported = session.with_report(b"token of", b"report", 3)
+    reported = session.with_report(b"token of", b"report")
     saved = reported.to_bytes()
     read = Session.from_bytes(saved)
     assert read.to_bytes() == saved
@@ -193,6 +193,6 @@ def test_bytes_hold_the_whole_session(session: Session) -> None:
 
 
 def test_catching_up_keeps_the_last_answer(session: Session) -> None:
-    reported = session.with_report(b"token of", b"report", 3)
+    reported = session.with_report(b"token of", b"report")
     after = catch_up(reported, CatchUp(tail=HISTORY.tail(1)), 3)
     assert (after.token, after.report) == (b"token of", b"report")

@@ -9,6 +9,7 @@ from federations import config_of
 from helpers import report_to
 from scenarios import operator_key, signed
 
+from client.protocol.answered_runs import AnsweredRun, AnsweredRuns
 from client.protocol.signed_runs import SignedRuns
 from shared.config import RunConfig
 from shared.errors import FrameError, ScenarioError
@@ -28,7 +29,10 @@ class Signed:
         scenario = signed(config, operator_key(folder))
         self.refused: list[str] = []
         self.terms, self.run_id = config.terms, scenario.run_id(LAYOUT_HASH, MODEL_ID)
-        self.runs = SignedRuns([scenario], LAYOUT_HASH, MODEL_ID, self.refused.append)
+        self.answered = AnsweredRuns(lambda run_id: folder / run_id.hex())
+        self.runs = SignedRuns(
+            [scenario], LAYOUT_HASH, MODEL_ID, self.answered, self.refused.append
+        )
 
     def round_of(self, number: int = 1, run_id: bytes = b"", **changes: Any) -> TrainInstruction:
         values = {"learning_rate": 0.1, "clip": 0.0, "curvature_every": 1} | changes
@@ -62,8 +66,11 @@ def test_a_cluster_is_a_run_of_its_own_and_the_clustering_round_comes_once(tmp_p
     assert "steps 999 and not" in case.reason(replace(asked, steps=999))
     assert "round 2 and not 1" in case.reason(replace(asked, round=2))
     assert "track" in case.reason(replace(asked, run_id=ids[0]))
+    case.runs.check_first(asked, b"a token.")
+    case.answered.write(case.run_id, AnsweredRun(round=1, token=b"a token."))
+    case.runs.check_first(asked, b"a token.")
     with pytest.raises(ScenarioError, match="every round is answered once"):
-        case.runs.check_first(asked, 1)
+        case.runs.check_first(asked, b"another.")
     per_round = case.terms.steps * case.terms.queries
     assert case.terms.scalars == 18 * per_round + asked.report_scalars
 
@@ -100,14 +107,15 @@ def test_several_scenarios_are_several_runs(tmp_path: Path) -> None:
     key, refused = operator_key(tmp_path), list[str]()
     configs = [config_of({}, seed=seed, rounds=seed + 3) for seed in range(2)]
     scenarios = [signed(config, key) for config in configs]
-    runs = SignedRuns(scenarios, LAYOUT_HASH, MODEL_ID, refused.append)
+    answered = AnsweredRuns(lambda run_id: tmp_path / run_id.hex())
+    runs = SignedRuns(scenarios, LAYOUT_HASH, MODEL_ID, answered, refused.append)
     first, second = (Signed(config, tmp_path) for config in configs)
     runs.check(first.round_of(3).encode())
     runs.check(second.round_of(4).encode())
     mixed = replace(second.round_of(3), run_id=first.run_id)
     with pytest.raises(ScenarioError, match=r"root .* and not"):
         runs.check(mixed.encode())
-    none = SignedRuns([], LAYOUT_HASH, MODEL_ID, refused.append)
+    none = SignedRuns([], LAYOUT_HASH, MODEL_ID, answered, refused.append)
     with pytest.raises(ScenarioError, match="the signed scenarios lead to none") as said:
         none.check(first.round_of().encode())
     assert str(said.value) == f"the server asks for {refused[-1]}"

@@ -42,7 +42,7 @@ class Phone(ClientHandler):
         budget = ScalarBudget(ScalarCounts(home), trainer.hash_of, size, limit)
         answered = AnsweredRuns(sessions.folder_of)
         guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
-        signed_runs = _signed_runs(ScenarioFolder(home), trainer)
+        signed_runs = _signed_runs(ScenarioFolder(home), trainer, answered)
         super().__init__(client, sessions, guard, AnswerLog(home), size, signed_runs)
         self._trainer = trainer
 
@@ -88,9 +88,12 @@ class Phone(ClientHandler):
         return session
 
 
-def _signed_runs(folder: ScenarioFolder, trainer: PhoneTrainer) -> SignedRuns | None:
+def _signed_runs(
+    folder: ScenarioFolder, trainer: PhoneTrainer, answered: AnsweredRuns
+) -> SignedRuns | None:
     """Return the runs of a phone's signed scenarios; None if it has none, and obeys the server."""
     scenarios = folder.read_all()
     if scenarios is None:
         return None
-    return SignedRuns(scenarios, trainer.layout.hash, trainer.model_id, folder.record_refusal)
+    hashes = trainer.layout.hash, trainer.model_id
+    return SignedRuns(scenarios, *hashes, answered, folder.record_refusal)
