@@ -1,7 +1,7 @@
 """The settings that a run chooses by itself, by rules that hold for every data set and model.
 
-A scenario that leaves `adapter.layers`, `steps`, `queries` or `batch` open gets the values that
-measurements on several data sets and models led to (docs/step-size.md). They follow from the
+A scenario that leaves the settings of `OPEN` open gets the values that measurements on several data
+sets and models led to (docs/step-size.md). They follow from the
 settings and the task alone, and a run that sets the same values is the same run.
 """
 
@@ -20,7 +20,14 @@ INNER = "top:1"
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
-OPEN: dict[str, str | int] = {"adapter.layers": AUTO, "steps": 0, "queries": 0, "batch": 0}
+SCHEDULE = "learning-rate-schedule"
+OPEN: dict[str, str | int] = {
+    "adapter.layers": AUTO,
+    "steps": 0,
+    "queries": 0,
+    "batch": 0,
+    SCHEDULE: AUTO,
+}
 """The values that leave a setting open; they are the defaults."""
 
 
@@ -57,17 +64,42 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     if (layers.value if given == AUTO else given) == READOUT:
         return {
             "adapter.layers": layers,
-            "steps": Choice(READOUT_STEPS, "steps of a readout cost no forward pass"),
+            "steps": Choice(
+                READOUT_STEPS,
+                "a readout's steps cost no forward pass, and in measurements fewer a round, with "
+                "as many directions each, gained less",
+            ),
             "queries": _readout_queries(flat),
-            "batch": Choice(READOUT_BATCH, "a readout's step can take all examples of a client"),
+            "batch": Choice(
+                READOUT_BATCH,
+                "a readout's step can take all examples of a client, and has no noise of batches "
+                "then",
+            ),
+            SCHEDULE: _schedule(
+                flat, "linear", "the noise of a readout's last steps would stay in the model"
+            ),
         }
-    reason = "every step sends its examples through the model"
+    divided = "in measurements the number of forward passes decided, and not how steps divide them"
     return {
         "adapter.layers": layers,
-        "steps": Choice(INNER_STEPS, reason),
-        "queries": Choice(QUERIES, reason),
-        "batch": Choice(INNER_BATCH, reason),
+        "steps": Choice(INNER_STEPS, f"{divided}; two steps need half the messages of one"),
+        "queries": Choice(
+            QUERIES,
+            f"{divided}; from {QUERIES} directions on every step can measure curvature with one "
+            "loss more",
+        ),
+        "batch": Choice(INNER_BATCH, divided),
+        SCHEDULE: _schedule(
+            flat, "constant", "adapters inside the model were measured with a constant step size"
+        ),
     }
+
+
+def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
+    """Return the schedule of a step size that is estimated; one that is set stays as it is."""
+    if flat.get("learning-rate", AUTO) != AUTO:
+        return Choice("constant", "the step size is set")
+    return Choice(value, reason)
 
 
 def _readout_queries(flat: Mapping[str, Any]) -> Choice:
@@ -85,7 +117,11 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     elif isinstance(task, ChoiceTask) and not task.list_names:
         labels = len(task.candidates)
     queries = min(QUERIES * (labels - 1), MOST_QUERIES)
-    return Choice(queries, f"{QUERIES} for each label but one, at most {MOST_QUERIES}")
+    reason = (
+        f"{QUERIES} for each label but one, at most {MOST_QUERIES}: a readout has a row of weights "
+        "for each, and more rows need more directions"
+    )
+    return Choice(queries, reason)
 
 
 def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,15 @@ class RunConfig(Settings):
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         page="step-size.md",
     )
+    learning_rate_schedule: Literal["auto", "constant", "linear"] = setting(
+        "auto",
+        "`constant`, or `linear`: η times twice the share of the rounds that are left, so that it "
+        "falls to 0 and has the same mean. `auto` is `linear` where η is estimated for a readout "
+        "alone, otherwise `constant`",
+        read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
+        before="constant",
+        page="step-size.md#a-readout",
+    )
     clip: float = setting(
         0.0,
         "projected gradients are clipped to ± this; 0 is no clipping, or four times their running "

@@ -7,7 +7,9 @@ and Lan, 2013), the price of the noise in an estimate with d ≫ q. tr(H) is the
 exactly. What is bought with it is the fall of the loss. In a run of T equal steps the gain grows as
 η·T and the price as η²·T, so at the best η the price is as large as the gain that is left after it.
 So the step size is chosen to spend a share of the gain so far, or at first of the loss at the
-start, spread evenly over the remaining steps (docs/step-size.md).
+start, spread evenly over the remaining steps (docs/step-size.md). A decreasing step size is that
+one times twice the share of the steps that are left: the same in the mean, and 0 at the end, where
+the noise of the last steps, and what clients' local steps differ by, would stay in the model.
 
 The step size is a pure function of the observations of all steps or rounds so far.
 """
@@ -150,6 +152,7 @@ class StepSize:
         steps: number of steps or rounds of the whole run.
         given: η that was set by hand; None if it is to be found.
         epsilon: size ε of perturbations.
+        decreasing: whether η falls linearly to 0, with the same mean.
         done: number of observed steps.
         spent: loss that the updates so far added by noise.
         back_to: step whose state to return to, since the last observation showed a rise and its
@@ -159,6 +162,7 @@ class StepSize:
     steps: int
     given: float | None = None
     epsilon: float = np.inf
+    decreasing: bool = False
     done: int = 0
     spent: float = 0.0
     back_to: int | None = None
@@ -225,8 +229,11 @@ class StepSize:
     @property
     def learning_rate(self) -> float:
         """The η of the next step or round; 0 during the warm-up."""
+        schedule = 1.0
+        if self.decreasing:
+            schedule = 2 * max(self.steps - self.done - 0.5, 0.5) / self.steps
         if self.given is not None:
-            return self.given * self._share
+            return self.given * self._share * schedule
         if self.warming_up or self._squared_norm.mean <= 0 or self.curvature <= 0:
             return 0.0
         scale = abs(self._start.mean)
@@ -236,7 +243,7 @@ class StepSize:
         most = self._share * MOST_AT_ONCE * scale
         local = max(self._local_squared_norm.mean, 1e-300)
         square = min(min(price, most) / self._squared_norm.mean, most / local)
-        rate = np.sqrt(2 * square / self.curvature)
+        rate = schedule * np.sqrt(2 * square / self.curvature)
         return float(min(rate, REACH * self.epsilon / np.sqrt(local)))
 
     @property

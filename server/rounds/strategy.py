@@ -74,7 +74,8 @@ class ScalarStrategy(Strategy):
         self._aggregator = RoundAggregator(config, store)
         self._validator = ReplyValidator(config, roster, self._late_reports, self._events)
         given = None if config.learning_rate == "auto" else config.learning_rate
-        size = StepSize(config.federated_rounds, given, config.epsilon)
+        decreasing = config.learning_rate_schedule == "linear"
+        size = StepSize(config.federated_rounds, given, config.epsilon, decreasing)
         done = min(store.ledger.position.round, config.federated_rounds)
         self._step_sizes = RecordedStepSize(size, store.folder / STEP_SIZE_FILE, done)
         self._request: Request[TrainInstruction] | None = None

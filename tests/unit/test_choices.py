@@ -5,19 +5,21 @@ from pathlib import Path
 import pytest
 
 from client.tuning.settings import TuneSettings
-from shared.choices import automatic_values
+from shared.choices import OPEN, automatic_values, choose
 from shared.config import RunConfig
 from shared.sections import AdapterSettings
 
 
 def of(**settings: object) -> RunConfig:
-    return RunConfig.of({key.replace("__", "."): value for key, value in settings.items()}, "test")
+    keys = (key.replace("__", ".").replace("_", "-") for key in settings)
+    return RunConfig.of(dict(zip(keys, settings.values(), strict=True)), "test")
 
 
 def test_a_run_with_nothing_set_trains_a_readout_on_all_examples() -> None:
     config = RunConfig()
     assert (config.adapter.layers, config.steps, config.batch) == ("readout", 16, 10_000)
-    assert set(automatic_values(config.flat())) == {"adapter.layers", "steps", "queries", "batch"}
+    assert config.learning_rate_schedule == "linear"
+    assert set(automatic_values(config.flat())) == set(OPEN)
 
 
 @pytest.mark.parametrize("layers", ["top:1", "readout,top:1", "all", 0])
@@ -53,7 +55,29 @@ def test_the_directions_of_a_readout_follow_from_the_labels(task: str, queries: 
 def test_what_is_set_is_kept() -> None:
     config = of(adapter__layers="readout", steps=3, queries=7, batch=5)
     assert (config.steps, config.queries, config.batch) == (3, 7, 5)
-    assert set(automatic_values(config.flat())) == {"adapter.layers"}
+    kept = of(adapter__layers="readout", learning_rate_schedule="constant")
+    assert kept.learning_rate_schedule == "constant"
+    chosen = {"adapter.layers", "learning-rate-schedule"}
+    assert set(automatic_values(config.flat())) == chosen
+
+
+def test_a_step_size_that_is_set_stays_as_it_is() -> None:
+    assert of(learning_rate=10.0).learning_rate_schedule == "constant"
+    assert of(learning_rate=10.0, learning_rate_schedule="linear").learning_rate_schedule == "linear"
+    assert of(adapter__layers="top:1").learning_rate_schedule == "constant"
+
+
+@pytest.mark.parametrize("layers", ["readout", "top:1"])
+def test_every_choice_has_a_reason_of_its_own(layers: str) -> None:
+    """A reason says why this value; one that fits all settings would say it of none."""
+    reasons = [choice.reason for choice in choose({"adapter.layers": layers}).values()]
+    assert len(set(reasons)) == len(reasons) == len(OPEN)
+
+
+def test_runs_of_earlier_versions_keep_their_id() -> None:
+    """They had a constant step size, whose setting is not part of the id."""
+    assert "learning-rate-schedule" not in of(learning_rate_schedule="constant").identity()
+    assert RunConfig().identity()["learning-rate-schedule"] == "linear"
 
 
 def test_a_choice_is_made_once() -> None:

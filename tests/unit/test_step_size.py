@@ -297,3 +297,26 @@ def test_a_record_that_lacks_a_step_or_is_damaged_is_refused(tmp_path: Path) -> 
     file.write_text('{"step": 1, "loss": 0.5}\n')
     with pytest.raises(SamaraError, match="damaged"):
         RecordedStepSize(StepSize(STEPS), file, 1)
+
+
+def test_a_decreasing_step_size_has_the_same_mean_and_ends_near_zero() -> None:
+    sizes = [StepSize(40, given=0.1, decreasing=True, done=done) for done in range(41)]
+    rates = [size.learning_rate for size in sizes]
+    assert np.mean(rates[:40]) == pytest.approx(0.1)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(0.1 * 2 * 39.5 / 40)
+    assert rates[39] == rates[40] == pytest.approx(0.1 / 40)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_a_decreasing_step_size_follows_the_steps_that_are_left(share: float) -> None:
+    seen = after(StepSize(STEPS), [CALM] * int(share * STEPS))
+    falling = replace(seen, decreasing=True)
+    left = 2 * (1 - share - 0.5 / STEPS)
+    assert falling.learning_rate == pytest.approx(left * seen.learning_rate)
+
+
+def test_a_decreasing_step_size_moves_no_farther_at_once_either() -> None:
+    flat = replace(CALM, curvature=1e-9)
+    size = after(StepSize(STEPS, epsilon=0.01, decreasing=True), [flat] * 20)
+    assert size.learning_rate == after(StepSize(STEPS, epsilon=0.01), [flat] * 20).learning_rate
