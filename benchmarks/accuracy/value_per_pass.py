@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--sets", type=_listed, default=list(DATA_SETS))
-    parser.add_argument("--clients", type=_listed, default=["1", "8", "64"])
-    parser.add_argument("--seeds", type=_listed, default=["0", "1", "2"])
-    parser.add_argument("--alpha", type=_listed, default=["5"])
+    parser.add_argument("--sets", type=listed, default=list(DATA_SETS))
+    parser.add_argument("--clients", type=listed, default=["1", "8", "64"])
+    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
+    parser.add_argument("--alpha", type=listed, default=["5"])
     parser.add_argument("--condition", action="append", dest="conditions")
     parser.add_argument("--set", action="append", default=[], dest="settings")
     arguments = parser.parse_args()
@@ -98,7 +98,9 @@ def measure(arguments: argparse.Namespace, done: set[str]) -> Iterator[dict[str,
                     row["set"] = {key: str(value) for key, value in (common | settings).items()}
                     if _key(row) in done:
                         continue
-                    config = _config(arguments, cell, where | common | settings | {"seed": seed})
+                    config = settings_of(
+                        arguments, cell, where | common | settings | {"seed": seed}
+                    )
                     limits = limits or measure_limits(config)
                     yield row | limits | run(config)
 
@@ -109,7 +111,8 @@ def parse_condition(text: str) -> tuple[str, dict[str, Any]]:
     return name, dict(parse_assignment(part) for part in settings.split(",") if part)
 
 
-def _config(arguments: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
+def settings_of(arguments: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
+    """Return the settings of a run on a cell; `settings` come last."""
     return RunConfig.of(
         {
             "model.path": arguments.model,
@@ -227,7 +230,8 @@ def _key(row: dict[str, Any]) -> str:
     return json.dumps([row[name] for name in names], sort_keys=True)
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """Return the parts of a list with commas."""
     return text.split(",")
 
 

@@ -63,7 +63,9 @@ def test_what_is_set_is_kept() -> None:
 
 def test_a_step_size_that_is_set_stays_as_it_is() -> None:
     assert of(learning_rate=10.0).learning_rate_schedule == "constant"
-    assert of(learning_rate=10.0, learning_rate_schedule="linear").learning_rate_schedule == "linear"
+    assert (
+        of(learning_rate=10.0, learning_rate_schedule="linear").learning_rate_schedule == "linear"
+    )
     assert of(adapter__layers="top:1").learning_rate_schedule == "constant"
 
 

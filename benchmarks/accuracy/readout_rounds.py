@@ -1,0 +1,332 @@
+"""The rounds of a readout as arithmetic on features: what takes minutes takes seconds so.
+
+    python -m benchmarks.accuracy.readout_rounds --data SOURCES --model MODEL --out FOLDER \\
+        [--sets trec6,noun12] [--clients 8] [--alpha 0.5] [--seeds 0,1,2] \\
+        [--condition default --condition 'exact:exact=true' --condition 'drift:correction=true']
+
+The data, their division, the features and the probes are those of `value_per_pass`, whose folder
+FOLDER may be. A step of q Gaussian directions z gives Σ (z·G)·z/q for a gradient G: along G that is
+a χ² variable, across G it is Gaussian noise, and both are drawn as such, so a step costs two matrix
+products whatever q is. The step size is `shared.step_size` itself. Left out are differences (the
+derivatives are exact), the noise of measured curvature, rounding, and clipping of outliers.
+
+A condition is a name and what is not the default: settings of a run that the model reads
+(`rounds`, `steps`, `queries`, `learning-rate-schedule`, `aggregation.rule` of `mean` and
+`median-norm`), and variants that only the model has, the fields of `Variant`.
+
+FOLDER/readout_rounds.jsonl has a line per run; the same command continues. Printed are means over
+the seeds: test accuracy at the end and at the validated round with the lowest loss, test loss, and
+the sum of η over all steps.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import helmert
+
+from benchmarks.accuracy.data_sets import DATA_SETS
+from benchmarks.accuracy.value_per_pass import (
+    Cell,
+    listed,
+    measure_limits,
+    parse_condition,
+    settings_of,
+)
+from client.training.model_runtime import load_run
+from server.rounds.robust_rules import lower_median, norm_factors, trimmed_mean
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+from shared.step_size import REACH, Observation, StepSize
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is tried in the model alone.
+
+    Attributes:
+        exact: whether whole gradients take the place of their estimates, at the same η.
+        factor: factor of η.
+        penalty: λ·n of a penalty λ/2·|W|² on every client's loss, n the examples of all clients.
+        correction: whether every client subtracts from its gradients what they differed by from
+            the cohort's in the rounds before (control variates as in SCAFFOLD, Karimireddy et al.,
+            2020, averaged with the weight 1/(1 + ω) of DIANA, Mishchenko et al., 2019, where
+            ω = d/(K·q) is the variance of the directions).
+        leak: share of that correction which is forgotten in a round.
+        hostile: number of clients that report minus ten times their update.
+    """
+
+    exact: bool = False
+    factor: float = 1.0
+    penalty: float = 0.0
+    correction: bool = False
+    leak: float = 0.0
+    hostile: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples of one client, or of all.
+
+    Attributes:
+        features: φ(h), float32 [n, features].
+        base: scores of the base model, float32 [n, labels].
+        labels: int64 [n].
+    """
+
+    features: Floats
+    base: Floats
+    labels: NDArray[np.int64]
+
+    def scores(self, weights: Floats) -> Floats:
+        """Return the scores under a readout [labels − 1, features], float32 [n, labels]."""
+        contrasts = helmert(self.base.shape[1]).astype(np.float32)
+        scores: Floats = self.base + self.features @ weights.T @ contrasts
+        return scores
+
+    def loss_and_slope(self, weights: Floats) -> tuple[float, Floats, float]:
+        """Return the mean loss, its gradient [labels − 1, features], and its tr(H)."""
+        scores = self.scores(weights)
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        rows = np.arange(len(self.labels))
+        loss = -float(np.mean(np.log(np.maximum(chances[rows, self.labels], 1e-30))))
+        spread = np.square(self.features).sum(axis=1) * (1 - np.square(chances).sum(axis=1))
+        chances[rows, self.labels] -= 1
+        contrasts = helmert(self.base.shape[1]).astype(np.float32)
+        slope: Floats = contrasts @ (chances.T @ self.features) / np.float32(len(rows))
+        return loss, slope, float(spread.mean())
+
+    def judge(self, weights: Floats) -> tuple[float, float]:
+        """Return accuracy and mean loss; NaN without examples."""
+        if not len(self.labels):
+            return np.nan, np.nan
+        right = self.scores(weights).argmax(axis=1) == self.labels
+        return float(right.mean()), self.loss_and_slope(weights)[0]
+
+
+Clients = dict[Split, list[Examples]]
+
+
+def read_clients(config: RunConfig) -> Clients:
+    """Return the examples of every client of a run, by split."""
+    runtime, source = load_run(config)
+    clients: Clients = {}
+    for split in Split:
+        parts = [
+            source.share_of(client, config.data.clients).tokenized(split)
+            for client in range(config.data.clients)
+        ]
+        for part in parts:
+            runtime.prepare(part.prompts)
+        clients[split] = [
+            Examples(
+                runtime.features(part.prompts) if part.prompts else np.zeros((0, 0), np.float32),
+                runtime.base_scores(part.prompts) if part.prompts else np.zeros((0, 0), np.float32),
+                part.labels,
+            )
+            for part in parts
+        ]
+    return clients
+
+
+def pooled(parts: Iterable[Examples]) -> Examples:
+    """Return the examples of several clients as those of one."""
+    some = [part for part in parts if len(part.labels)]
+    return Examples(
+        *(
+            np.concatenate([getattr(part, field.name) for part in some])
+            for field in fields(Examples)
+        )
+    )
+
+
+def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]:
+    """Run the rounds; return figures at the end, and at the best validated round.
+
+    Args:
+        config: settings of the run.
+        clients: examples of every client.
+        variant: what is tried.
+    """
+    rng = np.random.default_rng(config.seed)
+    train, test = clients[Split.TRAIN], pooled(clients[Split.TEST])
+    weights = np.zeros((test.base.shape[1] - 1, test.features.shape[1]), np.float32)
+    examples = np.array([len(part.labels) for part in train], float)
+    size = StepSize(
+        config.rounds,
+        epsilon=config.epsilon,
+        decreasing=config.learning_rate_schedule == "linear",
+    )
+    robust = config.aggregation.rule != "mean"
+    counted = np.minimum(examples, lower_median(examples)) if robust else examples
+    corrections = np.zeros((len(train), *weights.shape), np.float32)
+    gain = 1 / (1 + weights.size / (config.steps * config.queries)) * variant.correction
+    sum_of_rates, path = 0.0, [_validated(0, weights, clients, test)]
+    for number in range(1, config.rounds + 1):
+        rate = size.learning_rate * variant.factor
+        sums, seen = np.zeros_like(corrections), []
+        for client, part in enumerate(train):
+            pull = np.float32(variant.penalty / examples.sum())
+            sums[client], observed = _take_steps(
+                rng, config, part, weights, corrections[client], pull, rate, variant.exact
+            )
+            seen.append(observed)
+        losses, squares, curvatures = np.array(seen).T
+        sums[: variant.hostile] *= -10
+        squares[: variant.hostile] *= 100
+        shares, factors = counted / counted.sum(), np.ones(len(train))
+        if robust:
+            factors = norm_factors(np.sqrt(squares))
+        folded = (shares * factors).astype(np.float32)
+        mean = np.tensordot(folded, sums, 1)
+        if rate:
+            scaled = factors[:, None, None].astype(np.float32) * sums
+            corrections *= np.float32(1 - variant.leak)
+            corrections += np.float32(gain / config.steps) * (scaled - mean)
+        weights = weights - np.float32(rate) * mean
+        sum_of_rates += rate * config.steps
+        size = size.after(
+            Observation(
+                loss=float(trimmed_mean(losses)),
+                mean_square=float(trimmed_mean(squares)) * config.queries / config.steps,
+                squared_norm=float(np.square(folded) @ squares),
+                local_squared_norm=float(trimmed_mean(squares)),
+                learning_rate=rate,
+                curvature=float(trimmed_mean(curvatures)),
+                directions=config.queries * len(train),
+            )
+        )
+        if number % config.evaluate.every == 0 or number == config.rounds:
+            path.append(_validated(number, weights, clients, test))
+    end, best = path[-1], min(reversed(path), key=lambda at: at["validation_loss"])
+    return {"sum_of_rates": sum_of_rates, "end": end, "best": best}
+
+
+def _take_steps(
+    rng: np.random.Generator,
+    config: RunConfig,
+    part: Examples,
+    start: Floats,
+    correction: Floats,
+    pull: np.float32,
+    rate: float,
+    exact: bool,
+) -> tuple[Floats, tuple[float, float, float]]:
+    """Return the sum of a client's estimates, with its loss, Σ (g/q)² and curvature."""
+    weights, total, losses, square, curvature = start, np.zeros_like(start), [], 0.0, 0.0
+    for step in range(config.steps):
+        loss, slope, bend = part.loss_and_slope(weights)
+        slope = slope + pull * weights - correction
+        if step == 0:
+            curvature = bend
+        if rate**2 * square <= (REACH * config.epsilon) ** 2:
+            losses.append(loss)
+        along = float(rng.chisquare(config.queries))
+        norm = float(np.linalg.norm(slope)) or 1e-30
+        square += along * norm**2 / config.queries**2
+        if not exact:
+            unit = slope / np.float32(norm)
+            noise = rng.standard_normal(slope.shape, dtype=np.float32)
+            noise -= (noise * unit).sum() * unit
+            slope = np.float32(along / config.queries) * slope
+            slope += np.float32(norm * np.sqrt(along) / config.queries) * noise
+        weights = weights - np.float32(rate) * slope
+        total += slope
+    return total, (float(np.mean(losses)), square, curvature)
+
+
+def _validated(number: int, weights: Floats, clients: Clients, test: Examples) -> dict[str, Any]:
+    accuracy, loss = test.judge(weights)
+    judged = [part.judge(weights)[1] for part in clients[Split.VALIDATION]]
+    known = np.array([value for value in judged if not np.isnan(value)])
+    return {
+        "round": number,
+        "accuracy": accuracy,
+        "loss": loss,
+        "validation_loss": float(trimmed_mean(known)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--sets", type=listed, default=list(DATA_SETS))
+    parser.add_argument("--clients", type=listed, default=["8"])
+    parser.add_argument("--alpha", type=listed, default=["0.5"])
+    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
+    parser.add_argument("--condition", action="append", dest="conditions")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / "readout_rounds.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {row["key"] for row in rows}
+    conditions = dict(map(parse_condition, arguments.conditions or ["default"]))
+    for name in arguments.sets:
+        where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
+        for cell in (
+            Cell(name, int(clients), float(alpha))
+            for clients in arguments.clients
+            for alpha in arguments.alpha
+        ):
+            clients, limits = None, None
+            for condition, settings in conditions.items():
+                for seed in map(int, arguments.seeds):
+                    key = json.dumps([*cell, condition, settings, seed])
+                    if key in done:
+                        continue
+                    own = {k: v for k, v in settings.items() if k in _VARIANTS}
+                    common = {k: v for k, v in settings.items() if k not in _VARIANTS}
+                    config = settings_of(arguments, cell, where | common | {"seed": seed})
+                    clients = clients or read_clients(config)
+                    limits = limits or measure_limits(config)
+                    row = {"key": key, **cell._asdict(), "condition": condition} | limits
+                    row |= run(config, clients, Variant(**own))
+                    with file.open("a") as opened:
+                        opened.write(json.dumps(row) + "\n")
+                    rows.append(row)
+    print(render_table(rows))
+
+
+_VARIANTS = {field.name for field in fields(Variant)}
+
+
+def render_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Return a Markdown table with a line per cell and condition, means over seeds."""
+    groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["data_set"], row["clients"], row["alpha"], row["condition"]].append(row)
+    lines = [
+        "| data | clients | α | condition | seeds | probe CV | probe | end | loss | "
+        "best validated | its round | Σ η |",
+        "|---" * 12 + "|",
+    ]
+    for key, group in groups.items():
+        end, best = ([row[name] for row in group] for name in ("end", "best"))
+        lines.append(
+            "| " + " | ".join(map(str, key)) + f" | {len(group)} | {group[0]['probe_cv']:.1%} | "
+            f"{group[0]['probe']:.1%} | {_mean(end, 'accuracy'):.1%} | {_mean(end, 'loss'):.3f} | "
+            f"{_mean(best, 'accuracy'):.1%} | {_mean(best, 'round'):.0f} | "
+            f"{_mean(group, 'sum_of_rates'):.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _mean(rows: Iterable[dict[str, Any]], name: str) -> float:
+    return float(np.mean([row[name] for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

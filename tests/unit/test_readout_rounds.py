@@ -1,0 +1,56 @@
+"""The arithmetic model of a readout's rounds agrees with what it is a model of."""
+
+import numpy as np
+import pytest
+from scipy.optimize import check_grad
+
+from benchmarks.accuracy.readout_rounds import Examples, Variant, run
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+
+
+def examples_of(seed: int, count: int = 40, labels: int = 3, features: int = 5) -> Examples:
+    random = np.random.default_rng(seed)
+    phi = random.normal(size=(count, features)).astype(np.float32)
+    right = (phi[:, :labels] + random.normal(0, 0.5, (count, labels))).argmax(axis=1)
+    return Examples(phi, random.normal(0, 0.3, (count, labels)).astype(np.float32), right)
+
+
+def test_slope_and_curvature_are_those_of_the_loss() -> None:
+    part, random = examples_of(0), np.random.default_rng(1)
+    start = random.normal(0, 0.3, (2, 5))
+
+    def loss(flat: np.ndarray) -> float:
+        return part.loss_and_slope(flat.reshape(2, 5).astype(np.float32))[0]
+
+    def slope(flat: np.ndarray) -> np.ndarray:
+        return part.loss_and_slope(flat.reshape(2, 5).astype(np.float32))[1].ravel()
+
+    assert check_grad(loss, slope, start.ravel(), epsilon=1e-2) < 0.02
+    bends = [
+        (slope(start.ravel() + 0.02 * e) - slope(start.ravel() - 0.02 * e)) @ e / 0.04
+        for e in np.eye(10)
+    ]
+    assert part.loss_and_slope(start.astype(np.float32))[2] == pytest.approx(sum(bends), rel=0.01)
+
+
+@pytest.mark.parametrize("variant", [Variant(), Variant(exact=True), Variant(correction=True)])
+def test_rounds_learn_what_clients_hold(variant: Variant) -> None:
+    clients = {split: [examples_of(10 * split + client) for client in range(3)] for split in Split}
+    config = RunConfig.of({"rounds": 20, "steps": 4, "queries": 8, "evaluate.every": 5}, "test")
+    result = run(config, clients, variant)
+    assert result["end"]["accuracy"] > 0.65
+    assert result["end"]["validation_loss"] < 0.8
+    assert result["best"]["round"] in (0, 5, 10, 15, 20)
+
+
+def test_hostile_clients_are_only_bounded_by_the_rule() -> None:
+    clients = {split: [examples_of(10 * split + client) for client in range(5)] for split in Split}
+    settings = {"rounds": 20, "steps": 4, "queries": 8, "evaluate.every": 5}
+    losses = [
+        run(
+            RunConfig.of(settings | {"aggregation.rule": rule}, "test"), clients, Variant(hostile=1)
+        )
+        for rule in ("median-norm", "mean")
+    ]
+    assert losses[0]["end"]["loss"] < losses[1]["end"]["loss"]
