@@ -20,13 +20,14 @@ INNER = "top:1"
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
-SCHEDULE = "learning-rate-schedule"
+SCHEDULE, BEST = "learning-rate-schedule", "evaluate.best"
 OPEN: dict[str, str | int] = {
     "adapter.layers": AUTO,
     "steps": 0,
     "queries": 0,
     "batch": 0,
     SCHEDULE: AUTO,
+    BEST: AUTO,
 }
 """The values that leave a setting open; they are the defaults."""
 
@@ -39,7 +40,7 @@ class Choice(NamedTuple):
         reason: why this value.
     """
 
-    value: str | int
+    value: str | int | bool
     reason: str
 
 
@@ -78,6 +79,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
             SCHEDULE: _schedule(
                 flat, "linear", "the noise of a readout's last steps would stay in the model"
             ),
+            BEST: _best(flat),
         }
     divided = "in measurements the number of forward passes decided, and not how steps divide them"
     return {
@@ -92,7 +94,15 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         SCHEDULE: _schedule(
             flat, "constant", "adapters inside the model were measured with a constant step size"
         ),
+        BEST: Choice(False, "returning to the lowest loss was measured for readouts alone"),
     }
+
+
+def _best(flat: Mapping[str, Any]) -> Choice:
+    """Return by what a run with a readout chooses the round that it returns to."""
+    if flat.get("evaluate.every", 1) == 0:
+        return Choice(False, "no rounds are validated")
+    return Choice("loss", "a readout learns few examples by heart, which validations show")
 
 
 def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:

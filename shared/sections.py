@@ -362,12 +362,15 @@ class EvaluateSettings(Section):
         ge=0,
     )
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
-    best: bool = setting(
-        False,
-        "after the last round, return to the validated one with the best mean accuracy on the "
-        "clients' validation examples, by a round that reverts the later ones. The accuracy is "
-        "that of the global model; with `readout` that of the personal models that clients would "
-        "have. With any `aggregation.rule` but `mean` the mean is trimmed",
+    best: bool | Literal["auto", "loss"] = setting(
+        "auto",
+        "after the last round, return to the validated one that was best, by a round that reverts "
+        "the later ones. `true`: with the highest mean accuracy on the clients' validation "
+        "examples; `loss`: with the lowest mean loss, which few examples tell more surely. They "
+        "are those of the global model; with `readout` those of the personal models that clients "
+        "would have. With any `aggregation.rule` but `mean` the mean is trimmed. `auto` is `loss` "
+        "with a readout alone if rounds are validated, otherwise `false`",
+        page="step-size.md#a-readout",
     )
 
 

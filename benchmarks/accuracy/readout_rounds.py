@@ -50,7 +50,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Variant:
-    """What is tried in the model alone.
+    """A change to the rounds that is tried in the model alone.
 
     Attributes:
         exact: whether whole gradients take the place of their estimates, at the same η.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -109,16 +109,21 @@ def is_global_validation(event: Mapping[str, Any]) -> bool:
     )
 
 
-def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
+def find_best_round(
+    events: Iterable[Mapping[str, Any]],
+    newcomers: Collection[int],
+    figure: Literal["accuracy", "loss"] = "accuracy",
+) -> int | None:
     """Return the round after which the model was best on validation, the later of equals.
 
     Where clients also validated the personal models that they would have, these count, and the
-    global model otherwise. Best is the mean of the clients' accuracies, or their trimmed mean where
+    global model otherwise. Best is the mean of the clients' figures, or their trimmed mean where
     an evaluation has one.
 
     Args:
         events: events of a run.
         newcomers: clients whose validation does not count.
+        figure: what is compared: the highest accuracy, or the lowest loss.
 
     Returns:
         The round, or None if no client has validated the model.
@@ -128,12 +133,13 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
         columns = event["columns"]
         column = columns.get(PERSONALIZED, columns[GLOBAL])
         clients = column["clients"].items()
-        accuracies = [c["accuracy"] for i, c in clients if int(i) not in newcomers]
-        if accuracies and TRIMMED_ACCURACY in column:
-            means[event["round"]] = float(trimmed_mean(np.array(accuracies)))
-        elif accuracies:
-            means[event["round"]] = sum(accuracies) / len(accuracies)
-    return max(means, key=lambda number: (means[number], number)) if means else None
+        figures = [client[figure] for i, client in clients if int(i) not in newcomers]
+        if figures and TRIMMED_ACCURACY in column:
+            means[event["round"]] = float(trimmed_mean(np.array(figures)))
+        elif figures:
+            means[event["round"]] = sum(figures) / len(figures)
+    sign = 1 if figure == "accuracy" else -1
+    return max(means, key=lambda number: (sign * means[number], number)) if means else None
 
 
 def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

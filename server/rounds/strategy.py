@@ -7,7 +7,7 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -285,12 +285,16 @@ class ScalarStrategy(Strategy):
             LedgerError: if the reverting round cannot be written.
         """
         ledger, last = self._store.ledger, self._config.federated_rounds
-        if not self._config.evaluate.best or self.round != last:
+        wanted = self._config.evaluate.best
+        if not wanted or self.round != last:
             return
         oldest = next(read_ledger(ledger.folder)).delta.round - 1
         reachable = [event for event in self._store.events() if event["round"] >= oldest]
-        best = find_best_round(reachable, self._config.newcomers)
-        delta, reached = self._revert(last + 1, bytes(8), last if best is None else min(best, last))
+        figure: Literal["accuracy", "loss"] = "loss" if wanted == "loss" else "accuracy"
+        best = find_best_round(reachable, self._config.newcomers, figure)
+        if best is None or best >= last:
+            return
+        delta, reached = self._revert(last + 1, bytes(8), best)
         event = RoundEvent(
             round=last + 1,
             problem=f"round {reached} was best on validation: the model is what it was then",

@@ -70,6 +70,55 @@ def test_personal_models_decide_where_clients_validate_them() -> None:
     assert find_best_round(alone, newcomers=[]) == 3
 
 
+def test_the_lowest_loss_decides_where_it_is_asked_for() -> None:
+    """Here the round with the best accuracy has not the lowest loss."""
+    losses = {0: 0.6, 10: 0.4, 20: 0.4, 30: 0.5}
+    events = []
+    for number, loss in losses.items():
+        event = validation(number, **{"global": [number / 100]})
+        event["columns"]["global"]["clients"]["0"]["loss"] = loss
+        events.append(event)
+    assert find_best_round(events, [], "loss") == 20
+    assert find_best_round(events, []) == 30
+
+
+def test_a_few_wrong_losses_do_not_decide_where_means_are_trimmed() -> None:
+    events = []
+    for number, losses in {10: [0.4, 0.5, 0.6, 0.5], 20: [0.7, 0.7, 0.7, -90.0]}.items():
+        event = validation(number, **{"global": [0.5] * 4})
+        event["columns"]["global"]["trimmed_client_accuracy"] = 0.5
+        for client, loss in enumerate(losses):
+            event["columns"]["global"]["clients"][str(client)]["loss"] = loss
+        events.append(event)
+    assert find_best_round(events, [], "loss") == 10
+
+
+@pytest.mark.parametrize("figure", ["loss", True])
+def test_a_run_whose_last_round_is_best_writes_no_round_more(
+    small: Settings, figure: object
+) -> None:
+    config = config_of(small, evaluate__best=figure, rounds=2, learning_rate=0.0, steps=1)
+    result = read_result(simulate(config))
+    assert (result["final_round"], len(result["rounds"])) == (2, 2)
+
+
+def test_a_readout_that_gets_worse_returns_to_its_lowest_loss_by_default(small: Settings) -> None:
+    config = config_of(
+        small, adapter__layers="readout", rounds=4, learning_rate=1000.0, steps=1, queries=2
+    )
+    assert config.evaluate.best == "loss"
+    result = RunResult.read(simulate(config))
+    losses = {}
+    for event in result.evaluations:
+        if event.split == "validation" and "global" in event.columns and event.round <= 4:
+            clients = event.columns["global"].clients
+            losses[event.round] = clients[0].loss + clients[1].loss
+    best = min(losses, key=lambda number: (losses[number], -number))
+    if best == 4:
+        pytest.fail("the test's settings ruin nothing; choose larger steps")
+    assert result.rounds[-1].back_to == best
+
+
 def test_the_best_round_of_a_readout_is_that_of_the_personal_models(small: Settings) -> None:
     """Validations fit the private part that counts, without recording it."""
     config = config_of(

@@ -7,6 +7,7 @@ import pytest
 from client.tuning.settings import TuneSettings
 from shared.choices import OPEN, automatic_values, choose
 from shared.config import RunConfig
+from shared.errors import ConfigError
 from shared.sections import AdapterSettings
 
 
@@ -57,7 +58,7 @@ def test_what_is_set_is_kept() -> None:
     assert (config.steps, config.queries, config.batch) == (3, 7, 5)
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
-    chosen = {"adapter.layers", "learning-rate-schedule"}
+    chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.best"}
     assert set(automatic_values(config.flat())) == chosen
 
 
@@ -74,6 +75,15 @@ def test_every_choice_has_a_reason_of_its_own(layers: str) -> None:
     """A reason says why this value; one that fits all settings would say it of none."""
     reasons = [choice.reason for choice in choose({"adapter.layers": layers}).values()]
     assert len(set(reasons)) == len(reasons) == len(OPEN)
+
+
+def test_a_readout_returns_to_its_best_round_where_rounds_are_validated() -> None:
+    assert RunConfig().evaluate.best == "loss"
+    assert of(evaluate__every=0).evaluate.best is False
+    assert of(adapter__layers="top:1").evaluate.best is False
+    assert of(evaluate__best=True).evaluate.best is True
+    with pytest.raises(ConfigError, match=r"evaluate\.best"):
+        of(evaluate__best="accuracy")
 
 
 def test_runs_of_earlier_versions_keep_their_id() -> None:
