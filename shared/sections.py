@@ -366,10 +366,11 @@ class EvaluateSettings(Section):
         "auto",
         "after the last round, return to the validated one that was best, by a round that reverts "
         "the later ones. `true`: with the highest mean accuracy on the clients' validation "
-        "examples; `loss`: with the lowest mean loss, which few examples tell more surely. They "
-        "are those of the global model; with `readout` those of the personal models that clients "
-        "would have. With any `aggregation.rule` but `mean` the mean is trimmed. `auto` is `loss` "
-        "with a readout alone if rounds are validated, otherwise `false`",
+        "examples; `loss`: with the lowest loss, if it is below the last one's by more than the "
+        "standard error over the clients. They are those of the global model; with `readout` those "
+        "of the personal models that clients would have. With any `aggregation.rule` but `mean` "
+        "means are trimmed. `auto` is `loss` with a readout alone if rounds are validated, "
+        "otherwise `false`",
         page="step-size.md#a-readout",
     )
 

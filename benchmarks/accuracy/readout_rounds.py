@@ -15,8 +15,8 @@ A condition is a name and what is not the default: settings of a run that the mo
 `median-norm`), and variants that only the model has, the fields of `Variant`.
 
 FOLDER/readout_rounds.jsonl has a line per run; the same command continues. Printed are means over
-the seeds: test accuracy at the end and at the validated round with the lowest loss, test loss, and
-the sum of η over all steps.
+the seeds: test accuracy at the end, and at the round that a run with `evaluate.best = "loss"`
+returns to, test loss at the end, and the sum of η over all steps.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from benchmarks.accuracy.value_per_pass import (
     settings_of,
 )
 from client.training.model_runtime import load_run
+from server.rounds.evaluation import GLOBAL_COLUMN, TRIMMED_ACCURACY, find_lowest_loss
 from server.rounds.robust_rules import lower_median, norm_factors, trimmed_mean
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -170,7 +171,7 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
     counted = np.minimum(examples, lower_median(examples)) if robust else examples
     corrections = np.zeros((len(train), *weights.shape), np.float32)
     gain = 1 / (1 + weights.size / (config.steps * config.queries)) * variant.correction
-    sum_of_rates, path = 0.0, [_validated(0, weights, clients, test)]
+    sum_of_rates, path = 0.0, [_validated(0, weights, clients, test, robust)]
     for number in range(1, config.rounds + 1):
         rate = size.learning_rate * variant.factor
         sums, seen = np.zeros_like(corrections), []
@@ -206,9 +207,11 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
             )
         )
         if number % config.evaluate.every == 0 or number == config.rounds:
-            path.append(_validated(number, weights, clients, test))
-    end, best = path[-1], min(reversed(path), key=lambda at: at["validation_loss"])
-    return {"sum_of_rates": sum_of_rates, "end": end, "best": best}
+            path.append(_validated(number, weights, clients, test, robust))
+    events = [at.pop("validation") for at in path]
+    best_round = find_lowest_loss(events, [])
+    best = next(at for at in path if at["round"] == best_round)
+    return {"sum_of_rates": sum_of_rates, "end": path[-1], "best": best}
 
 
 def _take_steps(
@@ -244,15 +247,26 @@ def _take_steps(
     return total, (float(np.mean(losses)), square, curvature)
 
 
-def _validated(number: int, weights: Floats, clients: Clients, test: Examples) -> dict[str, Any]:
+def _validated(
+    number: int, weights: Floats, clients: Clients, test: Examples, robust: bool
+) -> dict[str, Any]:
+    """Return test figures after a round, and the event of its validation."""
     accuracy, loss = test.judge(weights)
-    judged = [part.judge(weights)[1] for part in clients[Split.VALIDATION]]
-    known = np.array([value for value in judged if not np.isnan(value)])
+    losses = [part.judge(weights)[1] for part in clients[Split.VALIDATION]]
+    known = {str(client): {"loss": loss} for client, loss in enumerate(losses) if loss == loss}
+    column: dict[str, Any] = {"clients": known}
+    if robust:
+        column[TRIMMED_ACCURACY] = None
     return {
         "round": number,
         "accuracy": accuracy,
         "loss": loss,
-        "validation_loss": float(trimmed_mean(known)),
+        "validation": {
+            "event": "evaluation",
+            "split": "validation",
+            "round": number,
+            "columns": {GLOBAL_COLUMN: column},
+        },
     }
 
 
@@ -310,7 +324,7 @@ def render_table(rows: Iterable[dict[str, Any]]) -> str:
         groups[row["data_set"], row["clients"], row["alpha"], row["condition"]].append(row)
     lines = [
         "| data | clients | α | condition | seeds | probe CV | probe | end | loss | "
-        "best validated | its round | Σ η |",
+        "returned to | its round | Σ η |",
         "|---" * 12 + "|",
     ]
     for key, group in groups.items():

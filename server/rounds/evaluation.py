@@ -2,15 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from server.rounds.robust_rules import trimmed_mean
+from server.rounds.robust_rules import hostile_count, trimmed_mean
 from shared.columns import GLOBAL, PERSONALIZED
 from shared.errors import ReportError
 from shared.frames.evaluation import Evaluation
@@ -109,37 +109,76 @@ def is_global_validation(event: Mapping[str, Any]) -> bool:
     )
 
 
-def find_best_round(
-    events: Iterable[Mapping[str, Any]],
-    newcomers: Collection[int],
-    figure: Literal["accuracy", "loss"] = "accuracy",
-) -> int | None:
+def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
     """Return the round after which the model was best on validation, the later of equals.
 
     Where clients also validated the personal models that they would have, these count, and the
-    global model otherwise. Best is the mean of the clients' figures, or their trimmed mean where
+    global model otherwise. Best is the mean of the clients' accuracies, or their trimmed mean where
     an evaluation has one.
 
     Args:
         events: events of a run.
         newcomers: clients whose validation does not count.
-        figure: what is compared: the highest accuracy, or the lowest loss.
 
     Returns:
         The round, or None if no client has validated the model.
     """
-    means: dict[int, float] = {}
+    means = {
+        number: _mean(list(accuracies.values()), is_trimmed)[0]
+        for number, accuracies, is_trimmed in _validations(events, newcomers, "accuracy")
+    }
+    return max(means, key=lambda number: (means[number], number)) if means else None
+
+
+def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
+    """Return the round whose model has the lowest loss on validation, the last one in doubt.
+
+    Every client's loss is compared with its own after the last validated round, since clients
+    differ more than rounds do. A round must be better by more than the standard error of the mean
+    difference over the clients, which of one client is 0. The mean is trimmed where an evaluation
+    has a trimmed mean.
+
+    Args:
+        events: events of a run.
+        newcomers: clients whose validation does not count.
+
+    Returns:
+        The round, or None if no client has validated the model.
+    """
+    validations = list(_validations(events, newcomers, "loss"))
+    if not validations:
+        return None
+    last, latest, _ = max(validations, key=lambda validation: validation[0])
+    best, least = last, 0.0
+    for number, losses, is_trimmed in validations:
+        differences = [losses[client] - latest[client] for client in losses if client in latest]
+        if number < last and differences:
+            mean, error = _mean(differences, is_trimmed)
+            if mean + error < least:
+                best, least = number, mean + error
+    return best
+
+
+def _validations(
+    events: Iterable[Mapping[str, Any]], newcomers: Collection[int], figure: str
+) -> Iterator[tuple[int, dict[str, float], bool]]:
+    """Yield the round of each validation, a figure by client, and whether means are trimmed."""
     for event in filter(is_global_validation, events):
         columns = event["columns"]
         column = columns.get(PERSONALIZED, columns[GLOBAL])
         clients = column["clients"].items()
-        figures = [client[figure] for i, client in clients if int(i) not in newcomers]
-        if figures and TRIMMED_ACCURACY in column:
-            means[event["round"]] = float(trimmed_mean(np.array(figures)))
-        elif figures:
-            means[event["round"]] = sum(figures) / len(figures)
-    sign = 1 if figure == "accuracy" else -1
-    return max(means, key=lambda number: (sign * means[number], number)) if means else None
+        figures = {i: client[figure] for i, client in clients if int(i) not in newcomers}
+        if figures:
+            yield event["round"], figures, TRIMMED_ACCURACY in column
+
+
+def _mean(values: Sequence[float], is_trimmed: bool) -> tuple[float, float]:
+    """Return the mean, or the trimmed mean, and its standard error, 0 of a single value."""
+    cut = hostile_count(len(values)) if is_trimmed else 0
+    kept = np.sort(np.array(values))[cut : len(values) - cut]
+    error = kept.std(ddof=1) / np.sqrt(len(kept)) if len(kept) > 1 else 0.0
+    mean = trimmed_mean(np.array(values)) if is_trimmed else sum(values) / len(values)
+    return float(mean), float(error)
 
 
 def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

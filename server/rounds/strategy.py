@@ -7,13 +7,13 @@ used: a message holds one frame, every frame is validated, and a bad one is drop
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from server.rounds.evaluation import find_best_round, summarize_evaluations
+from server.rounds.evaluation import find_best_round, find_lowest_loss, summarize_evaluations
 from server.rounds.event_log import (
     EvaluationEvent,
     EventLog,
@@ -290,11 +290,11 @@ class ScalarStrategy(Strategy):
             return
         oldest = next(read_ledger(ledger.folder)).delta.round - 1
         reachable = [event for event in self._store.events() if event["round"] >= oldest]
-        figure: Literal["accuracy", "loss"] = "loss" if wanted == "loss" else "accuracy"
-        best = find_best_round(reachable, self._config.newcomers, figure)
-        if best is None or best >= last:
+        find = find_lowest_loss if wanted == "loss" else find_best_round
+        best = find(reachable, self._config.newcomers)
+        if wanted == "loss" and best in (None, last):
             return
-        delta, reached = self._revert(last + 1, bytes(8), best)
+        delta, reached = self._revert(last + 1, bytes(8), last if best is None else min(best, last))
         event = RoundEvent(
             round=last + 1,
             problem=f"round {reached} was best on validation: the model is what it was then",

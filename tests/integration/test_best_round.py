@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from federations import Settings, config_of
 
-from server.rounds.evaluation import find_best_round
+from server.rounds.evaluation import find_best_round, find_lowest_loss
 from shared.ledger.reading import read_ledger
 from shared.result import RunResult, read_result
 from simulations.simulate import simulate
@@ -70,53 +70,71 @@ def test_personal_models_decide_where_clients_validate_them() -> None:
     assert find_best_round(alone, newcomers=[]) == 3
 
 
-def test_the_lowest_loss_decides_where_it_is_asked_for() -> None:
-    """Here the round with the best accuracy has not the lowest loss."""
-    losses = {0: 0.6, 10: 0.4, 20: 0.4, 30: 0.5}
+def losses_by_round(losses: dict[int, list[float]], trimmed: bool = False) -> list[dict[str, Any]]:
+    """Validations whose accuracy rises from round to round."""
     events = []
-    for number, loss in losses.items():
-        event = validation(number, **{"global": [number / 100]})
-        event["columns"]["global"]["clients"]["0"]["loss"] = loss
+    for number, values in losses.items():
+        event = validation(number, **{"global": [number / 100] * len(values)})
+        column = event["columns"]["global"]
+        for client, loss in enumerate(values):
+            column["clients"][str(client)]["loss"] = loss
         events.append(event)
-    assert find_best_round(events, [], "loss") == 20
-    assert find_best_round(events, []) == 30
+        if trimmed:
+            column["trimmed_client_accuracy"] = 0.5
+    return events
+
+
+def test_the_lowest_loss_decides_where_it_is_asked_for() -> None:
+    one = losses_by_round({0: [0.6], 10: [0.4], 20: [0.45], 30: [0.5]})
+    assert find_lowest_loss(one, []) == 10
+    assert find_best_round(one, []) == 30
+    assert find_lowest_loss([], []) is None
+
+
+def test_a_loss_must_be_lower_by_more_than_the_clients_differ_in_it() -> None:
+    """Both rounds are better by 0.03 in the mean, one of them for every client."""
+    last = [0.5, 0.9, 1.7]
+    unsure = losses_by_round({10: [0.4, 0.8, 1.81], 40: last})
+    assert find_lowest_loss(unsure, []) == 40
+    sure = losses_by_round({10: [0.47, 0.86, 1.68], 40: last})
+    assert find_lowest_loss(sure, []) == 10
+    assert find_lowest_loss(sure, newcomers=[0, 1, 2]) is None
 
 
 def test_a_few_wrong_losses_do_not_decide_where_means_are_trimmed() -> None:
-    events = []
-    for number, losses in {10: [0.4, 0.5, 0.6, 0.5], 20: [0.7, 0.7, 0.7, -90.0]}.items():
-        event = validation(number, **{"global": [0.5] * 4})
-        event["columns"]["global"]["trimmed_client_accuracy"] = 0.5
-        for client, loss in enumerate(losses):
-            event["columns"]["global"]["clients"][str(client)]["loss"] = loss
-        events.append(event)
-    assert find_best_round(events, [], "loss") == 10
+    losses = {10: [-90.0, 0.51, 0.52, 0.51], 20: [0.5] * 4}
+    assert find_lowest_loss(losses_by_round(losses, trimmed=True), []) == 20
 
 
-@pytest.mark.parametrize("figure", ["loss", True])
-def test_a_run_whose_last_round_is_best_writes_no_round_more(
-    small: Settings, figure: object
-) -> None:
-    config = config_of(small, evaluate__best=figure, rounds=2, learning_rate=0.0, steps=1)
+def test_clients_that_validated_only_once_are_not_compared() -> None:
+    events = losses_by_round({10: [0.4, 9.0], 20: [0.5]})
+    assert find_lowest_loss(events, []) == 10
+
+
+def test_a_run_whose_last_round_is_best_writes_no_round_more(small: Settings) -> None:
+    config = config_of(small, evaluate__best="loss", rounds=2, learning_rate=0.0, steps=1)
     result = read_result(simulate(config))
     assert (result["final_round"], len(result["rounds"])) == (2, 2)
 
 
 def test_a_readout_that_gets_worse_returns_to_its_lowest_loss_by_default(small: Settings) -> None:
     config = config_of(
-        small, adapter__layers="readout", rounds=4, learning_rate=1000.0, steps=1, queries=2
+        small, adapter__layers="readout", rounds=4, learning_rate=100.0, steps=1, queries=2
     )
     assert config.evaluate.best == "loss"
-    result = RunResult.read(simulate(config))
-    losses = {}
-    for event in result.evaluations:
-        if event.split == "validation" and "global" in event.columns and event.round <= 4:
-            clients = event.columns["global"].clients
-            losses[event.round] = clients[0].loss + clients[1].loss
-    best = min(losses, key=lambda number: (losses[number], -number))
+    folder = simulate(config)
+    result = RunResult.read(folder)
+    rounds = [event for event in result.evaluations if event.split == "validation"]
+    losses = {
+        event.round: event.columns["global"].clients[0].loss
+        + event.columns["global"].clients[1].loss
+        for event in rounds
+        if "global" in event.columns and event.round <= 4
+    }
+    best = min(losses, key=lambda number: losses[number])
     if best == 4:
         pytest.fail("the test's settings ruin nothing; choose larger steps")
-    assert result.rounds[-1].back_to == best
+    assert (result.rounds[-1].round, read_result(folder)["rounds"][-1]["back_to"]) == (5, best)
 
 
 def test_the_best_round_of_a_readout_is_that_of_the_personal_models(small: Settings) -> None:
