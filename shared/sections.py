@@ -369,8 +369,8 @@ class EvaluateSettings(Section):
         "examples; `loss`: with the lowest loss, if it is below the last one's by more than the "
         "standard error over the clients. They are those of the global model; with `readout` those "
         "of the personal models that clients would have. With any `aggregation.rule` but `mean` "
-        "means are trimmed. `auto` is `loss` with a readout alone if rounds are validated, "
-        "otherwise `false`",
+        "means are trimmed. `auto` is `loss` with a readout alone if rounds are validated and the "
+        "method is not `readout`, otherwise `false`",
         page="step-size.md#a-readout",
     )
 

@@ -81,6 +81,7 @@ def test_a_readout_returns_to_its_best_round_where_rounds_are_validated() -> Non
     assert RunConfig().evaluate.best == "loss"
     assert of(evaluate__every=0).evaluate.best is False
     assert of(adapter__layers="top:1").evaluate.best is False
+    assert of(method="readout", adapter__label_bias=True).evaluate.best is False
     assert of(evaluate__best=True).evaluate.best is True
     with pytest.raises(ConfigError, match=r"evaluate\.best"):
         of(evaluate__best="accuracy")
