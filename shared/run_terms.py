@@ -139,7 +139,9 @@ class RunTerms:
             ),
             validation_every=_whole(settings, "evaluate.every"),
             has_test=_flag(settings, "evaluate.test"),
-            returns_to_best=_flag(settings, "evaluate.best"),
+            returns_to_best=(
+                settings.get("evaluate.best") == "loss" or _flag(settings, "evaluate.best")
+            ),
         )
 
     @property

@@ -152,7 +152,8 @@ class StepSize:
         steps: number of steps or rounds of the whole run.
         given: η that was set by hand; None if it is to be found.
         epsilon: size ε of perturbations.
-        decreasing: whether η falls linearly to 0, with the same mean.
+        decreasing: whether η falls linearly to 0: from the one that was set, or from twice the one
+            that would be found, so that the mean is the same.
         done: number of observed steps.
         spent: loss that the updates so far added by noise.
         back_to: step whose state to return to, since the last observation showed a rise and its
@@ -229,11 +230,9 @@ class StepSize:
     @property
     def learning_rate(self) -> float:
         """The η of the next step or round; 0 during the warm-up."""
-        schedule = 1.0
-        if self.decreasing:
-            schedule = 2 * max(self.steps - self.done - 0.5, 0.5) / self.steps
+        left = max(self.steps - self.done - 0.5, 0.5) / self.steps if self.decreasing else 1.0
         if self.given is not None:
-            return self.given * self._share * schedule
+            return self.given * self._share * left
         if self.warming_up or self._squared_norm.mean <= 0 or self.curvature <= 0:
             return 0.0
         scale = abs(self._start.mean)
@@ -243,7 +242,7 @@ class StepSize:
         most = self._share * MOST_AT_ONCE * scale
         local = max(self._local_squared_norm.mean, 1e-300)
         square = min(min(price, most) / self._squared_norm.mean, most / local)
-        rate = schedule * np.sqrt(2 * square / self.curvature)
+        rate = np.sqrt(2 * square / self.curvature) * (2 * left if self.decreasing else 1.0)
         return float(min(rate, REACH * self.epsilon / np.sqrt(local)))
 
     @property

@@ -40,8 +40,9 @@ from benchmarks.accuracy.value_per_pass import (
     settings_of,
 )
 from client.training.model_runtime import load_run
-from server.rounds.evaluation import GLOBAL_COLUMN, TRIMMED_ACCURACY, find_lowest_loss
+from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
 from server.rounds.robust_rules import lower_median, norm_factors, trimmed_mean
+from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.step_size import REACH, Observation, StepSize
@@ -265,7 +266,7 @@ def _validated(
             "event": "evaluation",
             "split": "validation",
             "round": number,
-            "columns": {GLOBAL_COLUMN: column},
+            "columns": {GLOBAL: column},
         },
     }
 
