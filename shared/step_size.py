@@ -230,9 +230,9 @@ class StepSize:
     @property
     def learning_rate(self) -> float:
         """The η of the next step or round; 0 during the warm-up."""
-        left = max(self.steps - self.done - 0.5, 0.5) / self.steps if self.decreasing else 1.0
+        ahead = max(self.steps - self.done - 0.5, 0.5) / self.steps
         if self.given is not None:
-            return self.given * self._share * left
+            return self.given * self._share * (ahead if self.decreasing else 1.0)
         if self.warming_up or self._squared_norm.mean <= 0 or self.curvature <= 0:
             return 0.0
         scale = abs(self._start.mean)
@@ -242,7 +242,7 @@ class StepSize:
         most = self._share * MOST_AT_ONCE * scale
         local = max(self._local_squared_norm.mean, 1e-300)
         square = min(min(price, most) / self._squared_norm.mean, most / local)
-        rate = np.sqrt(2 * square / self.curvature) * (2 * left if self.decreasing else 1.0)
+        rate = np.sqrt(2 * square / self.curvature) * (2 * ahead if self.decreasing else 1.0)
         return float(min(rate, REACH * self.epsilon / np.sqrt(local)))
 
     @property
