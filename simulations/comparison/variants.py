@@ -1,7 +1,7 @@
 """The runs of a comparison, grouped into variants: runs that differ in their seeds alone."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -235,10 +235,11 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     runs = [Run(folder, RunResult.read(folder)) for folder in folders]
     for run in runs[1:]:
         _check(run, runs[0])
+    known = {key: None for run in runs for key in run.result.config if _makes_a_variant(key)}
     groups: dict[str, list[Run]] = {}
     for run in runs:
         config = run.result.config
-        kept = {key: value for key, value in config.items() if _makes_a_variant(key)}
+        kept = {key: _value_in(config, key) for key in known}
         group = groups.setdefault(json.dumps(kept, sort_keys=True), [])
         for other in group:
             if other.result.config.get("seed") == config.get("seed"):
@@ -261,8 +262,7 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
         for label, group in zip(_labels(list(groups.values())), groups.values(), strict=True)
     )
     configs = [variant.first.config for variant in variants]
-    keys = {key: None for config in configs for key in config if _makes_a_variant(key)}
-    differing = {key: tuple(config.get(key) for config in configs) for key in keys}
+    differing = {key: tuple(_value_in(config, key) for config in configs) for key in known}
     return ComparisonSet(
         variants,
         tuple(clients),
@@ -276,6 +276,14 @@ def _makes_a_variant(key: str) -> bool:
     """Return whether runs with other values of a setting are no repetitions of each other."""
     described = describe(RunConfig).get(key)
     return described is None or described.makes_a_variant
+
+
+def _value_in(config: Mapping[str, object], key: str) -> object:
+    """Return the value of a setting in a result, which may be older than the setting."""
+    described = describe(RunConfig).get(key)
+    if key in config or described is None:
+        return config.get(key)
+    return described.default if described.before is None else described.before
 
 
 def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Condition]:

@@ -243,6 +243,8 @@ def frames() -> dict[str, Any]:
             ),
         ),
         "refusal": Refusal(token, 4, 2, RefusalCode.CATCH_UP, (7, 2)),
+        "refusal_of_a_small_batch": Refusal(token, 4, 2, RefusalCode.BATCH, (1, 2)),
+        "refusal_of_an_evaluation": Refusal(token, 4, 2, RefusalCode.EVALUATION),
         "blob_part": part,
         "blob_receipt": BlobReceipt(token_of(part.encode()), 4, part.blob, 300),
         "round_delta": RoundDelta(

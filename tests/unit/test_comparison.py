@@ -83,6 +83,19 @@ def test_threads_and_a_cache_make_no_other_variant(compare: Compare) -> None:
     assert len(compare(one, other).runs.variants) == 1
 
 
+def test_a_setting_that_an_older_result_lacks_has_the_value_that_was_computed_with(
+    compare: Compare,
+) -> None:
+    older, newer, other = result_of(seed=0), result_of(seed=1), result_of(seed=2)
+    older["config"].pop("data.alpha")
+    older["config"].pop("aggregation.rule")
+    newer["config"]["aggregation.rule"] = "mean"
+    assert len(compare(older, newer).runs.variants) == 1
+    assert compare(older, other).runs.differing == {"aggregation.rule": ("mean", "median-norm")}
+    newer["config"]["data.alpha"] = 7.0
+    assert compare(older, newer).runs.differing == {"data.alpha": (0.5, 7.0)}
+
+
 def test_other_settings_are_another_variant(compare: Compare) -> None:
     comparison = compare(
         result_of(30, learning_rate=0.1), result_of(30, gain=0.0, learning_rate=0.02)
