@@ -1,4 +1,4 @@
-"""What a client answers to a server that asks for more than a run needs.
+"""The answers of a client to a server that asks for more than a run needs.
 
     python -m benchmarks.privacy.hostile_questions
 
