@@ -74,6 +74,7 @@ def blocks() -> dict[str, str]:
     found["tune"] = settings_table(TuneSettings, tune, "")
     found["tune data"] = settings_table(TuneSettings, tune, "data.")
     found["tune lsp"] = settings_table(TuneSettings, tune, "lsp.")
+    found["tune offload"] = settings_table(TuneSettings, tune, "offload.")
     return found | {f"features: {name}": table for name, table in tables().items()}
 
 

@@ -42,7 +42,9 @@ from shared.model.layer_selection import is_linear
 
 COMPUTE, TRANSFER, UPDATE = 0.84, 0.93, 1.92
 """Seconds of a step of Llama-7B: both passes, transfer each way, update on the host."""
-NONZEROS, LEARNING_RATE, SEQUENCE = 16, 1e-5, 256
+NONZEROS, LEARNING_RATE, SEQUENCE, VIRTUAL_STEPS = 16, 1e-5, 256, 20
+SHOWN_STEPS = 8
+"""Seconds of a drawn virtual timeline, over those of compute in a step."""
 PLOTTED = ("zero-offload", "zero-offload, layer-wise", "lsp, s = hidden/8")
 CPU = torch.device("cpu")
 
@@ -100,8 +102,8 @@ class Experiment:
         whole = max(each.end for each in intervals) - min(each.start for each in intervals)
         return whole / self.steps, accelerator.timeline, accelerator
 
-    def virtual_seconds(self, timeline: Timeline, order: Order, subspace: int | None) -> float:
-        """A step's seconds on a virtual clock, with the measured work and the link's bandwidth."""
+    def virtual(self, timeline: Timeline, order: Order, subspace: int | None) -> Timeline:
+        """Many steps on a virtual clock, with the measured work and the link's bandwidth."""
         layers = scheduled_layers(new_network(self.shape), subspace)
         work: dict[tuple[int, str], float] = defaultdict(float)
         for each in timeline.intervals:
@@ -119,8 +121,7 @@ class Experiment:
                     apply=work[index, "apply"],
                 )
             )
-        intervals = simulate_schedule(seconds, order, self.steps).intervals
-        return max(each.end for each in intervals) / self.steps
+        return simulate_schedule(seconds, order, VIRTUAL_STEPS)
 
     def predicted_bytes(self, method: FirstOrderMethod, subspace: int) -> int:
         """The estimate of the accelerator's peak memory, without its runtime."""
@@ -187,7 +188,7 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
         ("zero-offload, layer-wise", "zero-offload", "layer-wise", None),
         *((f"lsp, s = hidden/{part}", "lsp", "layer-wise", hidden // part) for part in (4, 8, 16)),
     ]
-    rows, timelines = [], {}
+    rows, timelines, virtual_timelines = [], {}, {}
     for name, method, order, subspace in runs:
         seconds, timeline, accelerator = experiment.run(order, subspace)
         timelines[name] = timeline
@@ -206,7 +207,13 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
         if order is None:
             row["virtual_seconds"] = timeline.busy_seconds(ACCELERATOR) / experiment.steps
         else:
-            row["virtual_seconds"] = experiment.virtual_seconds(timeline, order, subspace)
+            # Zero-Offload's work is the same in both orders: on the virtual clock, one measurement.
+            work = timelines["zero-offload"] if method == "zero-offload" else timeline
+            virtual = experiment.virtual(work, order, subspace)
+            row["virtual_seconds"] = max(each.end for each in virtual.intervals) / VIRTUAL_STEPS
+            shown_until = SHOWN_STEPS * experiment.compute
+            virtual.intervals = [each for each in virtual.intervals if each.start < shown_until]
+            virtual_timelines[name] = virtual
         print(
             f"{experiment.shape} {name}: {seconds:.2f} s, virtual {row['virtual_seconds']:.2f} s, "
             f"{seconds / experiment.compute:.2f} of "
@@ -215,8 +222,9 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
             flush=True,
         )
     if plots:
-        shown = {name: timelines[name] for name in PLOTTED}
-        draw(shown, plots / f"offload-{experiment.shape}.png")
+        for kind, drawn in (("", timelines), ("-virtual", virtual_timelines)):
+            shown = {name: drawn[name] for name in PLOTTED}
+            draw(shown, plots / f"offload-{experiment.shape}{kind}.png")
     return rows
 
 

@@ -62,12 +62,11 @@ class OffloadedAdam:
         self._hooks.schedule, self._hooks.learning_rate = self._schedule, learning_rate
 
     def finish_step(self, learning_rate: float) -> None:
-        """Wait until all layers are updated.
+        """Do nothing: the schedule has all gradients, and a forward pass waits for its weights.
 
         Args:
             learning_rate: η, which `begin_pass` was given.
         """
-        self._schedule.finish()
 
     @contextmanager
     def checking(self) -> Iterator[list[ProjectorCheck]]:

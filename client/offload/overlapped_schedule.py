@@ -126,7 +126,7 @@ class OverlappedSchedule:
             BaseException: what a stage has raised.
         """
         self._end_pass()
-        with self._changed:
+        with self._accelerator.pausing(), self._changed:
             self._wait_until(lambda: self._order.idle)
 
     def close(self) -> None:
@@ -233,6 +233,8 @@ class OverlappedSchedule:
                 update.add(tensor)
             if job.learning_rate is not None:
                 job.tensors = [update.update(job.learning_rate) for update in job.updates]
+            else:
+                job.tensors = []
         self._measured[Stage.UPDATE] += self._accelerator.clock.now() - start
 
     def _upload(self, index: int, job: _Job) -> None:
@@ -242,6 +244,7 @@ class OverlappedSchedule:
         with self._accelerator.computing("apply", index):
             for update, change in zip(job.updates, changes, strict=True):
                 update.apply(change)
+        job.tensors = []
 
     def _record(self, stage: Stage, lane: str, index: int, start: float) -> None:
         end = self._accelerator.clock.now()

@@ -1,8 +1,12 @@
 """Sections of the settings of a tuning run."""
 
+from typing import Literal
+
 from shared.sections import EMBEDDED_DATA
 from shared.settings import Section, Text, setting
 from shared.tasks.sampling import LOW_DATA
+
+_FIRST_ORDER = ("fo-adam", "lora", "zero-offload", "lsp")
 
 
 class TuneData(Section):
@@ -52,3 +56,53 @@ class LspSettings(Section):
         read_by=("lsp",),
         ge=0,
     )
+
+
+class OffloadSettings(Section):
+    """The schedule of transfers and updates, and an accelerator that is emulated.
+
+    None of it changes a bit of the result.
+    """
+
+    schedule: Literal["auto", "layer-wise", "zero", "none"] = setting(
+        "auto",
+        "order of transfers and host updates: `layer-wise`, `zero` (Zero-Offload's own), or "
+        "`none`, without overlap. `auto` is the method's own, and `none` where the CPU computes",
+        read_by=("zero-offload", "lsp"),
+        page="lsp.md#the-schedule",
+        identity=False,
+    )
+    memory: int = setting(
+        0,
+        "bytes of an emulated accelerator's memory; 0 is no limit",
+        read_by=_FIRST_ORDER,
+        page="lsp.md#an-accelerator-that-need-not-be-there",
+        identity=False,
+        ge=0,
+    )
+    bandwidth: float = setting(
+        0.0,
+        "bytes/s each way of an emulated link between host and accelerator; 0 emulates none",
+        read_by=("zero-offload", "lsp"),
+        identity=False,
+        ge=0,
+    )
+    slowdown: float = setting(
+        1.0,
+        "factor of an emulated accelerator's time",
+        read_by=_FIRST_ORDER,
+        identity=False,
+        ge=1,
+    )
+    host_slowdown: float = setting(
+        1.0,
+        "factor of the host's time beside an emulated accelerator",
+        read_by=("zero-offload", "lsp"),
+        identity=False,
+        ge=1,
+    )
+
+    @property
+    def emulates(self) -> bool:
+        """Return whether an accelerator is emulated."""
+        return bool(self.memory or self.bandwidth or self.slowdown > 1 or self.host_slowdown > 1)

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from client.tuning.sections import LspSettings, TuneData
+from client.tuning.sections import LspSettings, OffloadSettings, TuneData
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
 from shared.config import NO_STREAMED_GRADIENTS
 from shared.directions import Differences, Gradients
@@ -175,6 +175,7 @@ class TuneSettings(Settings):
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: TuneData = setting(TuneData(), "Data")
     lsp: LspSettings = setting(LspSettings(), "LSP-Offload")
+    offload: OffloadSettings = setting(OffloadSettings(), "Offloading")
 
     @model_validator(mode="before")
     @classmethod
@@ -256,6 +257,11 @@ class TuneSettings(Settings):
             mistakes.append(
                 f"model.stream: the backward pass of {method} needs all blocks at once; set it to "
                 "off"
+            )
+        if self.offload.emulates and (self.model.torch_device != "cpu" or self.threads != 1):
+            mistakes.append(
+                "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
+                "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
             )
         return mistakes
 

@@ -19,9 +19,16 @@ from torch import Tensor, nn
 
 from client.estimators.mezo import learning_rate_at
 from client.forward.readout import ReadoutForward
-from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
+from client.offload.layer_update import (
+    ImmediateSchedule,
+    LayerUpdate,
+    SubspaceSettings,
+    UpdateSchedule,
+)
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
+from client.offload.overlapped_schedule import OverlappedSchedule
+from client.tuning.baselines.offload_setup import make_accelerator, make_schedule
 from client.tuning.baselines.resident_adam import ResidentAdam
 from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
@@ -85,10 +92,16 @@ class FirstOrder:
             if settings.space == "lora":
                 self._trained |= _trained_a(base)
         self._forward = setup.make_forward(adapter)
+        self._accelerator = make_accelerator(settings, base)
+        self._schedule: UpdateSchedule = ImmediateSchedule()
         self._optimizer = self._make_optimizer()
         self._steps = 0
-        if self._checkpoint.exists:
-            self._continue()
+        try:
+            if self._checkpoint.exists:
+                self._continue()
+        except BaseException:
+            self.close()
+            raise
 
     def _make_optimizer(self) -> GradientOptimizer:
         settings = self._setup.settings
@@ -103,7 +116,8 @@ class FirstOrder:
             for name, weight in self._trained.items()
             if isinstance(weight, nn.Parameter)
         ]
-        optimizer = OffloadedAdam(layers, ImmediateSchedule(), subspace)
+        self._schedule = make_schedule(settings, self._setup.base, layers, self._accelerator)
+        optimizer = OffloadedAdam(layers, self._schedule, subspace)
         if subspace is not None:
             self._checks = ProjectorLog(self._folder, optimizer, settings.lsp.check_frequency)
         return optimizer
@@ -119,11 +133,16 @@ class FirstOrder:
         Raises:
             TrainingError: if the loss is not finite.
         """
+        with self._accelerator.computing("forward", 0):
+            return self._take_step()
+
+    def _take_step(self) -> float:
         settings = self._setup.settings
         rate = learning_rate_at(
             self._steps, settings.steps, settings.rate, settings.learning_rate_schedule
         )
         if self._checks is not None and self._checks.is_due(self._steps):
+            self._schedule.finish()
             some = self._setup.batch(self._steps, _CHECK_ORDER)[: settings.micro_batch or None]
             with self._checks.checking(self._steps):
                 self._backward(self._batch_loss(some, len(some)))
@@ -148,10 +167,13 @@ class FirstOrder:
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the model's current state on a split."""
-        return self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
+        self._schedule.finish()
+        with self._accelerator.computing("forward", 0):
+            return self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
 
     def save(self) -> None:
         """Write the checkpoint: trained tensors and the state of the optimizer."""
+        self._schedule.finish()
         self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
@@ -193,10 +215,13 @@ class FirstOrder:
     def export(self) -> None:
         """Write the model in its current state, where its own weights are trained."""
         if self._setup.settings.space in ("full", "linear"):
+            self._schedule.finish()
             export_model(self._setup.base, self._folder / MODEL_FOLDER)
 
     def close(self) -> None:
-        """Do nothing, since no file is open."""
+        """End the threads of the schedule."""
+        if isinstance(self._schedule, OverlappedSchedule):
+            self._schedule.close()
 
     def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
         """Return the loss of some examples, summed and divided by a count, with its graph."""
@@ -212,6 +237,7 @@ class FirstOrder:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _values(self) -> dict[str, Tensor]:
+        self._schedule.finish()
         return {name: tensor.detach() for name, tensor in self._trained.items()}
 
     def _continue(self) -> None:
@@ -224,6 +250,7 @@ class FirstOrder:
             raise self._checkpoint.damaged(f"no tensor {error}") from error
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
+        self._schedule.finish()
         with torch.no_grad():
             for name, tensor in self._trained.items():
                 tensor.copy_(values[name])

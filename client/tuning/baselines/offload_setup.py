@@ -1,0 +1,70 @@
+"""The accelerator and the update schedule that a run's settings ask for."""
+
+from collections.abc import Sequence
+
+import torch
+
+from client.offload.accelerator import Accelerator, EmulatedAccelerator, accelerator_for
+from client.offload.emulated_link import EmulatedTransfer
+from client.offload.layer_update import ImmediateSchedule, LayerUpdate
+from client.offload.overlapped_schedule import OverlappedSchedule
+from client.offload.scheduled_model import scheduled_layers
+from client.offload.service_order import Order
+from client.tuning.settings import TuneSettings
+from shared.model.loading import BaseModel
+
+_ZERO_GRADIENTS = 2
+"""Layers whose whole gradients are on the accelerator: one computed, another one sent."""
+_UNLIMITED = 1e15
+
+
+def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
+    """Return the accelerator that trains a model, with the model in its memory.
+
+    Raises:
+        DeviceError: if the model does not fit into an emulated accelerator's memory.
+    """
+    offload = settings.offload
+    if not offload.emulates:
+        return accelerator_for(torch.device(base.network.device))
+    rate = offload.bandwidth or _UNLIMITED
+    accelerator = EmulatedAccelerator(
+        offload.memory or None,
+        EmulatedTransfer(rate, rate),
+        offload.slowdown,
+        offload.host_slowdown,
+    )
+    accelerator.hold(base.network.parameters())
+    accelerator.hold(base.network.buffers())
+    return accelerator
+
+
+def make_schedule(
+    settings: TuneSettings, base: BaseModel, updates: Sequence[LayerUpdate], device: Accelerator
+) -> ImmediateSchedule | OverlappedSchedule:
+    """Return the schedule of the updates.
+
+    Raises:
+        DeviceError: if the projectors do not fit into an emulated accelerator's memory.
+    """
+    for update in updates:
+        for projector in (update.projectors.left, update.projectors.right):
+            if projector is not None:
+                device.hold([projector.positions, projector.values])
+    order = _order(settings, base)
+    if order is None:
+        return ImmediateSchedule()
+    most = _ZERO_GRADIENTS if settings.method == "zero-offload" else None
+    return OverlappedSchedule(scheduled_layers(base, updates), device, order, most)
+
+
+def _order(settings: TuneSettings, base: BaseModel) -> Order | None:
+    """Return the order of transfers and updates; None if nothing overlaps."""
+    choice = settings.offload.schedule
+    if choice == "none":
+        return None
+    if choice != "auto":
+        return choice
+    if base.network.device.type == "cpu" and not settings.offload.emulates:
+        return None
+    return "zero" if settings.method == "zero-offload" else "layer-wise"
