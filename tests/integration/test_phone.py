@@ -1,6 +1,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from phones import assert_same_evaluation, assert_same_report, exported
 from typer.testing import CliRunner
 
 from benchmarks.devices.phone_loop import compiled, course, eager
+from client.protocol.answer_limits import AnswerLimits
+from client.protocol.answer_log import read_answers
 from client.protocol.session import Session
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
@@ -44,6 +47,7 @@ from shared.model.dual_forwarding import DualForwarding
 from shared.model.replay_torch import directions as directions_in_graph
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import zero_state
+from shared.wire import Kind, kind_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "directions.json"
 
@@ -279,6 +283,26 @@ def test_a_phone_answers_frames_and_repeats_its_report(
     assert answer.columns[0].counts.sum() > 0
     other = instruction_with(layout_hash=bytes(32)).encode()
     assert Refusal.decode(again.train(other, CatchUp())).code == RefusalCode.LAYOUT
+    for split, code in ((Split.TRAIN, RefusalCode.EVALUATION), (Split.TEST, None)):
+        asked = replace(asked, split=split)
+        reply = again.evaluate(asked.encode(), CatchUp())
+        assert kind_of(reply) is (Kind.EVALUATION if code is None else Kind.REFUSAL)
+        assert code is None or Refusal.decode(reply).code == code
+    careful = Phone(trainer, 7, tmp_path, AnswerLimits(least_batch=9))
+    start = {"round": 2, "start_digest": history.digests[1]}
+    small = instruction_with(layout_hash=layout.hash, root=5, **start)
+    assert Refusal.decode(careful.train(small.encode(), CatchUp())).code == RefusalCode.BATCH
+    answers = read_answers(tmp_path).answers
+    assert [(one.asked, bool(one.refused)) for one in answers] == [
+        ("train", True),
+        ("train", False),
+        ("train", False),
+        ("evaluate", False),
+        ("train", True),
+        ("evaluate", True),
+        ("evaluate", False),
+        ("train", True),
+    ]
     assert "export the program with the run's model" in caplog.text
 
 
