@@ -6,6 +6,7 @@ zeros instead of weights, which are on the accelerator: what they become is the 
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -32,23 +33,25 @@ class HostAdam:
         Returns:
             float32 [shape], with the bits that torch's fused Adam would move a weight of zero by.
         """
-        self.steps += 1
         change = torch.zeros_like(gradient)
-        torch._fused_adam_(
+        first, second = self.moments
+        adam(
             [change],
             [gradient],
-            [self.moments[0]],
-            [self.moments[1]],
+            [first],
+            [second],
             [],
             [torch.tensor(float(self.steps))],
-            lr=learning_rate,
+            fused=True,
+            amsgrad=False,
             beta1=BETAS[0],
             beta2=BETAS[1],
+            lr=learning_rate,
             weight_decay=0.0,
             eps=EPSILON,
-            amsgrad=False,
             maximize=False,
         )
+        self.steps += 1
         return change
 
     def move(self, left: Tensor | None, right: Tensor | None) -> None:

@@ -48,12 +48,23 @@ def killed_at(arguments: list[str], line_begins: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", ["mezo-adam", "fo-adam"])
+@pytest.mark.parametrize(
+    ("method", "space"),
+    [
+        ("mezo-adam", "full"),
+        ("fo-adam", "full"),
+        ("zero-offload", "full"),
+        ("lora", "lora"),
+        ("lsp", "linear"),
+    ],
+)
 def test_killed_runs_come_to_the_same_result(
-    method: str, model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
+    method: str, space: str, model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path)
-    settings |= {"method": method, "space": "full", "steps": 120, "validate-every": 4}
+    settings |= {"method": method, "space": space, "steps": 120, "validate-every": 4}
+    if method == "lsp":
+        settings |= {"lsp.subspace-size": 8, "lsp.nonzeros": 2, "lsp.check-frequency": 7}
     settings["learning-rate"] = 0.001
     broken = tmp_path / "broken"
     for place in ("zero-shot, validation", "step 8,"):
