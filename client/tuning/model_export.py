@@ -1,9 +1,13 @@
 """Export of a trained model as a folder that transformers' ``from_pretrained`` loads."""
 
+import os
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from shared.errors import TrainingError
+from shared.files import sync_folder
 from shared.model.loading import BaseModel
 
 _ENCODER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
@@ -13,7 +17,7 @@ _POOLING_FOLDER = "1_Pooling"
 def export_model(base: BaseModel, folder: Path) -> None:
     """Write config, weights in safetensors and tokenizer, in place of what is in the folder.
 
-    The files are written beside the folder and renamed, so that it is whole or as before.
+    The files are written beside the folder, fsynced and renamed, so that it is whole or missing.
 
     Args:
         base: model without adapters inside.
@@ -36,7 +40,14 @@ def export_model(base: BaseModel, folder: Path) -> None:
                 shutil.copy(base.folder / name, unfinished / name)
         if (base.folder / _POOLING_FOLDER).is_dir():
             shutil.copytree(base.folder / _POOLING_FOLDER, unfinished / _POOLING_FOLDER)
-        shutil.rmtree(folder, ignore_errors=True)
+        for file in [path for path in unfinished.rglob("*") if path.is_file()]:
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        if folder.exists():
+            shutil.rmtree(folder)
         unfinished.rename(folder)
+        sync_folder(folder.parent)
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    except SafetensorError as error:  # a full disk, for example
+        raise TrainingError(f"{folder}: cannot be written: {error}") from error

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from tuning import Settings, small, tuned, tuning_of
 
 from client.offload.linear_layers import linear_weights
 from client.tuning.baselines.first_order import BEST_FILE, CHECKPOINT_FILE, MODEL_FOLDER
 from client.tuning.projector_log import PROJECTORS_FILE
 from client.tuning.run import RESULT_FILE, tune
-from shared.errors import ModelError
+from shared.errors import ModelError, TrainingError
 from shared.model.loading import load_base_model
 
 ModelFolder = Callable[[str], Path]
@@ -108,8 +108,18 @@ def test_a_checkpoint_holds_every_projector(settings: Settings) -> None:
         assert shapes[f"right.values.{name}"] == shapes[f"right.positions.{name}"] == (columns, 2)
 
 
-@pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
-@pytest.mark.parametrize("method", ["lsp", "zero-offload", "fo-adam"])
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [
+        ("lsp", "causal"),
+        ("lsp", "encoder"),
+        ("zero-offload", "masked"),
+        pytest.param("lsp", "masked", marks=pytest.mark.exhaustive),
+        pytest.param("zero-offload", "causal", marks=pytest.mark.exhaustive),
+        pytest.param("zero-offload", "encoder", marks=pytest.mark.exhaustive),
+        pytest.param("fo-adam", "causal", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_best_state_is_a_folder_that_transformers_loads(
     method: str, family: str, settings: Settings, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
@@ -138,6 +148,28 @@ def test_the_best_state_is_a_folder_that_transformers_loads(
     if family == "encoder":  # its label prompts are those of the base model while it is trained
         return
     assert found["loss"] == pytest.approx(result["test"]["loss"], abs=1e-5)
+
+
+def test_a_model_that_cannot_be_written_is_an_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(error: Exception) -> Callable[..., None]:
+        def save(*arguments: object, **options: object) -> None:
+            raise error
+
+        return save
+
+    config = tuning_of(settings, method="zero-offload", steps=2)
+    folder = Path(config.out)
+    for error in (OSError(28, "No space left on device"), SafetensorError("No space left")):
+        with monkeypatch.context() as patched:
+            patched.setattr(PreTrainedModel, "save_pretrained", full(error))
+            with pytest.raises(TrainingError, match=r"model: cannot be written: No space left"):
+                tune(config)
+        assert not (folder / RESULT_FILE).exists()
+        assert not (folder / MODEL_FOLDER).exists()
+    assert tuned(config)["digest"]
+    assert (folder / MODEL_FOLDER / "config.json").exists()
 
 
 def test_linear_layers_are_found_and_embeddings_are_not() -> None:
