@@ -160,9 +160,9 @@ def export_program(
             "--form algorithm-1 begins with the base model; export functional, or leave "
             "adapter.start empty"
         )
-    check = _check(ready, shapes)
     if quantization == "8da4w":
         quantize_to_4_bit(ready.base)
+    check = _check(ready, shapes)
     if isinstance(parts, ReadoutParts):
         methods = parts.methods(check, REPLAY_SEEDS)
     elif form == "algorithm-1":
@@ -249,7 +249,7 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
         losses=[],
         digest=digest(ready.layout.hash, state).hex(),
     )
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode, in which torchao lacks products
         if isinstance(parts, ReadoutParts):
             return replace(check, losses=parts.losses(check))
         step = TrainStepModule(parts, ready.layout)

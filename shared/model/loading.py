@@ -17,11 +17,8 @@ from torch import nn
 from shared import DISTRIBUTION
 from shared.errors import ModelError
 from shared.machine import silence_libraries
-from shared.model.checkpoint import (
-    CheckpointEntry,
-    load_outside_blocks,
-    load_quantized,
-)
+from shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
+from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
 from shared.sections import EMBEDDED_MODEL
@@ -197,6 +194,7 @@ def _torch_device(name: str) -> torch.device:
         raise ModelError(f"model.torch-device = {name}: torch has no such device") from error
 
 
+@triton_hidden()
 def _load(
     path: str,
     family: Family | Literal["auto"],

@@ -26,7 +26,7 @@ from shared.replay_numpy import NumpyBackend
 TOLERANCE = 5e-3
 """Largest allowed difference of a loss in the self-check, in nats."""
 TOLERANCE_4_BIT = 1.0
-"""Largest allowed difference with 4-bit weights, whose self-check has unrounded weights."""
+"""Largest allowed difference with 4-bit weights, where every library rounds inputs in its way."""
 
 
 class LoadedProgram(ABC):

@@ -1,0 +1,31 @@
+"""Triton is not imported where there is no GPU, and can be imported afterwards."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.model.optional_imports import triton_hidden
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs triton")
+def test_a_model_is_loaded_without_triton() -> None:
+    pytest.importorskip("triton", reason="pip install 'samara-fl[cuda]'")
+    code = (
+        "import sys; from shared.model.loading import load_base_model; "
+        "load_base_model('embedded'); assert 'triton' not in sys.modules; "
+        "import triton; assert triton.__version__"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs triton")
+def test_an_error_leaves_nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with pytest.raises(ImportError), triton_hidden():
+        import triton  # noqa: F401
+    assert "triton" not in sys.modules
