@@ -156,8 +156,10 @@ class DataSettings(Section):
         "many writers as clients",
         repetition=True,
     )
-    partition: Literal["iid", "dirichlet", "user"] = setting(
-        "user", "division among clients: `iid`, `dirichlet` (by label), or `user`"
+    partition: Literal["auto", "iid", "dirichlet", "user"] = setting(
+        "auto",
+        "division among clients: `iid`, `dirichlet` (by label), or `user`; `auto` is `user` if the "
+        "examples have users, otherwise `iid`",
     )
     clients: int = setting(8, "number of clients", ge=1, le=100_000)
     alpha: float = setting(

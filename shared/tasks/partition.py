@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from shared.errors import DataError
 from shared.tasks.rows import Example
 
+Partition = Literal["auto", "iid", "dirichlet", "user"]
 _ATTEMPTS = 11
 """The number of draws of a Dirichlet division, of which the first with enough examples counts."""
 
 
 def partition(
     examples: Sequence[Example],
-    how: Literal["iid", "dirichlet", "user"],
+    how: Partition,
     clients: int,
     alpha: float,
     seed: int,
@@ -27,7 +28,8 @@ def partition(
     label from a symmetric Dirichlet distribution: the smaller alpha, the fewer labels make up most
     of a client's examples; training, validation and test examples have the same skew. ``user``
     makes each user a client, in order of their names; if there are more users than clients, those
-    with the most training examples are kept.
+    with the most training examples are kept. ``auto`` is ``user`` if an example has a user,
+    otherwise ``iid``.
 
     Args:
         examples: all examples of all splits.
@@ -48,6 +50,8 @@ def partition(
             f"cannot divide data by clients = {clients}, alpha = {alpha}, seed = {seed}; "
             "clients must be at least 1, alpha above 0 and finite, seed at least 0"
         )
+    if how == "auto":
+        how = "user" if any(example.user for example in examples) else "iid"
     if how == "user":
         shares = _by_user(examples, clients)
     else:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataError
-from shared.tasks.partition import _interleave, partition
+from shared.tasks.partition import Partition, _interleave, partition
 from shared.tasks.rows import Example
 
 
@@ -114,6 +114,12 @@ def test_users_with_most_training_examples_are_kept() -> None:
     examples = [*of_user("dee", 2), *of_user("ann", 1, 9), *of_user("cy", 4), *of_user("bob", 2)]
     clients = partition(examples, "user", 2, 1.0, 0)
     assert [share[0].user for share in clients] == ["bob", "cy"]
+
+
+@pytest.mark.parametrize(("user", "how"), [("ann", "user"), ("", "iid")])
+def test_users_decide_the_division_where_it_is_left_open(user: str, how: Partition) -> None:
+    examples = [*of_user(user, 4), *of_user("bob" if user else "", 4)]
+    assert partition(examples, "auto", 2, 1.0, 0) == partition(examples, how, 2, 1.0, 0)
 
 
 def test_more_clients_than_users_are_refused() -> None:
