@@ -20,15 +20,16 @@ from client.forward.readout import (
 from client.forward.representation_store import make_representation_store
 from client.forward.resident import ResidentForward
 from client.forward.streamed import BlockwiseParameters, make_forward_engine
-from client.forward.trunk_cache import TrunkCache
+from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.space import ScoreFunction
 from client.streaming.loading import load_model
-from client.tuning.settings import TuneSettings
+from client.tuning.settings import ZEROTH_ORDER, TuneSettings
 from shared.choices import READOUT
 from shared.directions import batch_order, round_root
 from shared.errors import ConfigError
 from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
 from shared.layout import ADAPTER_GROUP, READOUT_GROUP
+from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.sections import EMBEDDED_DATA
@@ -134,6 +135,9 @@ class TuningSetup:
         self._representations = make_representation_store(
             self.base, self.scorer.labels, settings.trunk_cache
         )
+        self._trunk_cache = make_trunk_cache(
+            self.base, self._trunk_block_count(), settings.trunk_cache
+        )
         keep_freed_memory()
         self.splits = {
             name: self._make_split([example for example in examples if example.split == name])
@@ -161,16 +165,15 @@ class TuningSetup:
     def make_forward(
         self,
         adapter: Adapter,
-        cache: TrunkCache | None = None,
         parameters: BlockwiseParameters | None = None,
     ) -> ForwardEngine:
         """Make the forward engine of the loaded model with an adapter.
 
-        The representations of a readout alone are computed once, for all engines of this setup.
+        All engines of this setup share the representations of a readout alone, and the outputs of
+        the trunk below other adapters.
 
         Args:
             adapter: adapter in the model.
-            cache: cache of the trunk's outputs.
             parameters: parameters that are perturbed in place, of a streamed model.
         """
         base, scorer, settings = self.base, self.scorer, self.settings
@@ -179,6 +182,7 @@ class TuningSetup:
             damping = settings.adapter.damping
             readout = make_readout(base, self.task, scorer, damping, self._tokenize, streamed)
         if readout is None or adapter.layout.group(ADAPTER_GROUP):
+            cache = self._trunk_cache
             return make_forward_engine(base, adapter, scorer, streamed, cache, parameters, readout)
         forward = ReadoutForward(
             make_base_engine(base, scorer, streamed),
@@ -192,9 +196,14 @@ class TuningSetup:
         return forward
 
     def base_engine(self) -> tuple[ResidentForward, Evaluate]:
-        """Return a forward engine of the base model, and a function that evaluates with it."""
-        adapter, no_adapters = empty_adapter()
-        forward = make_forward_engine(self.base, adapter, self.scorer, self.stream is not None)
+        """Return a forward engine of the base model, and a function that evaluates with it.
+
+        It divides the work as the engine of the trained model does: a trunk's last bits depend on
+        which sequences run together, and adapters that are zero are to change no bit of a score.
+        """
+        adapter, no_adapters = empty_adapter(self._trunk_block_count())
+        streamed = self.stream is not None
+        forward = make_forward_engine(self.base, adapter, self.scorer, streamed, self._trunk_cache)
         return forward, lambda score: score(no_adapters)
 
     def batch(self, step: int, query: int = 0) -> NDArray[np.int64]:
@@ -256,6 +265,14 @@ class TuningSetup:
             )
             metric = label_metric(self.task, confusion)
         return EvaluationResult(len(split.labels), loss, metric)
+
+    def _trunk_block_count(self) -> int:
+        """Return the number of blocks below the lowest one that the method perturbs."""
+        settings = self.settings
+        if settings.method not in ZEROTH_ORDER or settings.space not in ("lora-fa", "lora"):
+            return 0
+        chosen = chosen_blocks(settings.adapter.inner_layers, len(self.base.blocks))
+        return min(chosen, default=0)
 
     def _tokenize(self, example: Example) -> Prompt:
         return self.scorer.prompt(example.text, example.answers, example.cut)

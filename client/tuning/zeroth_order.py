@@ -15,7 +15,6 @@ from client.estimators.mezo import learning_rate_at, mezo_estimator, queries_at
 from client.estimators.prge import Estimator, LossRequest, prge_estimator, run_estimator
 from client.forward.grouping import Schedule, split_by_grouping
 from client.forward.resident import ResidentForward
-from client.forward.trunk_cache import make_trunk_cache
 from client.spaces.full import FullSpace, check_trainable
 from client.spaces.low_rank import LoRAFASpace, LoRASpace
 from client.spaces.prefix import PrefixSpace
@@ -196,10 +195,8 @@ class ZerothOrder:
         """Create the space in the loaded model, and its forward engine."""
         setup = self._setup
         self._space = space = make_space(setup, self._blocks)
-        adapter = space.adapter
-        cache = make_trunk_cache(setup.base, adapter.first_block, setup.settings.trunk_cache)
         parameters = space if isinstance(space, StreamedFullSpace) else None
-        self._forward = setup.make_forward(adapter, cache, parameters)
+        self._forward = setup.make_forward(space.adapter, parameters)
 
     def _replay(self, steps: int | None) -> None:
         """Move the space from its initial state to after so many steps, or all."""

@@ -326,10 +326,13 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
         )
 
 
-def empty_adapter() -> tuple[Adapter, Perturbations]:
+def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
     """Return an adapter without tensors, and its one state.
 
     A forward engine of a model without adapters is built with the one and evaluated at the other.
+
+    Args:
+        first_block: index of the block that the adapter counts as its lowest one.
     """
     layout = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(layout, 0), Perturbations(layout, torch.zeros(0))
+    return Adapter(layout, first_block), Perturbations(layout, torch.zeros(0))
