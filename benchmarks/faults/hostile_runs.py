@@ -61,8 +61,11 @@ def run(case: Case, folder: Path, assignments: list[str]) -> Outcome:
         serve(config, InProcessGrid(app, config.data.clients, config.flat()))
     except TrainingError:
         ended = True
-    lines = (folder / METRICS_FILE).read_text().splitlines()
-    return outcome_of([json.loads(line) for line in lines], ended)
+    events = map(json.loads, (folder / METRICS_FILE).read_text().splitlines())
+    # the round after the last one, by which a run returns to its best, is no revert by a report
+    last = config.federated_rounds
+    kept = [e for e in events if e["event"] != "round" or e["round"] <= last]
+    return outcome_of(kept, ended)
 
 
 def outcome_of(events: Sequence[dict[str, Any]], ended: bool) -> Outcome:

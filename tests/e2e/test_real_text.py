@@ -29,7 +29,7 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
         "model.path": minilm(),
         "data.limit": 800,
         "evaluate.test": "false",
-        "rounds": 2,
+        "rounds": 3,
         "threads": 2,
         "out": tmp_path / "run",
     }
@@ -40,4 +40,4 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
     )
     assert zero_shot == pytest.approx(0.714, abs=0.01)
     assert final > zero_shot + 0.01
-    assert [step.round for step in replay_run(folder)] == [0, 1, 2]
+    assert [step.round for step in replay_run(folder)] == [0, 1, 2, 3]
