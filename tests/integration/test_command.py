@@ -22,6 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
+        capsys.readouterr()  # what other fixtures printed, such as a progress bar of a saved model
         with pytest.raises(SystemExit) as ended:
             sys.exit(samara.main())
         printed = capsys.readouterr()
