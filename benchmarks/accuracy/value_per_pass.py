@@ -6,9 +6,10 @@
 
 SOURCES is the folder of source data that `data_sets` describes. Each run is one of `samara
 simulate` in process, with the settings of a condition and no others beside data, model, clients,
-their Dirichlet partition and seed, and without private rounds, which do not change the global
-model. A condition is a name and settings; `--set` holds for all of them. Data are divided by
-`data.seed` 0 whatever the seed, so that runs share representations on disk.
+their Dirichlet partition (a run's own division with `--alpha inf`: by users or at random) and
+seed, and without private rounds, which do not change the global model. A condition is a name and
+settings; `--set` holds for all of them. Data are divided by `data.seed` 0 whatever the seed, so
+that runs share representations on disk.
 
 The limits of a row are logistic regressions by scikit-learn on the same features φ(h) of all
 clients together: `probe CV`, whose C is the best of eight in three-fold cross-validation on the
@@ -113,12 +114,13 @@ def parse_condition(text: str) -> tuple[str, dict[str, Any]]:
 
 def settings_of(arguments: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
     """Return the settings of a run on a cell; `settings` come last."""
+    partition = "dirichlet" if cell.clients > 1 else "iid"
+    division = {"data.partition": partition, "data.alpha": cell.alpha}
     return RunConfig.of(
         {
             "model.path": arguments.model,
             "data.clients": cell.clients,
-            "data.partition": "dirichlet" if cell.clients > 1 else "iid",
-            "data.alpha": cell.alpha,
+            **(division if cell.alpha < np.inf else {}),
             "cohort.available": cell.clients,
             "personal.rounds": 0,
             "threads": 1,

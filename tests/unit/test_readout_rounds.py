@@ -1,10 +1,14 @@
 """The arithmetic model of a readout's rounds agrees with what it is a model of."""
 
+from argparse import Namespace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
 from benchmarks.accuracy.readout_rounds import Examples, Variant, run
+from benchmarks.accuracy.value_per_pass import Cell, settings_of
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
@@ -54,3 +58,15 @@ def test_hostile_clients_are_only_bounded_by_the_rule() -> None:
         for rule in ("median-norm", "mean")
     ]
     assert losses[0]["end"]["loss"] < losses[1]["end"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "partition"),
+    [(8, 0.5, "dirichlet"), (8, np.inf, "auto"), (1, 0.5, "iid"), (1, np.inf, "auto")],
+)
+def test_an_infinite_alpha_leaves_the_division_to_the_run(
+    clients: int, alpha: float, partition: str, tmp_path: Path
+) -> None:
+    config = settings_of(Namespace(model="", out=tmp_path), Cell("sst2", clients, alpha), {})
+    assert (config.data.clients, config.data.partition) == (clients, partition)
+    assert config.data.alpha == (alpha if alpha < np.inf else RunConfig.of({}, "").data.alpha)
