@@ -1,13 +1,14 @@
 """Federations in informed bases of several sizes and without one, on a linear model, in seconds.
 
     python -m benchmarks.accuracy.basis_linear --data SST2 --model MINILM --out FOLDER \\
-        --condition 128,forward,8,16,0.8 --condition 0,central,8,8,0.8
+        --condition 128,forward,4,8,16,0.8 --condition 0,central,4,8,8,0.8
 
-A condition is k (0 is isotropic), differences, queries, examples per step, and η. The derivatives
+A condition is k (0 is isotropic), differences, local steps, queries, examples per step, and η. The
+derivatives
 of the two labels' score difference by the adapters of the top two layers (rank 4) are taken once
 for every sentence and for 2,000 texts of random tokens, and kept in FOLDER (0.3 GB). Around the
-base the score is linear in them, so projected gradients are exact. Eight clients, rounds of 4
-steps, independent seeds, no clipping; for tasks of two labels.
+base the score is linear in them, so projected gradients are exact. Eight clients, independent
+seeds, no clipping; for tasks of two labels.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from benchmarks.accuracy.basis_runs import STEPS, Condition, settings_of
+from benchmarks.accuracy.basis_runs import Condition, settings_of
 from client.streaming.loading import load_model
 from client.training.informed_basis import (
     EXPONENT,
@@ -146,7 +147,7 @@ def train(
         update = np.zeros_like(theta)
         for part in parts:
             moved = np.zeros_like(theta)
-            for _ in range(STEPS):
+            for _ in range(condition.steps):
                 batch = generator.choice(part, condition.batch, replace=False)
                 slopes = data.slopes[batch]
                 margins = data.margins[batch] + slopes @ (theta + moved)

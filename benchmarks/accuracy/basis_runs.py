@@ -25,7 +25,6 @@ from shared.tasks.metrics import Confusion
 from simulations.simulate import simulate
 
 SCENARIO = Path(__file__).parents[2] / "simulations" / "scenarios" / "sst2.toml"
-STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Condition:
     Attributes:
         basis: whether the adapters are trained in the basis.
         differences: ``central`` or ``forward``.
+        steps: local steps per round.
         queries: directions per step.
         batch: examples per step.
         learning_rate: η, or ``auto``.
@@ -42,30 +42,33 @@ class Condition:
 
     basis: bool
     differences: str
+    steps: int
     queries: int
     batch: int
     learning_rate: str
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
-        """Read a condition such as ``basis,forward,8,16,0.8``."""
-        basis, differences, queries, batch, learning_rate = text.split(",")
-        return cls(basis == "basis", differences, int(queries), int(batch), learning_rate)
+        """Read a condition such as ``basis,forward,4,8,16,0.8``."""
+        basis, differences, steps, queries, batch, learning_rate = text.split(",")
+        sizes = int(steps), int(queries), int(batch)
+        return cls(basis == "basis", differences, *sizes, learning_rate)
 
     def __str__(self) -> str:
         kind = "basis" if self.basis else "isotropic"
-        return f"{kind},{self.differences},{self.queries},{self.batch},{self.learning_rate}"
+        sizes = f"{self.steps},{self.queries},{self.batch}"
+        return f"{kind},{self.differences},{sizes},{self.learning_rate}"
 
     @property
     def passes(self) -> int:
         """The passes of a client in a round, with η set by hand."""
         losses = self.queries + 1 if self.differences == "forward" else 2 * self.queries
-        return STEPS * losses * self.batch
+        return self.steps * losses * self.batch
 
 
 USUAL = (
-    Condition(True, "forward", 8, 16, "0.8"),
-    Condition(False, "central", 8, 8, "0.8"),
+    Condition(True, "forward", 4, 8, 16, "0.8"),
+    Condition(False, "central", 4, 8, 8, "0.8"),
 )
 
 
@@ -89,7 +92,7 @@ def run_condition(arguments: argparse.Namespace, condition: Condition, seed: int
         return out
     settings = settings_of(arguments) | {
         "adapter.basis": arguments.basis if condition.basis else "",
-        "steps": STEPS,
+        "steps": condition.steps,
         "queries": condition.queries,
         "batch": condition.batch,
         "differences": condition.differences,
