@@ -224,7 +224,7 @@ class _Threads:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of the phone's run")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of the phone's run")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     for rotate, rounds in ((rotate_board, 2), (rotate_phone, arguments.rounds)):
