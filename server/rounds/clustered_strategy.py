@@ -296,7 +296,7 @@ class ClusteredStrategy(Strategy):
     def return_to_best(self) -> None:
         """Revert every cluster to its own best validated round, if `evaluate.best` asks for it."""
         for strategy in self._strategies:
-            strategy.return_to_best()
+            strategy.return_to_best(always=True)
         self._record_merged()
 
     def close(self) -> None:

@@ -276,10 +276,14 @@ class ScalarStrategy(Strategy):
         replies = grid.send_and_receive(request.messages, timeout=timeout)
         self._record_evaluation(request, replies, personal=action == PERSONAL_ACTION)
 
-    def return_to_best(self) -> None:
+    def return_to_best(self, always: bool = False) -> None:
         """Revert the rounds after the best one on validation, if `evaluate.best` asks for it.
 
         If early rounds were compacted away, the best round that can still be reached counts.
+
+        Args:
+            always: whether the round that reverts is written if the last one is best by its loss;
+                clusters do it, so that all of them end with the same round.
 
         Raises:
             LedgerError: if the reverting round cannot be written.
@@ -292,7 +296,7 @@ class ScalarStrategy(Strategy):
         reachable = [event for event in self._store.events() if event["round"] >= oldest]
         find = find_lowest_loss if wanted == "loss" else find_best_round
         best = find(reachable, self._config.newcomers)
-        if wanted == "loss" and best in (None, last):
+        if wanted == "loss" and best in (None, last) and not always:
             return
         delta, reached = self._revert(last + 1, bytes(8), last if best is None else min(best, last))
         event = RoundEvent(
