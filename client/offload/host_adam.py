@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of momentum and squares in a checkpoint, as torch has them."""
 
 
 class HostAdam:

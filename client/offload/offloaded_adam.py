@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from client.offload.host_adam import MOMENTS
 from client.offload.layer_update import (
     GradientHooks,
     LayerUpdate,
@@ -17,8 +18,6 @@ from client.offload.layer_update import (
     UpdateSchedule,
 )
 from client.offload.projectors import ProjectorPair, SparseProjector
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _ProjectorChecks:
@@ -84,7 +83,7 @@ class OffloadedAdam:
         found: dict[str, Tensor] = {}
         for layer in self._layers:
             if layer.optimizer.steps:
-                moments = zip(_MOMENTS, layer.optimizer.moments, strict=True)
+                moments = zip(MOMENTS, layer.optimizer.moments, strict=True)
                 found |= {f"{moment}.{layer.name}": tensor for moment, tensor in moments}
             if self._subspace is None:
                 continue
@@ -107,8 +106,8 @@ class OffloadedAdam:
             KeyError: if a tensor is missing.
         """
         for layer in self._layers:
-            if f"{_MOMENTS[0]}.{layer.name}" in tensors:
-                first, second = (tensors[f"{moment}.{layer.name}"] for moment in _MOMENTS)
+            if f"{MOMENTS[0]}.{layer.name}" in tensors:
+                first, second = (tensors[f"{moment}.{layer.name}"] for moment in MOMENTS)
                 layer.optimizer.moments, layer.optimizer.steps = (first, second), steps
             if self._subspace is not None:
                 layer.draws = int(tensors[f"draws.{layer.name}"])

@@ -47,7 +47,8 @@ def take_scenario(file: Path, client_folder: Path) -> list[str]:
     """
     scenario = read_scenario(file)
     ScenarioFolder(client_folder).add(scenario)
-    return [f"{file}: {scenario.describe()[0]}", *scenario.describe()[1:]]
+    first, *others = scenario.describe()
+    return [f"{file}: {first}", *others]
 
 
 def describe_scenarios(client_folder: Path) -> list[str]:

@@ -192,3 +192,12 @@ def test_who_comes_later_joins_the_cluster_that_agrees(opposed: Settings) -> Non
     file.write_text(json.dumps(groups))
     (Path(config.out) / "result.json").unlink()
     assert RunResult.read(simulate(config)).groups[3] == 1
+
+
+def test_all_clusters_end_with_the_same_round_where_they_may_return_to_a_lower_loss(
+    opposed: Settings,
+) -> None:
+    folder = simulate(config_of(opposed, evaluate__best="loss", evaluate__every=1))
+    ends = [[*replay_run(cluster_folder(folder, cluster))][-1].round for cluster in (0, 1)]
+    assert ends == [3, 3]
+    assert set(RunResult.read(folder).evaluations[-1].columns["global"].clients) == set(range(6))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from client.offload.host_adam import MOMENTS
 
 
 class ResidentAdam:
@@ -40,7 +40,7 @@ class ResidentAdam:
             f"{moment}.{name}": state[moment]
             for name, tensor in self._trained.items()
             if (state := self._adam.state.get(tensor))
-            for moment in _MOMENTS
+            for moment in MOMENTS
         }
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
@@ -51,7 +51,7 @@ class ResidentAdam:
             steps: steps taken before.
         """
         for name, tensor in self._trained.items():
-            if f"{_MOMENTS[0]}.{name}" in tensors:
-                moments = {key: tensors[f"{key}.{name}"].to(tensor.device) for key in _MOMENTS}
+            if f"{MOMENTS[0]}.{name}" in tensors:
+                moments = {key: tensors[f"{key}.{name}"].to(tensor.device) for key in MOMENTS}
                 count = torch.tensor(float(steps), device=tensor.device)
                 self._adam.state[tensor] = {"step": count} | moments
