@@ -1,10 +1,10 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
 Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, what it has answered, and the record of how the run is executed; ``blobs``, the
-files that its runs need and that servers sent; ``scenarios``, those that the operator has signed;
-the counts of the scalars that it has sent and of passes through the model; and the log of its
-answers. Each file is written so that a crash leaves the old content or the new.
+the personal ledger, what it has answered, its settings and layout, and the record of how the run is
+executed; ``blobs``, the files that its runs need and that servers sent; ``scenarios``, those that
+the operator has signed; the counts of the scalars that it has sent and of passes through the model;
+and the log of its answers. Each file is written so that a crash leaves the old content or the new.
 """
 
 import json
@@ -16,6 +16,7 @@ from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
+from client.protocol.joined_runs import JoinedRuns
 from client.protocol.pass_counts import PassCounts
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
@@ -60,6 +61,7 @@ class ResidentTrainer:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self._config, self._folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
+        self._runs = JoinedRuns(folder)
         self._pass_counts = PassCounts(folder)
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
@@ -101,11 +103,13 @@ class ResidentTrainer:
             ConfigError: if the settings are not valid.
             MissingBlobError: if they name a file that has not been received.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
+            TrainerError: if the client's folder cannot be written.
         """
         if settings != self._settings:
             server_config = _read_server_config(settings)
             scenario = self._find_scenario(server_config)
             self._client = self.client_under(server_config, scenario)
+            self._runs.write(server_config, self.runtime.layout, self.runtime.model_id)
             self._settings = settings
         return self._client
 

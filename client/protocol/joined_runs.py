@@ -1,0 +1,114 @@
+"""The runs that a client takes part in, on disk: what is needed to use a run's model later.
+
+A message brings the settings of its run, and the trainer that answers it knows their layout. Both
+are kept, so that the owner can use and export the model while no server is there.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.protocol.session_store import SessionFolder
+from shared.config import RunConfig
+from shared.errors import SamaraError, TrainerError
+from shared.files import make_folder, write_durably
+from shared.layout import Layout
+from shared.runs import run_id_of
+
+RUN_FILE = "run.json"
+"""Name of the file in a run's folder."""
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """A run that a client takes part in.
+
+    Attributes:
+        run_id: run id, 8 bytes.
+        folder: folder of the run's files.
+        config: settings of the run on the server.
+        layout: layout of the adapter.
+        model_id: model id of the base model, 32 bytes.
+    """
+
+    run_id: bytes
+    folder: Path
+    config: RunConfig
+    layout: Layout
+    model_id: bytes
+
+
+class JoinedRuns:
+    """The runs of a client.
+
+    Args:
+        folder: folder of the client.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._sessions = folder, SessionFolder(folder)
+
+    def write(self, config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
+        """Keep what a run is, unless it is kept already; return its run id.
+
+        Args:
+            config: settings of the run on the server.
+            layout: layout of the adapter.
+            model_id: model id of the base model, 32 bytes.
+
+        Raises:
+            TrainerError: if the file cannot be written.
+        """
+        run_id = run_id_of(config, layout, model_id)
+        file = self._sessions.folder_of(run_id) / RUN_FILE
+        content = {
+            "settings": config.flat(),
+            "layout": layout.to_json(),
+            "model_id": model_id.hex(),
+        }
+        try:
+            if not file.exists():
+                make_folder(file.parent)
+                write_durably(file, json.dumps(content, sort_keys=True, indent=1).encode())
+        except OSError as error:
+            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+        return run_id
+
+    def read(self, run_id: bytes) -> JoinedRun:
+        """Return a run.
+
+        Raises:
+            TrainerError: if there is no such run, or its file is damaged or of another run.
+        """
+        folder = self._sessions.folder_of(run_id)
+        file = folder / RUN_FILE
+        again = "it is written again when the server next asks this client"
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            config = RunConfig.of(content["settings"], str(file))
+            layout = Layout.from_json(content["layout"])
+            model_id = bytes.fromhex(content["model_id"])
+            matches = run_id_of(config, layout, model_id) == run_id
+        except FileNotFoundError:
+            raise TrainerError(f"{file}: there is no such file; {again}") from None
+        except (OSError, ValueError, KeyError, TypeError, SamaraError) as error:
+            raise TrainerError(f"{file}: cannot be read: {error}; delete it; {again}") from error
+        if not matches:
+            raise TrainerError(f"{file}: holds another run; delete it; {again}")
+        return JoinedRun(run_id, folder, config, layout, model_id)
+
+    def find(self, beginning: str = "") -> JoinedRun:
+        """Return the run whose id in hex begins so; without a beginning the latest one.
+
+        Raises:
+            TrainerError: if no run, or more than one, begins so; if it cannot be read.
+        """
+        sessions = self._folder.glob(f"runs/{'[0-9a-f]' * 16}/session")
+        latest = sorted(sessions, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        names = [file.parent.name for file in latest if file.parent.name.startswith(beginning)]
+        if not names:
+            which = f"whose id begins with {beginning!r}" if beginning else "yet"
+            raise TrainerError(f"{self._folder}: this client has taken part in no run {which}")
+        if beginning and len(names) > 1:
+            raise TrainerError(f"--run {beginning}: {', '.join(names)} begin so; name one")
+        return self.read(bytes.fromhex(names[0]))
