@@ -9,24 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.personal.methods import composition
+from client.personal.model_folder import TrainedModel
 from client.personal.private_rounds import personal_ledger
 from server.rounds.clusters import cluster_folder
 from server.store import read_layout, replay_run
-from shared.basis import read_basis
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
 from shared.files import write_durably
-from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from shared.layout import Layout
 from shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
 from shared.ledger.reading import read_header, read_ledger
 from shared.ledger.verification import verify_ledger
-from shared.model.loading import BaseModel, load_structure
-from shared.model.peft import write_peft_adapter
-from shared.model.weight_map import WeightMap
+from shared.model.loading import BaseModel
+from shared.model.weight_map import WeightMap, read_weight_map
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
-from shared.start import read_start
-from simulations.readout_file import write_readout
 
 State = NDArray[np.int64]
 
@@ -61,19 +58,7 @@ class FinishedRun:
     @cached_property
     def weight_map(self) -> WeightMap:
         """The map from a state of the run to the weights of its adapter."""
-        settings = self.config.adapter
-        basis = read_basis(settings.basis) if settings.basis else None
-        start = read_start(settings.start) if settings.start else None
-        for key, value, of_run, of_file in (
-            ("basis", settings.basis, self.layout.basis, basis.reference if basis else None),
-            ("start", settings.start, self.layout.start, start.sha256 if start else ""),
-        ):
-            if of_run != of_file:
-                raise ModelError(
-                    f"adapter.{key}: {value} is not the {key} that {self.folder} was trained "
-                    "with; restore the file"
-                )
-        return WeightMap(start, basis)
+        return read_weight_map(self.config.adapter, self.layout)
 
     def check_model(self, base: BaseModel) -> None:
         """Check that a base model is the one of the run.
@@ -197,24 +182,11 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
     """
     opened = FinishedRun.at(run)
-    model, layout = opened.config.model, opened.layout
-    base = load_structure(model.path, model.family)
-    opened.check_model(base)
     numbers = opened.weight_map.weights(opened.model(client))
-    exported = {ADAPTER_GROUP}
-    try:
-        if layout.group(ADAPTER_GROUP):
-            write_peft_adapter(base, model.path, layout, numbers, out)
-        if layout.group(READOUT_GROUP):
-            write_readout(opened.config, layout, numbers, out)
-            exported |= {READOUT_GROUP, LABEL_BIAS_GROUP}
-    except OSError as error:
-        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
-    return {
-        tensor.name: numbers[layout.tensor_slice(tensor.name)[0]].tolist()
-        for tensor in layout.tensors
-        if tensor.group not in exported
-    }
+    whose = "The global model" if client is None else f"The personal model of client {client}"
+    about = f"{whose} of run {opened.result.run_id}."
+    model_id = bytes.fromhex(opened.result.model_id)
+    return TrainedModel(opened.config, opened.layout, model_id, numbers, about).write_peft(out)
 
 
 def export_ledger(run: Path, client: int, out: Path) -> int:

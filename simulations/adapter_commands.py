@@ -136,7 +136,7 @@ def damping(
     from rich.console import Console
 
     from shared.config import load_scenario
-    from simulations.readout_file import write_damping
+    from simulations.damping_file import write_damping
 
     config = load_scenario(scenario_file(scenario), settings or [])
     rank = write_damping(config, texts, count, out)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from devices.live import owner_commands
+
 app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
 
 
@@ -62,6 +64,7 @@ def up(
     from devices.live.settings import (
         ClientSettings,
         check_name,
+        client_folder,
         parse_address,
         resolve_device,
         resolve_device_settings,
@@ -69,7 +72,7 @@ def up(
     from shared.errors import ConfigError
 
     parse_address(superlink)
-    folder = _folder_of(name, home)
+    folder = client_folder(name, home)
     if not insecure and key is None and not dry_run:
         raise ConfigError(
             "--key FILE is missing; create one with `samara server keys create` on the server"
@@ -117,8 +120,9 @@ def status(
     from rich.console import Console
 
     from devices.live.client_status import read_status
+    from devices.live.settings import client_folder
 
-    client_status = read_status(_folder_of(name, home))
+    client_status = read_status(client_folder(name, home))
     console = Console()
     console.print(client_status.activity, markup=False, highlight=False)
     console.print(client_status.table)
@@ -145,11 +149,9 @@ def audit(
 
     from client.protocol.answer_log import read_answers
     from devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
-    from shared.errors import ConfigError
+    from devices.live.settings import client_folder
 
-    if not name and home is None:
-        raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
-    folder = _folder_of(name, home)
+    folder = client_folder(name, home)
     history = read_answers(folder)
     if as_json:
         print(json.dumps(describe_history(folder, history), indent=1))
@@ -165,12 +167,4 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
-def _folder_of(name: str, home: Path | None) -> Path:
-    """Return the folder of a client's files.
-
-    Raises:
-        ConfigError: if the name is invalid.
-    """
-    from devices.live.settings import check_name
-
-    return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
+app.command()(owner_commands.export)

@@ -106,6 +106,17 @@ def check_name(name: str) -> str:
     return name
 
 
+def client_folder(name: str, home: Path | None) -> Path:
+    """Return the folder of a client's files: ``--home``, or that of its name.
+
+    Raises:
+        ConfigError: if the name is invalid, or neither is given.
+    """
+    if not name and home is None:
+        raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
+    return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Return the host and port of a SuperLink's address.
 

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.basis import Basis
-from shared.errors import ReplayError
+from shared.basis import Basis, read_basis
+from shared.errors import ModelError, ReplayError
+from shared.layout import Layout
 from shared.replay import to_float32
-from shared.start import Start
+from shared.sections import AdapterSettings
+from shared.start import Start, read_start
 
 STATE_LIMIT = 2**62
 """The absolute value that every number of a state stays below, in its units; a start too."""
@@ -75,3 +77,28 @@ class WeightMap:
     def _vectors(self) -> torch.Tensor:
         assert self.basis is not None
         return torch.from_numpy(self.basis.as_float32()).to(self.torch_device)
+
+
+def read_weight_map(settings: AdapterSettings, layout: Layout) -> WeightMap:
+    """Return the weight map of a run, with the basis and the start that its settings name.
+
+    Args:
+        settings: settings of the adapter; its basis and start are paths.
+        layout: layout of the run.
+
+    Raises:
+        ModelError: if one of these files is not that which the layout names.
+        SamaraError: if one cannot be read.
+    """
+    basis = read_basis(settings.basis) if settings.basis else None
+    start = read_start(settings.start) if settings.start else None
+    for key, value, of_run, of_file in (
+        ("basis", settings.basis, layout.basis, basis.reference if basis else None),
+        ("start", settings.start, layout.start, start.sha256 if start else ""),
+    ):
+        if of_run != of_file:
+            raise ModelError(
+                f"adapter.{key}: {value} is not the {key} that the run was trained with; "
+                "restore the file"
+            )
+    return WeightMap(start, basis)

@@ -20,7 +20,7 @@ from shared.frames.instructions import Split
 from shared.layout import DampingRecipe, Layout
 from shared.model import damping
 from shared.model.damping import measure_damping, shrunk_covariance
-from simulations.readout_file import write_damping
+from simulations.damping_file import write_damping
 
 ModelFolder = Callable[[str], Path]
 

@@ -44,7 +44,7 @@ from shared.ledger.catch_up import CatchUp
 from shared.model.readout import contrasts
 from shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
 from shared.replay_numpy import NumpyBackend
-from simulations.readout_file import write_damping
+from simulations.damping_file import write_damping
 
 Made = Callable[..., tuple[Settings, Path]]
 Pair = tuple[ModelRuntime, ClientData, PhoneTrainer]

@@ -17,6 +17,7 @@ from scipy.special import softmax
 from client.forward.grouping import Schedule
 from client.forward.readout import ReadoutForward, run_base
 from client.forward.resident import ResidentForward
+from client.personal.readout_file import READOUT_FILE
 from client.streaming.stream import BlockStream
 from client.training.local_steps import take_local_steps, take_local_steps_together
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, LoadedRun, ModelRuntime, load_run
@@ -33,7 +34,6 @@ from shared.replay import digest, zero_state
 from shared.result import RunResult
 from simulations.adapter import FinishedRun, export
 from simulations.quick_look import quick_look
-from simulations.readout_file import READOUT_FILE
 from simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]

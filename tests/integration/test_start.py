@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from starts import start_for
 from tuning import small, tuning_of
 
+from client.personal.readout_file import READOUT_FILE
 from client.training.model_runtime import load_run
 from client.tuning.baselines.first_order import ADAPTER_NAME, BEST_FILE
 from client.tuning.run import read_result as read_tuning
@@ -28,7 +29,6 @@ from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export
 from simulations.comparison.columns import client_columns
 from simulations.quick_look import quick_look
-from simulations.readout_file import READOUT_FILE
 from simulations.simulate import simulate
 
 

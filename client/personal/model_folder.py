@@ -1,0 +1,150 @@
+"""A trained model as a folder that other software loads: an adapter for PEFT, or a whole model."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.model_card import CARD_FILE, model_card
+from client.personal.readout_file import READOUT_FILE, write_readout
+from client.tuning.model_export import export_model
+from shared.config import RunConfig
+from shared.errors import ModelError, SamaraError
+from shared.files import make_folder, sync_folder, write_durably
+from shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from shared.model.loading import BaseModel, load_base_model, load_structure
+from shared.model.merge import merge_adapter
+from shared.model.peft import WEIGHTS_FILE, write_peft_adapter
+from shared.sections import EMBEDDED_MODEL
+from shared.tasks.catalog import load_task
+
+LeftOut = dict[str, list[float]]
+"""Trained numbers that no file has a place for, by the name of their tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A base model and the numbers that were trained for it.
+
+    Attributes:
+        config: settings of the run, with paths of this machine.
+        layout: layout of the adapter.
+        model_id: model id of the base model, 32 bytes.
+        numbers: weights of the adapter, float32 [elements].
+        about: sentences for the model card that say which model it is.
+    """
+
+    config: RunConfig
+    layout: Layout
+    model_id: bytes
+    numbers: NDArray[np.float32]
+    about: str
+
+    def write_peft(self, folder: Path) -> LeftOut:
+        """Write a LoRA adapter for PEFT, a readout as a file of its own, and a model card.
+
+        Args:
+            folder: folder for the files; it is created if it is missing.
+
+        Raises:
+            SamaraError: if the base model is another one or cannot be used, or the folder cannot be
+                written.
+        """
+        model = self.config.model
+        base = load_structure(model.path, model.family)
+        self._check(base)
+        try:
+            files = []
+            if self.layout.group(ADAPTER_GROUP):
+                name = _name_of(self.config, base)
+                write_peft_adapter(base, name, self.layout, self.numbers, folder)
+                files.append(WEIGHTS_FILE)
+            return self._write_rest(base, folder, files, merged=False)
+        except OSError as error:
+            raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+
+    def write_merged(self, folder: Path) -> LeftOut:
+        """Write a whole model, which `from_pretrained` loads, with the adapter in its weights.
+
+        A base model that is quantized in training is written in its compute type, so that its
+        scores differ from the trainer's by what the quantization does.
+
+        Args:
+            folder: folder for the files; it must not exist.
+
+        Raises:
+            SamaraError: if the base model is another one or cannot be used, or the folder cannot be
+                written.
+        """
+        model = self.config.model
+        base = load_base_model(model.path, model.family, dtype=model.dtype)
+        self._check(base)
+        merge_adapter(base, self.layout, self.numbers)
+        try:
+            export_model(base, folder)
+            return self._write_rest(base, folder, [], merged=True)
+        except OSError as error:
+            raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+
+    def _check(self, base: BaseModel) -> None:
+        if base.model_id != self.model_id:
+            raise ModelError(
+                f"{base.folder}: is not the model of the run, whose id begins with "
+                f"{self.model_id.hex()[:12]}; restore the model's files, or name its folder"
+            )
+
+    def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:
+        """Write the readout and the model card; return what no file has a place for.
+
+        Raises:
+            OSError: if the folder cannot be written.
+        """
+        layout, groups = self.layout, {ADAPTER_GROUP}
+        if layout.group(READOUT_GROUP):
+            write_readout(self.config, layout, self.numbers, folder)
+            files.append(READOUT_FILE)
+            groups |= {READOUT_GROUP, LABEL_BIAS_GROUP}
+        left_out = {
+            tensor.name: self.numbers[layout.tensor_slice(tensor.name)[0]].tolist()
+            for tensor in layout.tensors
+            if tensor.group not in groups
+        }
+        name, task = _name_of(self.config, base), load_task(self.config.task)
+        card = model_card(self.about, name, base.family, task, merged, files, left_out)
+        make_folder(folder)
+        write_durably(folder / CARD_FILE, card.encode())
+        return left_out
+
+
+def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
+    """Write a folder that is whole or missing.
+
+    Args:
+        folder: folder that must be empty or missing.
+        write: function that writes a folder.
+
+    Raises:
+        SamaraError: if there are files in the folder, or it cannot be written.
+    """
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise SamaraError(f"{folder}: is not an empty folder; name a new one")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make_folder(folder.parent)
+        left_out = write(unfinished)
+        unfinished.replace(folder)
+        sync_folder(folder.parent)
+        return left_out
+    except OSError as error:
+        raise SamaraError(f"{folder}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _name_of(config: RunConfig, base: BaseModel) -> str:
+    """Return the name or the folder by which other software finds the base model."""
+    return str(base.folder) if config.model.path == EMBEDDED_MODEL else config.model.path

@@ -1,0 +1,81 @@
+"""An exported readout as a file, which needs nothing of Samara to be used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from client.forward.body import PerturbedBody
+from client.forward.readout import make_readout
+from client.training.client_data import ExampleTokenizer
+from shared.config import RunConfig
+from shared.files import make_folder, write_durably
+from shared.layout import Layout
+from shared.model.loading import BaseModel, load_base_model
+from shared.model.lora_fa import LABEL_BIAS, READOUT
+from shared.model.readout import merge_readout
+from shared.model.scorers import Scorer, scorer_for
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask, Task
+
+READOUT_FILE = "readout.safetensors"
+_FORMULA = "scores + weight @ h + bias"
+
+
+def write_readout(
+    config: RunConfig, layout: Layout, numbers: NDArray[np.float32], folder: Path
+) -> None:
+    """Write a readout, with the label bias if there is one, as ``readout.safetensors``.
+
+    Its tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
+    damping and contrasts merged: the scores of the base model get weight·h + bias added, where h is
+    the representation (`shared.model.readout.representations`).
+
+    Args:
+        config: settings of the run.
+        layout: layout of the adapter.
+        numbers: trained numbers, float32 [elements].
+        folder: folder for the file; it is created if it is missing.
+
+    Raises:
+        SamaraError: if the model, the task or the damping cannot be used.
+        OSError: if the folder cannot be written.
+    """
+    base, task, scorer = load_scorer(config)
+    tokenize = ExampleTokenizer(scorer)
+    readout = make_readout(base, task, scorer, config.adapter.damping, tokenize)
+    elements, rows = layout.tensor_slice(READOUT)
+    matrix, bias = merge_readout(numbers[elements].reshape(rows, -1), readout.load_damping())
+    if any(tensor.name == LABEL_BIAS for tensor in layout.tensors):
+        bias = bias + numbers[layout.tensor_slice(LABEL_BIAS)[0]]
+    words = task.words if isinstance(task, ClassificationTask) else ()
+    metadata = {
+        "format": "samara readout 1",
+        "base_model_name_or_path": config.model.path,
+        "model_id": base.model_id.hex(),
+        "family": base.family,
+        "task": task.name,
+        "words": json.dumps(words),
+        "scores": _FORMULA,
+    }
+    make_folder(folder)
+    tensors = {"weight": torch.from_numpy(matrix), "bias": torch.from_numpy(bias)}
+    write_durably(folder / READOUT_FILE, save(tensors, metadata))
+
+
+def load_scorer(config: RunConfig) -> tuple[BaseModel, Task, Scorer]:
+    """Load the model, the task and the scorer of a run.
+
+    Raises:
+        SamaraError: if the model or the task cannot be used.
+    """
+    model, task = config.model, load_task(config.task)
+    base = load_base_model(
+        model.path, model.family, model.torch_device, model.quantization, model.dtype
+    )
+    with torch.no_grad():
+        scorer = scorer_for(base, task, model.max_length, PerturbedBody(base, 0))
+    return base, task, scorer

@@ -1,0 +1,40 @@
+"""The latest state in a ledger that a process may be writing."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import LedgerError
+from shared.layout import Layout
+from shared.ledger.catch_up import replay_records
+from shared.ledger.reading import read_header, read_ledger, snapshot_paths
+from shared.ledger.snapshots import read_snapshot
+from shared.replay import zero_state
+
+
+def read_latest_state(folder: Path, layout: Layout) -> tuple[int, NDArray[np.int64]]:
+    """Return the last round in a ledger and the state after it, int64 [d], checked by its digest.
+
+    Args:
+        folder: folder of a ledger; a process may be writing it.
+        layout: layout of the adapter.
+
+    Raises:
+        LedgerError: if the ledger is for another layout, or is damaged.
+    """
+    header = read_header(folder)
+    if header.layout_hash != layout.hash:
+        raise LedgerError(f"{folder}: the ledger is for another layout")
+    start, state = header.start, zero_state(layout.size)
+    for path in reversed(snapshot_paths(folder).values()):
+        try:
+            snapshot = read_snapshot(path, header, layout)
+        except LedgerError:  # an older one, or the first round, takes its place
+            continue
+        start, state = snapshot.position, snapshot.state
+        break
+    state, last = replay_records(
+        lambda: state, lambda: read_ledger(folder, since=start.round), layout
+    )
+    return (last.position.round if last else start.round), state

@@ -1,0 +1,42 @@
+"""Merging of an adapter into the weights of its base model."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.errors import ModelError
+from shared.layout import ADAPTER_GROUP, Layout
+from shared.model.frozen_a import frozen_matrices
+from shared.model.layer_selection import features
+from shared.model.loading import BaseModel
+
+
+@torch.no_grad()
+def merge_adapter(base: BaseModel, layout: Layout, numbers: NDArray[np.float32]) -> None:
+    """Add (alpha / r)·B·A to the weight of every adapted layer, in place.
+
+    The model then computes, up to rounding, what it computes with the adapter beside it (Hu et al.,
+    LoRA, 2021, section 4.1).
+
+    Args:
+        base: model without adapters inside, not quantized.
+        layout: layout of the adapter; only its tensors inside the model are merged.
+        numbers: trained numbers, float32 [elements].
+
+    Raises:
+        ModelError: if the layout belongs to another model.
+    """
+    names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
+    modules = dict(base.body.named_modules())
+    if missing := [name for name in names if name not in modules]:
+        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
+    sizes = [features(modules[name])[0] for name in names]
+    for name, a in zip(names, frozen_matrices(layout, sizes), strict=True):
+        elements, rows = layout.tensor_slice(name)
+        b = torch.from_numpy(numbers[elements].reshape(rows, layout.rank))
+        added = (layout.alpha / layout.rank) * (b @ torch.from_numpy(a))
+        weight = modules[name].weight
+        assert isinstance(weight, torch.Tensor)
+        if type(modules[name]).__name__ == "Conv1D":  # it keeps its weight transposed
+            added = added.T
+        weight.copy_((weight.float() + added.to(weight.device)).to(weight.dtype))
