@@ -182,6 +182,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+def tree_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder and those inside it, by path with slashes."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
     """A ledger's folder that holds these files and no others."""
     folder.mkdir(exist_ok=True)

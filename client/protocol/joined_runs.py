@@ -103,12 +103,37 @@ class JoinedRuns:
         Raises:
             TrainerError: if no run, or more than one, begins so; if it cannot be read.
         """
-        sessions = self._folder.glob(f"runs/{'[0-9a-f]' * 16}/session")
-        latest = sorted(sessions, key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        names = [file.parent.name for file in latest if file.parent.name.startswith(beginning)]
-        if not names:
-            which = f"whose id begins with {beginning!r}" if beginning else "yet"
-            raise TrainerError(f"{self._folder}: this client has taken part in no run {which}")
-        if beginning and len(names) > 1:
-            raise TrainerError(f"--run {beginning}: {', '.join(names)} begin so; name one")
-        return self.read(bytes.fromhex(names[0]))
+        return self.read(bytes.fromhex(find_run_folder(self._folder, beginning).name))
+
+
+def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
+    """Return the folder of the run whose id in hex begins so; without a beginning the latest one.
+
+    Args:
+        client_folder: folder of the client.
+        beginning: beginning of the run id.
+
+    Raises:
+        TrainerError: if no run, or more than one, begins so.
+    """
+    folders = [
+        folder
+        for folder in client_folder.glob(f"runs/{'[0-9a-f]' * 16}")
+        if folder.name.startswith(beginning)
+    ]
+    folders.sort(key=_time_of_session, reverse=True)
+    if not folders:
+        which = f"whose id begins with {beginning!r}" if beginning else "yet"
+        raise TrainerError(f"{client_folder}: this client has taken part in no run {which}")
+    if beginning and len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
+        raise TrainerError(f"--run {beginning}: {names} begin so; name one")
+    return folders[0]
+
+
+def _time_of_session(run_folder: Path) -> int:
+    """Return when the session of a run was written, ns since 1970; 0 if there is none."""
+    try:
+        return (run_folder / "session").stat().st_mtime_ns
+    except OSError:
+        return 0

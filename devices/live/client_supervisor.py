@@ -21,7 +21,8 @@ import devices
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.live.bundle_check import check_bundle
-from devices.live.keys import create_key, read_client_index
+from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from devices.live.moving import check_not_moved
 from devices.live.processes import UNUSABLE_INPUT, SupervisedProcess, exclusive_lock
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
@@ -64,7 +65,7 @@ def load_client_index(folder: Path, key: Path | None) -> int:
     except OSError as error:
         raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
     if key is None:
-        key = folder / "own.key"
+        key = folder / OWN_KEY_FILE
         create_key(key)
     return read_client_index(key)
 
@@ -96,10 +97,15 @@ def up(settings: ClientSettings) -> None:
 
 @contextmanager
 def _locked_folder(settings: ClientSettings) -> Iterator[None]:
-    """Lock the client's folder for the duration of a block and write the settings to it."""
+    """Lock the client's folder for the duration of a block and write the settings to it.
+
+    Raises:
+        DeviceError: if another process serves this client, or it has moved to another device.
+    """
     with exclusive_lock(
         settings.folder / "up.lock", "another `samara client up` serves this client"
     ):
+        check_not_moved(settings.folder)
         settings.write()
         yield
 

@@ -168,3 +168,6 @@ def audit(
 
 
 app.command()(owner_commands.export)
+app.command()(owner_commands.move)
+app.command("import")(owner_commands.import_)
+app.command()(owner_commands.forget)

@@ -21,6 +21,9 @@ from shared.client_index import (
 from shared.errors import DeviceError
 from shared.files import write_secret
 
+OWN_KEY_FILE = "own.key"
+"""Name of the key that a client makes in its folder if it was given none."""
+
 
 def read_client_index(file: Path) -> int:
     """Return the client index that belongs to a private key.

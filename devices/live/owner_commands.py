@@ -1,5 +1,6 @@
 """The commands `samara client` for the owner of a device: what is theirs, and may leave it."""
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,9 @@ import typer
 
 Name = Annotated[str, typer.Option(help="Name of this client.")]
 Home = Annotated[Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")]
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="File whose first line is the passphrase; default: ask.")
+]
 
 
 class Form(StrEnum):
@@ -49,3 +53,110 @@ def export(
     for tensor, numbers in left_out.items():
         console.print(f"In the model card alone: {tensor} {numbers}", markup=False)
     console.print(f"It is in {out}; README.md says how to load it", markup=False, soft_wrap=True)
+
+
+def move(
+    file: Annotated[Path, typer.Argument(help="New file for everything that this client is.")],
+    name: Name = "",
+    home: Home = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="A backup: this client goes on here.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Write this client into one encrypted file, for another device; it then ends here.
+
+    Example: samara client move kitchen.moved --name kitchen-orin
+    """
+    from devices.live.moving import move_client
+    from devices.live.settings import client_folder
+
+    folder = client_folder(name, home)
+    moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
+    print(f"{moved.files} files are in {file}, {moved.bytes:,} bytes, encrypted")
+    for path in moved.left_out:
+        print(f"left out, a link or hidden: {path}")
+    print("Not in it are the model, and the data that --data names; bring them along yourself")
+    if not copy:
+        print(f"This client will not start here again. Once it runs elsewhere, delete {folder}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="File of `samara client move`.")],
+    name: Name = "",
+    home: Home = None,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Make the client of a file of `samara client move` on this device.
+
+    Example: samara client import kitchen.moved --name kitchen-new
+    """
+    from devices.live.moving import import_client
+    from devices.live.settings import client_folder
+
+    folder = client_folder(name, home)
+    settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
+    print(f"Client {settings.client_index} is in {folder}. It goes on with")
+    options = ["--superlink", settings.superlink, "--name", settings.name, "--home", folder]
+    for option, path in (("--key", settings.key), ("--certs", settings.certificates)):
+        options += [option, path] if path else []
+    options += ["--insecure"] if settings.insecure else []
+    print(shlex.join(["samara", "client", "up", *map(str, options)]))
+    print("and --model, --data, --task and limits as they are on this device")
+
+
+def forget(
+    name: Name = "",
+    home: Home = None,
+    run: Annotated[
+        str, typer.Option(help="The run whose id begins so, but what was answered in it.")
+    ] = "",
+    private: Annotated[
+        bool, typer.Option("--private", help="Private rounds of all runs, taught examples.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All but the key, the owner's limits and the log.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete what this client has learned for its owner, and show what remains.
+
+    Example: samara client forget --name kitchen-orin --private
+    """
+    from devices.live.forgetting import Forgotten, describe_rest, find_files
+    from devices.live.forgetting import forget as delete
+    from devices.live.settings import client_folder
+    from shared.errors import ConfigError
+
+    if bool(run) + private + everything != 1:
+        raise ConfigError("give one of --run RUN, --private and --all")
+    what = Forgotten.RUN if run else Forgotten.PRIVATE if private else Forgotten.ALL
+    folder = client_folder(name, home)
+    files = find_files(folder, what, run)
+    for file in files:
+        print(f"{'delete' if yes else 'to be deleted'}: {file.path}, {file.bytes:,} bytes")
+    if not files:
+        print(f"{folder}: nothing of it is here")
+    elif not yes:
+        typer.confirm(f"Delete these {len(files)} files for good?", abort=True)
+    delete(folder, files)
+    print(f"{len(files)} files, {sum(file.bytes for file in files):,} bytes deleted. What remains:")
+    for line in describe_rest(folder):
+        print(line)
+
+
+def _read_passphrase(file: Path | None, confirm: bool = False) -> str:
+    """Return the first line of a file, or what the owner types.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+    """
+    from shared.errors import ConfigError
+
+    if file is None:
+        typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm)
+        return typed
+    try:
+        return file.read_text(encoding="utf-8").split("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--passphrase-file {file}: cannot be read: {error}") from error

@@ -138,3 +138,18 @@ def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[Non
         raise DeviceError(f"{file.parent}: {what}") from None
     with lock:
         yield
+
+
+@contextmanager
+def stopped_client(folder: Path) -> Iterator[None]:
+    """Keep the client of a folder from running for the duration of a block.
+
+    Raises:
+        DeviceError: if it is running.
+    """
+    running = "this client is running; stop `samara client up` first"
+    with (
+        exclusive_lock(folder / "up.lock", running),
+        exclusive_lock(folder / "trainer.lock", running),
+    ):
+        yield
