@@ -156,6 +156,24 @@ class TrainerError(SamaraError):
     refusal_code = RefusalCode.TRAINER
 
 
+class QuestionError(SamaraError):
+    """A question to this device's models cannot be answered; no server hears of it."""
+
+    refusal_code = RefusalCode.UNKNOWN
+
+
+class UnknownModelError(QuestionError):
+    """A question is for a model or a run that this device does not have."""
+
+    refusal_code = RefusalCode.UNKNOWN
+
+
+class BusyError(SamaraError):
+    """A question is refused because as many are open as the device answers at a time."""
+
+    refusal_code = RefusalCode.UNKNOWN
+
+
 class DeviceError(SamaraError):
     """A property of this machine keeps it from taking part, or from simulating a device."""
 

@@ -1,6 +1,6 @@
 """Configurations and engines of small federations."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Message, MessageType
 from helpers import files_of
 
+from client.app import TRAINER
 from client.app import app as client_app
 from client.training.local_steps import take_local_steps
 from server.app import serve
@@ -50,6 +51,20 @@ class Tampering(InProcessGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.tamper(reply) for reply in super().pull_messages(message_ids)]
+
+
+class Live(InProcessGrid):
+    """Delivers messages to residents behind sockets."""
+
+    def __init__(
+        self,
+        sockets: Sequence[Path],
+        config: RunConfig,
+        on_message: Callable[[str, int], None] = lambda kind, partition: None,
+    ) -> None:
+        super().__init__(client_app, len(sockets), config.flat(), on_message)
+        for context, socket in zip(self._contexts.values(), sockets, strict=True):
+            context.node_config[TRAINER] = str(socket)
 
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:

@@ -21,6 +21,7 @@ from client.forward.supervised import (
     run_at_positions,
 )
 from client.forward.trunk_cache import Ids, TrunkCache
+from client.forward.turns import forward_pass
 from shared.errors import ModelError
 from shared.model.layer_selection import is_linear
 from shared.model.loading import BaseModel
@@ -46,7 +47,7 @@ class PerturbedBody:
         self._block_returns_tuple = False
         self._parts_without_adapters = find_parts_without_adapters(self._blocks[first_block])
         is_encoder = base.family == "encoder"
-        with torch.inference_mode():
+        with forward_pass(), torch.inference_mode():
             self._detect_block_output()
             self._position_wise = [] if is_encoder else self._find_position_wise()
             full_input_parts = None if is_encoder else self._find_full_input_parts()
@@ -94,6 +95,20 @@ class PerturbedBody:
                 stack.enter_context(_changed_input(self._blocks[-1], select))
             hidden: Tensor = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
         return self._restore_positions(hidden, supervised, perturbations, ids)
+
+    def continue_text(self, tokens: Sequence[int], cache: Any = None) -> tuple[Tensor, Any]:
+        """Return the last hidden state of a causal model's text, and its keys and values.
+
+        Args:
+            tokens: tokens of the text; with a cache, those after the ones in it.
+            cache: keys and values of the text so far, as the call before returned them.
+
+        Returns:
+            [1, hidden], and the cache for the next call; None if the model has none.
+        """
+        ids = torch.tensor([list(tokens)], device=self._base.network.device)
+        output = self._base.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        return output.last_hidden_state[:, -1], getattr(output, "past_key_values", None)
 
     def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
         """Return the hidden states of padded sequences, for a causal model that is exported.

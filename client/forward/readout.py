@@ -8,6 +8,7 @@ divided in the same way, whatever is kept already and whichever of them a step a
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,6 +135,24 @@ class ReadoutForward:
         ]
         whole = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
         return whole.reshape(count, len(prompts), self._labels).cpu().numpy()
+
+    def score_question(
+        self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
+    ) -> NDArray[np.float32]:
+        """Return the scores of prompts that belong to no data; see `ResidentForward`."""
+        damping = self._readout.load_damping()
+        raw = self._engine.score_question(empty_adapter()[1], prompts)
+        numbers = torch.from_numpy(raw).to(damping.mean.device)
+        features = damping.apply(numbers[:, self._labels :])
+        whole = torch.cat([numbers[:, : self._labels], features], dim=1)
+        with torch.inference_mode():
+            return self._score(perturbation, whole[None])[0, 0].cpu().numpy()
+
+    def next_logits(
+        self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
+    ) -> tuple[NDArray[np.float32], Any]:
+        """Return the logits of the base model, which a readout leaves as they are."""
+        return self._engine.next_logits(empty_adapter()[1], tokens, cache)
 
     def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
         """Score prompts at once, with gradients where autograd is on.

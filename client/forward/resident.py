@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule, split_by_grouping
+from client.forward.turns import forward_pass
 from shared.errors import TaskError
+from shared.model.head import tiled_logits
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, PerturbedAdapters
 from shared.model.readout import Readout, representations
 from shared.model.scorers import GenerationScorer, Prompt, Scorer
@@ -146,15 +149,21 @@ class ResidentForward:
     ) -> list[int]:
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         last = [(len(sequence) - 1,) for sequence in sequences]
-        with self._adapter.using(perturbation):
+        with forward_pass(), self._adapter.using(perturbation):
             return scorer.next_tokens(self._body(sequences, 1, last, use_cache=False), lengths)
 
-    def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
+    def score_pass(
+        self,
+        perturbations: PerturbedAdapters,
+        prompts: Sequence[Prompt],
+        use_cache: bool = True,
+    ) -> Tensor:
         """Score prompts in one forward pass, with gradients where autograd is on.
 
         Args:
             perturbations: P perturbations of each of C clients.
             prompts: n prompts in all, equally many of each client, client by client.
+            use_cache: whether to use the cache of the trunk's outputs, if there is one.
 
         Returns:
             float32 [P, n, width of these rows] on the model's device.
@@ -163,9 +172,48 @@ class ResidentForward:
         supervised = [positions for prompt in prompts for positions in prompt.supervised]
         with self._adapter.using(perturbations):
             hidden = self._body(
-                sequences, perturbations.count, supervised if all(supervised) else None
+                sequences, perturbations.count, supervised if all(supervised) else None, use_cache
             )
         return self._score_hidden(hidden, perturbations, prompts)
+
+    def score_question(
+        self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
+    ) -> NDArray[np.float32]:
+        """Return the scores of prompts that belong to no data, in one forward pass.
+
+        Nothing of them is kept, in memory or on disk, and they do not count as passes.
+
+        Args:
+            perturbation: a single perturbation, or the unperturbed adapter.
+            prompts: n prompts.
+
+        Returns:
+            float32 [n, width of the rows].
+        """
+        if self._readout is not None:
+            self._readout.load_damping()
+        with torch.inference_mode():
+            scores = self.score_pass(perturbation, prompts, use_cache=False)[0]
+        return scores.float().cpu().numpy()
+
+    @torch.inference_mode()
+    def next_logits(
+        self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
+    ) -> tuple[NDArray[np.float32], Any]:
+        """Return the logits of the token after a text, in one forward pass.
+
+        Args:
+            perturbation: a single perturbation, or the unperturbed adapter.
+            tokens: tokens of the text; with a cache, those after the ones in it.
+            cache: keys and values of the text so far, as the call before returned them.
+
+        Returns:
+            float32 [vocabulary], and the cache for the next call; None if the model has none.
+        """
+        with self._adapter.using(perturbation):
+            hidden, cache = self._body.continue_text(tokens, cache)
+        (logits,) = tiled_logits(self._scorer.base, hidden)
+        return logits[0].cpu().numpy(), cache
 
     def loss_gradients(
         self,
@@ -200,7 +248,7 @@ class ResidentForward:
         losses = np.zeros(labels.size)
         gradients = np.zeros((clients, center.layout.element_count))
         for chosen in _micro_batches(prompts, clients, micro_batch):
-            with torch.inference_mode(False), torch.enable_grad():
+            with forward_pass(), torch.inference_mode(False), torch.enable_grad():
                 weights = center.center.detach().clone().requires_grad_()
                 adapters = replace(center, center=weights)
                 scores = self.score_pass(adapters, [prompts[index] for index in chosen])[0]
@@ -233,9 +281,11 @@ class ResidentForward:
     def _run_passes(self, batches: Sequence[PassBatch]) -> Iterator[NDArray[np.float32]]:
         """Yield the scores of each pass, float32 [its perturbations, its prompts, width]."""
         for batch in batches:
-            with torch.inference_mode():
-                scores = self.score_pass(batch.perturbations, batch.prompts)
-            yield scores.float().cpu().numpy()
+            with forward_pass():
+                with torch.inference_mode():
+                    scores = self.score_pass(batch.perturbations, batch.prompts)
+                result = scores.float().cpu().numpy()
+            yield result
 
 
 def _micro_batches(

@@ -22,6 +22,7 @@ from client.forward.grouping import Schedule
 from client.forward.resident import SINGLE_PASS, PassBatch, ResidentForward
 from client.forward.supervised import replace_forward
 from client.forward.trunk_cache import Ids, TrunkCache
+from client.forward.turns import forward_pass
 from shared.errors import TaskError
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, ForwardPass, PerturbedAdapters
@@ -221,10 +222,12 @@ class StreamedForward(ResidentForward):
             yield from self._run_perturbing_in_place(self._parameters, batches)
             return
         for group in self._split_by_memory(batches):
-            self._fill_cache(group)
-            with torch.inference_mode():
-                scores = run_in_lockstep(list(map(self._staged_pass, group)), _no_context)
-            yield from (result.float().cpu().numpy() for result in scores)
+            with forward_pass():
+                self._fill_cache(group)
+                with torch.inference_mode():
+                    scores = run_in_lockstep(list(map(self._staged_pass, group)), _no_context)
+                results = [result.float().cpu().numpy() for result in scores]
+            yield from results
 
     @torch.inference_mode()
     def _run_perturbing_in_place(

@@ -16,7 +16,7 @@ from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
-from client.protocol.joined_runs import JoinedRuns
+from client.protocol.joined_runs import JoinedRun, JoinedRuns
 from client.protocol.pass_counts import PassCounts
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.scalar_counts import ScalarCounts
@@ -28,7 +28,7 @@ from client.training.model_runtime import ModelRuntime, load_run
 from shared.blob_store import BlobStore
 from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
-from shared.errors import ConfigError, DataError, SamaraError, ScenarioError
+from shared.errors import ConfigError, DataError, ModelError, SamaraError, ScenarioError
 from shared.frames.instructions import Split
 from shared.runs import identity_bytes, run_id_of
 from shared.signed_scenario import SignedScenario
@@ -50,6 +50,8 @@ class ResidentTrainer:
 
     Attributes:
         client: client index.
+        config: the device's settings.
+        folder: folder of the client.
         data: examples of the client.
         runtime: model runtime under the settings of the latest run.
         model_loads: number of times that a base model was loaded.
@@ -59,7 +61,7 @@ class ResidentTrainer:
         self, runtime: ModelRuntime, data: ClientData, config: RunConfig, folder: Path
     ) -> None:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
-        self._config, self._folder = config, folder
+        self.config, self.folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
         self._runs = JoinedRuns(folder)
         self._pass_counts = PassCounts(folder)
@@ -68,6 +70,7 @@ class ResidentTrainer:
         self._answered = AnsweredRuns(self._sessions.folder_of)
         self._answer_log = AnswerLog(folder)
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
+        self._current = self._other = (b"", runtime)
         self._settings: str | None = None  # no message gets the client under the device's own
         self._client = self.client_under(config)
 
@@ -144,13 +147,11 @@ class ResidentTrainer:
             server_config: settings of the run on the server.
             scenario: signed scenario with these settings; None obeys the server.
         """
-        config = with_device_settings(server_config, self._config).model_copy(
-            update={"out": str(self._folder)}
-        )
-        config = with_local_blobs(config, self._blobs)
+        config = self._local_config(server_config)
         self.runtime = runtime = self.runtime.under(config)
         run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
         run_config = config.model_copy(update={"out": str(self._sessions.folder_of(run_id))})
+        self._current = run_id, runtime
         return ProtocolClient(
             runtime,
             self.data,
@@ -163,6 +164,31 @@ class ResidentTrainer:
             self._answered,
             self._answer_log,
         )
+
+    def runtime_of(self, run: JoinedRun) -> ModelRuntime:
+        """Return the loaded model under the settings of a run, for the thread that answers.
+
+        Args:
+            run: a run of the client.
+
+        Raises:
+            SamaraError: if the run is not of this model, or a file that it needs is missing.
+        """
+        for run_id, runtime in (self._current, self._other):
+            if run_id == run.run_id:
+                return runtime
+        if run.model_id != self.runtime.model_id:
+            raise ModelError(
+                f"run {run.run_id.hex()} was trained with another model than "
+                f"{self.runtime.base.folder}; restore the model's files, or name another run"
+            )
+        self._other = run.run_id, self.runtime.under(self._local_config(run.config))
+        return self._other[1]
+
+    def _local_config(self, server_config: RunConfig) -> RunConfig:
+        """Return a server's settings with the device's own and the paths of local files."""
+        config = with_device_settings(server_config, self.config)
+        return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
         """Return the signed scenario with a server's settings; None if there are no scenarios.

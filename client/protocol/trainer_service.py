@@ -1,7 +1,8 @@
 """The gRPC service of a resident trainer, on a Unix socket that only its owner may open.
 
 One thread loads the model and does all the work in the order of the calls, so that no result
-depends on the thread that computed it. The status is answered by another one, at any time.
+depends on the thread that computed it. Between its forward passes another thread answers the
+owner's questions, which go first. The status is answered by a third one, at any time.
 """
 
 import os
@@ -14,7 +15,12 @@ from typing import Any
 
 import grpc
 
+from client.forward.turns import Turns, take_turns
+from client.protocol.personal_model import PersonalModels
 from client.protocol.protocol_client import ProtocolClient
+from client.protocol.question_limits import MOST_QUESTIONS
+from client.protocol.question_runner import QuestionRunner
+from client.protocol.question_service import QuestionService
 from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
 from client.protocol.resident_trainer import ResidentTrainer
 from shared.errors import PausedError, SamaraError, TrainerError
@@ -29,10 +35,14 @@ from shared.proto.trainer_pb2 import (
     StatusRequest,
     TrainRequest,
 )
-from shared.proto.trainer_pb2_grpc import TrainerServicer, add_TrainerServicer_to_server
+from shared.proto.trainer_pb2_grpc import (
+    TrainerServicer,
+    add_PersonalModelServicer_to_server,
+    add_TrainerServicer_to_server,
+)
 
-_RECEIVERS = 4
-"""Number of threads that receive calls and wait for the working thread."""
+_RECEIVERS = 4 + MOST_QUESTIONS
+"""Number of threads that receive calls and wait for the working thread, or the answering one."""
 _OWNER_ONLY_UMASK = 0o177
 
 
@@ -132,11 +142,17 @@ def serve_trainer(
     Raises:
         SamaraError: if the trainer cannot be loaded, or the socket cannot be opened.
     """
-    with ThreadPoolExecutor(1, "trainer") as worker:
+    turns = Turns()
+    with (
+        ThreadPoolExecutor(1, "trainer", take_turns, (turns.training_pass,)) as worker,
+        ThreadPoolExecutor(1, "answers") as answerer,
+    ):
         resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
         service = _Service(resident, worker, pause_reason)
         add_TrainerServicer_to_server(service, server)
+        questions = QuestionService(PersonalModels(resident), QuestionRunner(turns, answerer))
+        add_PersonalModelServicer_to_server(questions, server)
         address = address_of(socket)
         previous = os.umask(_OWNER_ONLY_UMASK)
         try:

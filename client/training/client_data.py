@@ -40,14 +40,18 @@ class LabelledPrompts:
 
 
 class ExampleTokenizer:
-    """A scorer's tokenization, called by one thread at a time as fast tokenizers require."""
+    """A scorer's tokenization, called by one thread at a time as fast tokenizers require.
+
+    Attributes:
+        lock: lock of the tokenizer.
+    """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer, self._lock = scorer, threading.Lock()
+        self._scorer, self.lock = scorer, threading.Lock()
 
     def __call__(self, example: Example) -> Prompt:
         """Return an example as the model reads it."""
-        with self._lock:
+        with self.lock:
             return self._scorer.prompt(example.text, example.answers, example.cut)
 
 

@@ -66,7 +66,7 @@ def random_texts(runtime: ModelRuntime, count: int, first: int = 0) -> list[str]
         count: number of texts.
         first: index of the first text; texts depend on their index alone.
     """
-    tokenizer = runtime.tokenizer
+    tokenizer = runtime.base.tokenizer
     special = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(len(tokenizer)) if token not in special]
     lengths = prefix_tokens(_SEED + _LENGTHS, first + count, LONGEST - SHORTEST + 1) + SHORTEST

@@ -6,6 +6,7 @@ use the forward engine, the replay backend and the schedule.
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from client.forward.representation_store import (
 from client.forward.resident import ResidentForward
 from client.forward.streamed import make_forward_engine
 from client.forward.trunk_cache import TrunkCache, make_trunk_cache
+from client.forward.turns import forward_pass
 from client.streaming.loading import LoadedModel, load_model
 from client.training.client_data import (
     ClientDataSource,
@@ -88,6 +90,8 @@ class ModelRuntime:
         tokenize: function that turns an example into a prompt; twins share it.
     """
 
+    tokenize: ExampleTokenizer
+
     def __init__(
         self,
         config: RunConfig,
@@ -103,8 +107,10 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        with torch.no_grad():  # not inference mode: gradients may flow past what a scorer keeps
-            self._scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
+        body = PerturbedBody(base, 0)
+        # not inference mode: gradients may flow past what a scorer keeps
+        with predecessor.tokenize.lock if predecessor else nullcontext(), torch.no_grad():
+            self._scorer = scorer_for(base, task, config.model.max_length, body)
         settings = config.adapter
         adapter = inject(base, settings, self._scorer.labels)
         self.layout, self.first_block = adapter.layout, adapter.first_block
@@ -197,19 +203,24 @@ class ModelRuntime:
         Args:
             config: settings that agree with this runtime's in model, task and data.
         """
-        if self._stream is not None:
-            self._stream.free_buffers()  # two runtimes' staging buffers may not fit at once
+        self.free_buffers()  # two runtimes' staging buffers may not fit at once
         return type(self)(config, self._model, self._task, self._examples, self)
 
-    @property
-    def model_folder(self) -> Path:
-        """The folder of the base model's files."""
-        return self._model.base.folder
+    def free_buffers(self) -> None:
+        """Free the memory that streamed blocks pass through, until the next pass."""
+        if self._stream is not None:
+            with forward_pass():
+                self._stream.free_buffers()
 
     @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the base model."""
-        return self._model.base.tokenizer
+    def base(self) -> BaseModel:
+        """The base model without adapters: its folder, family, tokenizer and context."""
+        return self._model.base
+
+    @property
+    def task(self) -> Task:
+        """The task that the model is adapted to."""
+        return self._task
 
     @property
     def adapted_block_count(self) -> int:
@@ -248,7 +259,7 @@ class ModelRuntime:
             )
             return Execution(choose_schedule(config, benchmark), torch.get_num_threads())
 
-        with self._deciding:
+        with self._deciding, forward_pass():  # one turn: nothing else is measured with it
             execution = read_or_decide_execution(run_folder(config, run_id), run_id, decide)
         torch.set_num_threads(execution.threads)
         return execution
@@ -269,16 +280,21 @@ class ModelRuntime:
 
     def scores(self, state: NDArray[np.int64], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the scores of n prompts under a state, int64 [size]: float32 [n, labels]."""
-        return self._scores(self.weight_map.weights(state), prompts)
+        return self._scores(self.perturbation(state), prompts)
 
     def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return the scores of n prompts under the base model alone: float32 [n, labels]."""
-        return self._scores(np.zeros(self.layout.element_count, np.float32), prompts)
+        return self._scores(self.perturbation(None), prompts)
 
-    def _scores(
-        self, weights: NDArray[np.float32], prompts: Sequence[Prompt]
-    ) -> NDArray[np.float32]:
-        center = Perturbations.from_arrays(self.layout, weights, device=self.torch_device)
+    def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
+        """Return the adapter under a state, int64 [size]; under None, that of the base model."""
+        if state is None:
+            weights = np.zeros(self.layout.element_count, np.float32)
+        else:
+            weights = self.weight_map.weights(state)
+        return Perturbations.from_arrays(self.layout, weights, device=self.torch_device)
+
+    def _scores(self, center: Perturbations, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         size = EVALUATION_MICRO_BATCH
         if self.config.memory_budget:
             size = evaluation_batch_size(self.schedule, self.config, size)

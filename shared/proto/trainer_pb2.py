@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"-\n\x0b\x42lobRequest\x12\x0c\n\x04part\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"Z\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\t\n\x07\x63ontent\"\\\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.samara.TaskResultH\x00\x42\t\n\x07\x63ontent\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"|\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1e\n\x04kind\x18\x02 \x01(\x0e\x32\x10.samara.TaskKind\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\">\n\nTaskResult\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c*8\n\x08TaskKind\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x12\x08\n\x04\x42LOB\x10\x03\x32\x8a\x02\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x32\n\x0bReceiveBlob\x12\x13.samara.BlobRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashared/proto/trainer.proto\x12\x06samara\"W\n\x0e\x43\x61tchUpRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04tail\x18\x04 \x01(\x0c\"5\n\x0cTrainRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"J\n\x0f\x45valuateRequest\x12\x13\n\x0binstruction\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\x12\x10\n\x08personal\x18\x03 \x01(\x08\"-\n\x0b\x42lobRequest\x12\x0c\n\x04part\x18\x01 \x01(\x0c\x12\x10\n\x08settings\x18\x02 \x01(\t\"\x17\n\x06\x41nswer\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08settings\x18\x01 \x01(\t\"\x84\x01\n\x0bStatusReply\x12\r\n\x05hello\x18\x01 \x01(\x0c\x12\x13\n\x0bmodel_loads\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\x14\n\x0c\x62usy_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\t\"@\n\x08RunState\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x18\n\x10has_private_part\x18\x03 \x01(\x08\"\x1e\n\x0f\x44\x65scribeRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xa4\x01\n\rDescribeReply\x12\x1f\n\x05state\x18\x01 \x01(\x0b\x32\x10.samara.RunState\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06\x66ields\x18\x04 \x03(\t\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x11\n\tgenerates\x18\x06 \x01(\x08\x12\x12\n\nbase_model\x18\x07 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x08 \x01(\r\"u\n\x08Question\x12\x0c\n\x04text\x18\x01 \x01(\t\x12,\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x1c.samara.Question.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"S\n\x0f\x43lassifyRequest\x12#\n\tquestions\x18\x01 \x03(\x0b\x32\x10.samara.Question\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x0b\n\x03run\x18\x03 \x01(\t\"M\n\x06Scores\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x15\n\rprobabilities\x18\x03 \x03(\x01\x12\r\n\x05label\x18\x04 \x01(\r\"P\n\x0e\x43lassification\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x0e\n\x06values\x18\x02 \x03(\t\x12\x1e\n\x06scores\x18\x03 \x03(\x0b\x32\x0e.samara.Scores\"a\n\rClassifyReply\x12\x1f\n\x05state\x18\x01 \x01(\x0b\x32\x10.samara.RunState\x12/\n\x0f\x63lassifications\x18\x02 \x03(\x0b\x32\x16.samara.Classification\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc6\x01\n\x0fGenerateRequest\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12%\n\x08messages\x18\x02 \x03(\x0b\x32\x13.samara.ChatMessage\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x13\n\x0btemperature\x18\x06 \x01(\x01\x12\r\n\x05top_p\x18\x07 \x01(\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\tB\x07\n\x05_seed\"W\n\x0fGenerateOpening\x12\x1f\n\x05state\x18\x01 \x01(\x0b\x32\x10.samara.RunState\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04note\x18\x03 \x01(\t\"0\n\x0eGenerateEnding\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\x7f\n\x0cGeneratePart\x12*\n\x07opening\x18\x01 \x01(\x0b\x32\x17.samara.GenerateOpeningH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x06\x65nding\x18\x03 \x01(\x0b\x32\x16.samara.GenerateEndingH\x00\x42\t\n\x07\x63ontent\"Z\n\x07ToPhone\x12&\n\tchallenge\x18\x01 \x01(\x0b\x32\x11.samara.ChallengeH\x00\x12\x1c\n\x04task\x18\x02 \x01(\x0b\x32\x0c.samara.TaskH\x00\x42\t\n\x07\x63ontent\"\\\n\tFromPhone\x12\x1e\n\x05proof\x18\x01 \x01(\x0b\x32\r.samara.ProofH\x00\x12$\n\x06result\x18\x02 \x01(\x0b\x32\x12.samara.TaskResultH\x00\x42\t\n\x07\x63ontent\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\".\n\x05Proof\x12\x12\n\npublic_key\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"|\n\x04Task\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x1e\n\x04kind\x18\x02 \x01(\x0e\x32\x10.samara.TaskKind\x12\x13\n\x0binstruction\x18\x03 \x01(\x0c\x12\x10\n\x08snapshot\x18\x04 \x01(\x0c\x12\x0c\n\x04tail\x18\x05 \x01(\x0c\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\">\n\nTaskResult\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c*8\n\x08TaskKind\x12\t\n\x05HELLO\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x12\x08\n\x04\x42LOB\x10\x03\x32\x8a\x02\n\x07Trainer\x12\x31\n\x07\x43\x61tchUp\x12\x16.samara.CatchUpRequest\x1a\x0e.samara.Answer\x12-\n\x05Train\x12\x14.samara.TrainRequest\x1a\x0e.samara.Answer\x12\x33\n\x08\x45valuate\x12\x17.samara.EvaluateRequest\x1a\x0e.samara.Answer\x12\x32\n\x0bReceiveBlob\x12\x13.samara.BlobRequest\x1a\x0e.samara.Answer\x12\x34\n\x06Status\x12\x15.samara.StatusRequest\x1a\x13.samara.StatusReply2\xc4\x01\n\rPersonalModel\x12:\n\x08\x44\x65scribe\x12\x17.samara.DescribeRequest\x1a\x15.samara.DescribeReply\x12:\n\x08\x43lassify\x12\x17.samara.ClassifyRequest\x1a\x15.samara.ClassifyReply\x12;\n\x08Generate\x12\x17.samara.GenerateRequest\x1a\x14.samara.GeneratePart0\x01\x32;\n\x07Gateway\x12\x30\n\x06\x41ttach\x12\x11.samara.FromPhone\x1a\x0f.samara.ToPhone(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shared.proto.trainer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKKIND']._serialized_start=969
-  _globals['_TASKKIND']._serialized_end=1025
+  _globals['_QUESTION_FIELDSENTRY']._loaded_options = None
+  _globals['_QUESTION_FIELDSENTRY']._serialized_options = b'8\001'
+  _globals['_TASKKIND']._serialized_start=2213
+  _globals['_TASKKIND']._serialized_end=2269
   _globals['_CATCHUPREQUEST']._serialized_start=38
   _globals['_CATCHUPREQUEST']._serialized_end=125
   _globals['_TRAINREQUEST']._serialized_start=127
@@ -47,20 +49,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_end=363
   _globals['_STATUSREPLY']._serialized_start=366
   _globals['_STATUSREPLY']._serialized_end=498
-  _globals['_TOPHONE']._serialized_start=500
-  _globals['_TOPHONE']._serialized_end=590
-  _globals['_FROMPHONE']._serialized_start=592
-  _globals['_FROMPHONE']._serialized_end=684
-  _globals['_CHALLENGE']._serialized_start=686
-  _globals['_CHALLENGE']._serialized_end=729
-  _globals['_PROOF']._serialized_start=731
-  _globals['_PROOF']._serialized_end=777
-  _globals['_TASK']._serialized_start=779
-  _globals['_TASK']._serialized_end=903
-  _globals['_TASKRESULT']._serialized_start=905
-  _globals['_TASKRESULT']._serialized_end=967
-  _globals['_TRAINER']._serialized_start=1028
-  _globals['_TRAINER']._serialized_end=1294
-  _globals['_GATEWAY']._serialized_start=1296
-  _globals['_GATEWAY']._serialized_end=1355
+  _globals['_RUNSTATE']._serialized_start=500
+  _globals['_RUNSTATE']._serialized_end=564
+  _globals['_DESCRIBEREQUEST']._serialized_start=566
+  _globals['_DESCRIBEREQUEST']._serialized_end=596
+  _globals['_DESCRIBEREPLY']._serialized_start=599
+  _globals['_DESCRIBEREPLY']._serialized_end=763
+  _globals['_QUESTION']._serialized_start=765
+  _globals['_QUESTION']._serialized_end=882
+  _globals['_QUESTION_FIELDSENTRY']._serialized_start=837
+  _globals['_QUESTION_FIELDSENTRY']._serialized_end=882
+  _globals['_CLASSIFYREQUEST']._serialized_start=884
+  _globals['_CLASSIFYREQUEST']._serialized_end=967
+  _globals['_SCORES']._serialized_start=969
+  _globals['_SCORES']._serialized_end=1046
+  _globals['_CLASSIFICATION']._serialized_start=1048
+  _globals['_CLASSIFICATION']._serialized_end=1128
+  _globals['_CLASSIFYREPLY']._serialized_start=1130
+  _globals['_CLASSIFYREPLY']._serialized_end=1227
+  _globals['_CHATMESSAGE']._serialized_start=1229
+  _globals['_CHATMESSAGE']._serialized_end=1273
+  _globals['_GENERATEREQUEST']._serialized_start=1276
+  _globals['_GENERATEREQUEST']._serialized_end=1474
+  _globals['_GENERATEOPENING']._serialized_start=1476
+  _globals['_GENERATEOPENING']._serialized_end=1563
+  _globals['_GENERATEENDING']._serialized_start=1565
+  _globals['_GENERATEENDING']._serialized_end=1613
+  _globals['_GENERATEPART']._serialized_start=1615
+  _globals['_GENERATEPART']._serialized_end=1742
+  _globals['_TOPHONE']._serialized_start=1744
+  _globals['_TOPHONE']._serialized_end=1834
+  _globals['_FROMPHONE']._serialized_start=1836
+  _globals['_FROMPHONE']._serialized_end=1928
+  _globals['_CHALLENGE']._serialized_start=1930
+  _globals['_CHALLENGE']._serialized_end=1973
+  _globals['_PROOF']._serialized_start=1975
+  _globals['_PROOF']._serialized_end=2021
+  _globals['_TASK']._serialized_start=2023
+  _globals['_TASK']._serialized_end=2147
+  _globals['_TASKRESULT']._serialized_start=2149
+  _globals['_TASKRESULT']._serialized_end=2211
+  _globals['_TRAINER']._serialized_start=2272
+  _globals['_TRAINER']._serialized_end=2538
+  _globals['_PERSONALMODEL']._serialized_start=2541
+  _globals['_PERSONALMODEL']._serialized_end=2737
+  _globals['_GATEWAY']._serialized_start=2739
+  _globals['_GATEWAY']._serialized_end=2798
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -82,6 +83,155 @@ class StatusReply(_message.Message):
     peak_memory_bytes: int
     paused: str
     def __init__(self, hello: _Optional[bytes] = ..., model_loads: _Optional[int] = ..., answered: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., paused: _Optional[str] = ...) -> None: ...
+
+class RunState(_message.Message):
+    __slots__ = ("run", "round", "has_private_part")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HAS_PRIVATE_PART_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    has_private_part: bool
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., has_private_part: bool = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("state", "task", "kind", "fields", "labels", "generates", "base_model", "context")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    GENERATES_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    state: RunState
+    task: str
+    kind: str
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    generates: bool
+    base_model: str
+    context: int
+    def __init__(self, state: _Optional[_Union[RunState, _Mapping]] = ..., task: _Optional[str] = ..., kind: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., generates: bool = ..., base_model: _Optional[str] = ..., context: _Optional[int] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("text", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, text: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ClassifyRequest(_message.Message):
+    __slots__ = ("questions", "models", "run")
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[Question]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    run: str
+    def __init__(self, questions: _Optional[_Iterable[_Union[Question, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., run: _Optional[str] = ...) -> None: ...
+
+class Scores(_message.Message):
+    __slots__ = ("model", "scores", "probabilities", "label")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    label: int
+    def __init__(self, model: _Optional[str] = ..., scores: _Optional[_Iterable[float]] = ..., probabilities: _Optional[_Iterable[float]] = ..., label: _Optional[int] = ...) -> None: ...
+
+class Classification(_message.Message):
+    __slots__ = ("labels", "values", "scores")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    scores: _containers.RepeatedCompositeFieldContainer[Scores]
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[str]] = ..., scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
+
+class ClassifyReply(_message.Message):
+    __slots__ = ("state", "classifications")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    state: RunState
+    classifications: _containers.RepeatedCompositeFieldContainer[Classification]
+    def __init__(self, state: _Optional[_Union[RunState, _Mapping]] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt", "messages", "model", "run", "max_tokens", "temperature", "top_p", "seed", "stop")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    model: str
+    run: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., model: _Optional[str] = ..., run: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GenerateOpening(_message.Message):
+    __slots__ = ("state", "prompt_tokens", "note")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    state: RunState
+    prompt_tokens: int
+    note: str
+    def __init__(self, state: _Optional[_Union[RunState, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class GenerateEnding(_message.Message):
+    __slots__ = ("reason", "tokens")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    tokens: int
+    def __init__(self, reason: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class GeneratePart(_message.Message):
+    __slots__ = ("opening", "text", "ending")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    opening: GenerateOpening
+    text: str
+    ending: GenerateEnding
+    def __init__(self, opening: _Optional[_Union[GenerateOpening, _Mapping]] = ..., text: _Optional[str] = ..., ending: _Optional[_Union[GenerateEnding, _Mapping]] = ...) -> None: ...
 
 class ToPhone(_message.Message):
     __slots__ = ("challenge", "task")

@@ -274,6 +274,176 @@ class Trainer(object):
             _registered_method=True)
 
 
+class PersonalModelStub(object):
+    """The models of this device, for its owner: the base model, the global model of a run, and the
+    personal model, which is the global one with the client's private part. Served on the trainer's
+    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/samara.PersonalModel/Describe',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/samara.PersonalModel/Classify',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
+                _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/samara.PersonalModel/Generate',
+                request_serializer=shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
+                _registered_method=True)
+
+
+class PersonalModelServicer(object):
+    """The models of this device, for its owner: the base model, the global model of a run, and the
+    personal model, which is the global one with the client's private part. Served on the trainer's
+    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    """
+
+    def Describe(self, request, context):
+        """What can be asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Labels of texts with their probabilities, under one or several models.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Generate(self, request, context):
+        """Text that continues a prompt: one opening, pieces of text, and one ending.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PersonalModelServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.DescribeRequest.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.DescribeReply.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.ClassifyRequest.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.ClassifyReply.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=shared_dot_proto_dot_trainer__pb2.GenerateRequest.FromString,
+                    response_serializer=shared_dot_proto_dot_trainer__pb2.GeneratePart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'samara.PersonalModel', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('samara.PersonalModel', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PersonalModel(object):
+    """The models of this device, for its owner: the base model, the global model of a run, and the
+    personal model, which is the global one with the client's private part. Served on the trainer's
+    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/samara.PersonalModel/Describe',
+            shared_dot_proto_dot_trainer__pb2.DescribeRequest.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/samara.PersonalModel/Classify',
+            shared_dot_proto_dot_trainer__pb2.ClassifyRequest.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.ClassifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/samara.PersonalModel/Generate',
+            shared_dot_proto_dot_trainer__pb2.GenerateRequest.SerializeToString,
+            shared_dot_proto_dot_trainer__pb2.GeneratePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class GatewayStub(object):
     """The service of a gateway, to which phones attach, because they cannot be dialled. A phone opens the
     stream and keeps it open; it sends a message only in reply to one (docs/phone.md). Its results are

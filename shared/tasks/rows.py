@@ -123,6 +123,34 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
     return rows
 
 
+def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tuple[str, ...]]:
+    """Read a row without an answer, as an example whose label means nothing.
+
+    Args:
+        record: fields of the row that the task reads.
+        task: classification, or choice that lists its candidates.
+
+    Returns:
+        The example, and the labels that are compared: label words, or candidates.
+
+    Raises:
+        DataError: if the row is wrong; the message names all its mistakes.
+        TaskError: if the task has no labels that are known without a row's answer.
+    """
+    if isinstance(task, GenerationTask) or not task.labels:
+        raise TaskError(
+            f"task {task.name!r} is a {task.kind} without listed labels; only a classification, or "
+            "a choice whose candidates the task lists, has labels to compare"
+        )
+    reader = _ExampleReader(task, record, labelled=False)
+    row = reader.read(record)
+    if row is None:
+        raise DataError("; ".join(reader.mistakes))
+    if isinstance(task, ClassificationTask):
+        return row.example, tuple(word.strip() for word in task.words)
+    return row.example, tuple(answer.strip() for answer in row.example.answers)
+
+
 def _split_record(
     record: Mapping[str, object], task: Task
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -144,8 +172,8 @@ class _ExampleReader:
         mistakes: mistakes that were met so far.
     """
 
-    def __init__(self, task: Task, part: Mapping[str, object]) -> None:
-        self._task, self._part = task, part
+    def __init__(self, task: Task, part: Mapping[str, object], labelled: bool = True) -> None:
+        self._task, self._part, self._labelled = task, part, labelled
         self.mistakes: list[str] = []
 
     def read(self, record: Mapping[str, object]) -> Row | None:
@@ -194,6 +222,8 @@ class _ExampleReader:
         return before, label, tuple(option + after for option in options)
 
     def _label(self, task: ClassificationTask | ChoiceTask) -> int:
+        if not self._labelled:
+            return 0
         try:
             return task.label_index(_field_value(self._part, task.label_names))
         except TaskError as error:

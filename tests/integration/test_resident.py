@@ -7,18 +7,18 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from federations import Settings, config_of, ledger_of, wrap_local_steps
+from federations import Live, Settings, config_of, ledger_of, wrap_local_steps
 from flwr.app import Error
 from helpers import instruction_with, layout_of
 from live import QUIET
 
-from client.app import TRAINER, TRAINER_VARIABLE
+from client.app import TRAINER_VARIABLE
 from client.app import app as client_app
 from client.protocol.device_settings import with_device_settings
 from client.protocol.remote_trainer import RemoteTrainer, address_of
@@ -47,20 +47,6 @@ from simulations.simulate import simulate
 
 CLIENTS = (7, 4_000_000_000)
 START_SECONDS = 300.0
-
-
-class Live(InProcessGrid):
-    """Delivers messages to residents behind sockets."""
-
-    def __init__(
-        self,
-        sockets: Sequence[Path],
-        config: RunConfig,
-        on_message: Callable[[str, int], None] = lambda kind, partition: None,
-    ) -> None:
-        super().__init__(client_app, len(sockets), config.flat(), on_message)
-        for context, socket in zip(self._contexts.values(), sockets, strict=True):
-            context.node_config[TRAINER] = str(socket)
 
 
 @pytest.fixture
