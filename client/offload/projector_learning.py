@@ -77,22 +77,19 @@ def learn_projectors(
         {"params": [values], "lr": _RATE * float(values.square().mean().sqrt())}
         for values in parameters.values()
     ]
-    best = LearnedProjectors(projectors, relative_bias(projectors, unit), 0)
-    if not (groups and most_steps) or best.bias < threshold:
-        return best
-    adam = torch.optim.Adam(groups, fused=True)
-    for step in range(most_steps):
-        gradients = _value_gradients(projectors, unit)
+    bias, derivatives = _bias_and_derivatives(projectors, unit)
+    best, steps = LearnedProjectors(projectors, bias, 0), 0
+    adam = torch.optim.Adam(groups, fused=True) if groups else None
+    while adam is not None and steps < most_steps and bias >= threshold:
         for side, values in parameters.items():
-            values.grad = gradients[side] + 2 * gamma * values
+            values.grad = derivatives[side] + 2 * gamma * values
         adam.step()
+        steps += 1
         projectors = _with_values(projectors, parameters)
-        bias = relative_bias(projectors, unit)
+        bias, derivatives = _bias_and_derivatives(projectors, unit)
         if bias < best.bias:
-            best = LearnedProjectors(_with_values(projectors, _copied(parameters)), bias, step + 1)
-        if bias < threshold:
-            break
-    return replace(best, steps=step + 1)
+            best = LearnedProjectors(_with_values(projectors, _copied(parameters)), bias, steps)
+    return replace(best, steps=steps)
 
 
 def _scaled(projectors: ProjectorPair, gradient: Tensor) -> ProjectorPair:
@@ -123,30 +120,38 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _value_gradients(projectors: ProjectorPair, gradient: Tensor) -> dict[str, Tensor]:
-    """Return the derivatives of ‖P·A·Qᵀ − G‖², A = PᵀGQ, by the values of P and Q.
+def _bias_and_derivatives(
+    projectors: ProjectorPair, gradient: Tensor
+) -> tuple[float, dict[str, Tensor]]:
+    """Return ‖R‖, R = P·A·Qᵀ − G and A = PᵀGQ, and the derivatives of ‖R‖² by the values.
 
-    With R = P·A·Qᵀ − G and B = PᵀRQ they are 2·(R·Q·Aᵀ + G·Q·Bᵀ) and 2·(RᵀP·A + GᵀP·B) at the
-    positions of the nonzeros.
+    With B = PᵀRQ they are 2·(RQ·Aᵀ + GQ·Bᵀ) and 2·(RᵀP·A + GᵀP·B) at the positions of the nonzeros;
+    GQ, GᵀP, RQ and RᵀP are computed once for A, B and the derivatives.
+
+    Args:
+        projectors: P and Q.
+        gradient: G, float32 [m, n], of norm 1.
     """
     left, right = projectors.left, projectors.right
-    compressed = compress(projectors, gradient)
-    rest = decompress(projectors, compressed) - gradient
-    compressed_rest = compress(projectors, rest)
+    gq, gp = _project_both(projectors, gradient)
+    a = gq if left is None else project(left, gq)
+    rest = decompress(projectors, a) - gradient
+    rq, rp = _project_both(projectors, rest)
+    b = rq if left is None else project(left, rq)
     derivatives = {}
-    for name, side, other, turned in (("left", left, right, False), ("right", right, left, True)):
-        if side is None:
-            continue
-        g, r, a, b = (
-            matrix.T if turned else matrix
-            for matrix in (gradient, rest, compressed, compressed_rest)
-        )
-        r_other, g_other = (
-            matrix if other is None else project(other, matrix.T).T for matrix in (r, g)
-        )
-        whole = 2 * (r_other @ a.T + g_other @ b.T)
-        derivatives[name] = whole.gather(1, side.positions)
-    return derivatives
+    if left is not None:
+        derivatives["left"] = 2 * (rq @ a.T + gq @ b.T).gather(1, left.positions)
+    if right is not None:
+        derivatives["right"] = 2 * (rp @ a + gp @ b).gather(1, right.positions)
+    return float(rest.norm()), derivatives
+
+
+def _project_both(projectors: ProjectorPair, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return M·Q, [m, s], and Mᵀ·P, [n, s]."""
+    left, right = projectors.left, projectors.right
+    by_right = matrix if right is None else project(right, matrix.T).T
+    by_left = matrix if left is None else project(left, matrix)
+    return by_right, by_left.T
 
 
 def change_of_basis(old: SparseProjector | None, new: SparseProjector | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from client.offload.layer_update import (
     SubspaceSettings,
 )
 from client.offload.projector_learning import (
-    _value_gradients,
+    _bias_and_derivatives,
     learn_projectors,
     relative_bias,
 )
@@ -144,7 +144,7 @@ def test_derivatives_of_the_bias_are_those_of_autograd(
 ) -> None:
     projectors = ProjectorPair.random((m, n), size, nonzeros, (seed,), CPU)
     gradient = normal(seed, m, n)
-    derived = list(_value_gradients(projectors, gradient).values())
+    derived = list(_bias_and_derivatives(projectors, gradient)[1].values())
     for one, other in zip(derived, loss_by_autograd(projectors, gradient), strict=True):
         torch.testing.assert_close(
             one, other, rtol=1e-3, atol=1e-2 * (1 + other.abs().max()).item()
@@ -175,7 +175,7 @@ def test_moments_move_by_the_formula_of_the_paper() -> None:
     )
     layer.add(layer.compress(normal(1, 40, 30)))
     layer.update(0.01)
-    old, (first, second) = layer.projectors, layer.optimizer.moments
+    old, (first, second) = layer.projectors, (each.clone() for each in layer.optimizer.moments)
     check = layer.check_projectors(low_rank(2, 40, 30, 2), SubspaceSettings(8, 3, 0.5, 1e-4, 50, 0))
     assert check.learned is not None
     assert check.learned < check.bias
@@ -192,3 +192,39 @@ def test_moments_move_by_the_formula_of_the_paper() -> None:
     kept = layer.check_projectors(low_rank(2, 40, 30, 2), SubspaceSettings(8, 3, 1.1, 1e-4, 50, 0))
     assert kept.learned is None
     assert layer.projectors is new
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(200, 300), (16, 300), (300, 16)])
+def test_a_gpu_compresses_and_decompresses_as_the_cpu(shape: tuple[int, int]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    cuda = torch.device("cuda")
+    here = ProjectorPair.random(shape, 32, 4, (0,), CPU)
+    there = ProjectorPair.random(shape, 32, 4, (0,), cuda)
+    gradient = normal(1, *shape)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    compressed = compress(here, gradient)
+    torch.testing.assert_close(compress(there, gradient.to(cuda)).cpu(), compressed, **near)
+    change = normal(2, *compressed.shape)
+    whole = decompress(here, change)
+    torch.testing.assert_close(decompress(there, change.to(cuda)).cpu(), whole, **near)
+    weight = nn.Parameter(gradient.to(cuda))
+    add_decompressed(there, change.to(cuda), weight)
+    torch.testing.assert_close(weight.detach().cpu(), gradient + whole, **near)
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_projectors_with_the_bias_of_the_cpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    gradient = low_rank(1, 80, 96, 3)
+    biases = []
+    for device in (CPU, torch.device("cuda")):
+        drawn = ProjectorPair.random((80, 96), 24, 6, (0,), device)
+        learned = learn_projectors(drawn, gradient.to(device), 0.0, 1e-4, 20)
+        biases.append(learned.bias)
+        assert relative_bias(learned.projectors, gradient.to(device)) == pytest.approx(
+            learned.bias, rel=1e-3
+        )
+    assert biases[1] == pytest.approx(biases[0], rel=0.05)
