@@ -24,6 +24,7 @@ from benchmarks.speed.offload_plot import draw
 from benchmarks.speed.shapes import SHAPES, config_of
 from client.offload.accelerator import EmulatedAccelerator
 from client.offload.emulated_link import EmulatedTransfer
+from client.offload.iteration_time import StageSeconds
 from client.offload.layer_update import GradientHooks, ImmediateSchedule, LayerUpdate
 from client.offload.overlapped_schedule import OverlappedSchedule, ScheduledLayer
 from client.offload.projectors import ProjectorPair
@@ -35,6 +36,8 @@ from devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
+    estimate_host_memory,
+    trained_parameters,
 )
 from devices.hardware.profile import load_device
 from shared.files import write_durably
@@ -86,6 +89,9 @@ class Experiment:
                 accelerator.hold(moment for each in updates for moment in each.optimizer.moments)
                 schedule = ImmediateSchedule()
             else:
+                accelerator.hold_on_host(
+                    moment for each in updates for moment in each.optimizer.moments
+                )
                 most = None if subspace else 2
                 schedule = OverlappedSchedule(layers, accelerator, order, most)
                 stack.callback(schedule.close)
@@ -123,14 +129,28 @@ class Experiment:
             )
         return simulate_schedule(seconds, order, VIRTUAL_STEPS)
 
-    def predicted_bytes(self, method: FirstOrderMethod, subspace: int) -> int:
-        """The estimate of the accelerator's peak memory, without its runtime."""
+    def predicted_bytes(
+        self, method: FirstOrderMethod, order: Order | None, subspace: int
+    ) -> tuple[int, int]:
+        """The estimate of the peaks on accelerator, without its runtime, and host."""
         shape = llama_shape(self.shape, {"max_position_embeddings": 2_048, **SHAPES[self.shape]})
         work = FirstOrderWorkload(
-            method, SEQUENCE, self.batch, "fp32", subspace=subspace, nonzeros=NONZEROS
+            method,
+            SEQUENCE,
+            self.batch,
+            "fp32",
+            subspace=subspace,
+            nonzeros=NONZEROS,
+            layerwise=order == "layer-wise",
         )
         memory = estimate_first_order(shape, load_device("rtx-4090-workstation"), work).memory
-        return memory.total - memory.runtime
+        sent = trained_parameters(shape, work)
+        update = self.compute * UPDATE / COMPUTE * sent / self.parameters
+        transfer = 4 * sent / self.bandwidth
+        passes = self.compute / 4, self.compute * 3 / 4
+        stages = StageSeconds(*passes, transfer, update, transfer, len(shape.blocks))
+        host = estimate_host_memory(shape, work, stages)
+        return memory.total - memory.runtime, host.total
 
 
 def new_network(shape: str) -> Any:
@@ -192,7 +212,7 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
     for name, method, order, subspace in runs:
         seconds, timeline, accelerator = experiment.run(order, subspace)
         timelines[name] = timeline
-        predicted = experiment.predicted_bytes(method, subspace or hidden)
+        predicted, on_host = experiment.predicted_bytes(method, order, subspace or hidden)
         busy = {lane: timeline.busy_seconds(lane) / experiment.steps / seconds for lane in LANES}
         row: dict[str, Any] = {
             "shape": experiment.shape,
@@ -202,6 +222,8 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
             "busy_share": busy,
             "peak_bytes": accelerator.memory.peak,
             "predicted_bytes": predicted,
+            "host_peak_bytes": accelerator.host_memory.peak,
+            "predicted_host_bytes": on_host,
         }
         rows.append(row)
         if order is None:
@@ -218,7 +240,8 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
             f"{experiment.shape} {name}: {seconds:.2f} s, virtual {row['virtual_seconds']:.2f} s, "
             f"{seconds / experiment.compute:.2f} of "
             f"compute, busy {' / '.join(f'{busy[lane]:.0%}' for lane in LANES)}, "
-            f"{accelerator.memory.peak / 2**20:.0f} MiB ({predicted / 2**20:.0f} predicted)",
+            f"{accelerator.memory.peak / 2**20:.0f} MiB ({predicted / 2**20:.0f} predicted), "
+            f"host {accelerator.host_memory.peak / 2**20:.1f} ({on_host / 2**20:.1f} predicted)",
             flush=True,
         )
     if plots:
@@ -231,7 +254,9 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--shape", default="llama-34m", choices=["llama-tiny", "llama-34m", "llama-110m"]
+        "--shape",
+        default="llama-34m",
+        choices=["llama-tiny", "llama-small", "llama-34m", "llama-110m"],
     )
     parser.add_argument("--batch", type=int, default=2, help="examples of 256 tokens")
     parser.add_argument(

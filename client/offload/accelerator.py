@@ -57,6 +57,9 @@ class Accelerator:
             DeviceError: if they do not fit into an emulated accelerator's memory.
         """
 
+    def hold_on_host(self, tensors: Iterable[Tensor]) -> None:
+        """Note that these tensors are in the host's memory until they are freed."""
+
     def to_host(self, tensors: Sequence[Tensor], event: object) -> list[Tensor]:
         """Return copies on the host, once complete.
 
@@ -69,6 +72,7 @@ class Accelerator:
         copies = []
         for tensor in tensors:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.transfer.pinned)
+            self.hold_on_host([copy])
             self.transfer.offload(_bytes(tensor.contiguous()), _bytes(copy), event)
             copies.append(copy)
         return copies
@@ -114,6 +118,7 @@ class EmulatedAccelerator(Accelerator):
 
     Attributes:
         memory: account of the accelerator's memory.
+        host_memory: account of what the optimizer has in the host's memory.
     """
 
     def __init__(
@@ -125,7 +130,7 @@ class EmulatedAccelerator(Accelerator):
         cores: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(link)
-        self.memory = MemoryAccount(memory_bytes)
+        self.memory, self.host_memory = MemoryAccount(memory_bytes), MemoryAccount()
         core, host_core = cores or (None, None)
         self._processor = _Processor(ACCELERATOR, stretch, core, self)
         self._host = _Processor(HOST, host_stretch, host_core, self)
@@ -154,14 +159,21 @@ class EmulatedAccelerator(Accelerator):
         finally:
             self._processor.enter(*label, ready_at=self.clock.now())
 
-    def updating(self, layer: int) -> AbstractContextManager[None]:
-        """Take the host for a while."""
-        return self._host.working("update", layer)
+    @contextmanager
+    def updating(self, layer: int) -> Iterator[None]:
+        """Take the host for a while, and count what is allocated."""
+        with self._host.working("update", layer), CountedTensors(self.host_memory):
+            yield
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were allocated elsewhere."""
         for tensor in tensors:
             self.memory.count(tensor.untyped_storage())
+
+    def hold_on_host(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors in the host's memory."""
+        for tensor in tensors:
+            self.host_memory.count(tensor.untyped_storage())
 
     def _allocate(self, like: Tensor) -> Tensor:
         with CountedTensors(self.memory):

@@ -59,15 +59,17 @@ class HostAdam:
     def move(self, left: Tensor | None, right: Tensor | None) -> None:
         """Project the moments to another subspace (LSP-Offload, algorithm 2).
 
-        M ← L·M·Rᵀ and V ← L²·V·(R²)ᵀ, where L = PᵀP_old and R = QᵀQ_old, squared elementwise.
+        M ← L·M·Rᵀ and V ← L²·V·(R²)ᵀ, where L = PᵀP_old and R = QᵀQ_old, squared elementwise. They
+        stay in their memory.
 
         Args:
-            left: L, float32 [new s, old s]; None is the identity.
-            right: R, float32 [new s, old s]; None is the identity.
+            left: L, float32 [s, s]; None is the identity.
+            right: R, float32 [s, s]; None is the identity.
         """
         first, second = self.moments
         if left is not None:
             first, second = left @ first, left.square() @ second
         if right is not None:
             first, second = first @ right.T, second @ right.square().T
-        self.moments = (first.contiguous(), second.contiguous())
+        for kept, moved in zip(self.moments, (first, second), strict=True):
+            kept.copy_(moved)

@@ -210,7 +210,7 @@ def _estimate(
         seconds = layerwise_iteration(stages)
     resident_stages, resident_update = _stages(shape, device, replace(work, method="fo-adam"))
     offloads = work.method in ("zero-offload", "lsp")
-    memory, host_memory = _memory(shape, device, work)
+    memory = _memory(shape, device, work)
     return FirstOrderEstimate(
         device=device.name,
         model=shape.name,
@@ -219,7 +219,7 @@ def _estimate(
         seconds=seconds,
         resident_seconds=resident_stages.compute + resident_update,
         memory=memory,
-        host_memory=host_memory,
+        host_memory=estimate_host_memory(shape, work, stages),
         usable_bytes=device.usable_bytes,
         host_bytes=device.offload_host.bytes if offloads else None,
     )
@@ -258,33 +258,66 @@ def _stages(
     return stages, 0.0
 
 
-def _memory(
-    shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
-) -> tuple[FirstOrderMemory, FirstOrderMemory]:
-    """Return the bytes on the accelerator and on the host.
+def estimate_host_memory(
+    shape: ModelShape, work: FirstOrderWorkload, stages: StageSeconds
+) -> FirstOrderMemory:
+    """Return the bytes on the host at the peak of a step: moments, and gradients that wait.
+
+    In Zero-Offload's order all gradients wait for the last one, and then the updates of a layer are
+    beside them. Layer by layer as many wait as the host falls behind in the backward pass, beside
+    one layer's gradients and updates.
+
+    Args:
+        shape: shape of the model.
+        work: settings of the step.
+        stages: seconds of its stages.
+    """
+    if work.method in ("fo-adam", "lora"):
+        return FirstOrderMemory()
+    width, trained = WIDTH[work.precision], trained_parameters(shape, work)
+    if work.method == "lsp":
+        layer = max(
+            sum(_compressed(linear, work.subspace) for linear in block) for block in shape.blocks
+        )
+    else:
+        layer = max(_largest_block(shape), _embedding(shape))
+    if work.method == "zero-offload" and not work.layerwise:
+        gradients = trained + layer
+    else:
+        arriving = max(stages.backward, stages.offload)
+        behind = max(0.0, 1 - arriving / stages.update) if stages.update else 0.0
+        gradients = min(int(trained * behind) + 2 * layer, trained + layer)
+    return FirstOrderMemory(gradients=gradients * width, optimizer=(STATES - 1) * trained * width)
+
+
+def _largest_block(shape: ModelShape) -> int:
+    return max(sum(linear.weights for linear in block) for block in shape.blocks)
+
+
+def _embedding(shape: ModelShape) -> int:
+    return shape.vocabulary * shape.hidden
+
+
+def _memory(shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload) -> FirstOrderMemory:
+    """Return the bytes on the accelerator.
 
     A gradient is freed as soon as the optimizer or the link has it.
     """
     width, trained = WIDTH[work.precision], trained_parameters(shape, work)
-    block = max(sum(linear.weights for linear in block) for block in shape.blocks)
     matrix = max(linear.weights for block in shape.blocks for linear in block)
-    embedding = shape.vocabulary * shape.hidden
     moments = (STATES - 1) * trained * width
-    on_host = FirstOrderMemory(gradients=trained * width, optimizer=moments)
     added = optimizer = 0
     match work.method:
         case "fo-adam":
-            gradients, optimizer = max(matrix, embedding) * width, moments
-            on_host = FirstOrderMemory()
+            gradients, optimizer = max(matrix, _embedding(shape)) * width, moments
         case "lora":
             gradients, optimizer, added = trained * width, moments, trained * width
-            on_host = FirstOrderMemory()
         case "zero-offload":
-            gradients = _GRADIENT_BUFFERS * max(block, embedding) * width
+            gradients = _GRADIENT_BUFFERS * max(_largest_block(shape), _embedding(shape)) * width
         case "lsp":
             gradients, added = matrix * width, projector_bytes(shape, work.nonzeros, width)
     activations, gradients = _peak(shape, work, gradients)
-    on_device = FirstOrderMemory(
+    return FirstOrderMemory(
         runtime=device.memory.runtime_bytes,
         weights=(shape.block_weights + shape.other_weights) * width,
         added=added,
@@ -292,7 +325,6 @@ def _memory(
         optimizer=optimizer,
         activations=activations,
     )
-    return on_device, on_host
 
 
 def _peak(shape: ModelShape, work: FirstOrderWorkload, gradients: int) -> tuple[int, int]:

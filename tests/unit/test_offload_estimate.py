@@ -1,7 +1,7 @@
 """Predicted first-order steps: the paper's formulas and figures, memory, and the command."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
     estimate_first_order,
+    estimate_host_memory,
     trained_parameters,
 )
 from devices.hardware.profile import load_device
@@ -98,7 +99,7 @@ def test_memory_by_part() -> None:
     numbers = 32 * 7 * 512**2
     assert trained_parameters(SEVEN, work) == numbers
     assert result.memory.optimizer == 0
-    assert result.host_memory.gradients == 2 * numbers
+    assert result.host_memory.gradients == 2 * 2 * 7 * 512**2  # gradients and updates of a layer
     assert result.host_memory.optimizer == 2 * 2 * numbers
     rows = 32 * (4 * 2 * 4_096 + 3 * (4_096 + 11_008))
     assert result.memory.added == rows * 16 * (2 + 8)
@@ -107,6 +108,24 @@ def test_memory_by_part() -> None:
     assert result.memory.total == sum(
         getattr(result.memory, part.name) for part in fields(result.memory)
     )
+
+
+def test_gradients_wait_on_the_host() -> None:
+    numbers = trained_parameters(SEVEN, FirstOrderWorkload("zero-offload"))
+    layer = 4 * 4_096**2 + 3 * 4_096 * 11_008
+    stages = StageSeconds(1.0, 2.0, 1.0, 4.0, 1.0, 32)
+
+    def waiting(layerwise: bool, seconds: StageSeconds) -> int:
+        work = FirstOrderWorkload("zero-offload", layerwise=layerwise)
+        memory = estimate_host_memory(SEVEN, work, seconds)
+        assert memory.optimizer == 2 * 2 * numbers
+        return memory.gradients
+
+    assert waiting(False, stages) == 2 * (numbers + layer)
+    # When the backward pass ends, the host has updated half of what has arrived.
+    assert waiting(True, stages) == pytest.approx(2 * (numbers / 2 + 2 * layer))
+    assert waiting(True, replace(stages, update=1.0)) == 2 * 2 * layer
+    assert estimate_host_memory(SEVEN, FirstOrderWorkload("lora"), stages).total == 0
 
 
 def test_offloading_needs_a_host() -> None:
