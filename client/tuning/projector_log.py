@@ -52,7 +52,7 @@ class ProjectorLog:
         Args:
             step: number of steps taken.
         """
-        begun = time.monotonic()
+        begun, processor = time.monotonic(), time.process_time()
         with self._optimizer.checking() as checks:
             yield
         if step in self._logged or not checks:
@@ -68,6 +68,7 @@ class ProjectorLog:
             "largest_bias": max(after),
             "learning_steps": sum(check.steps for check in checks),
             "seconds": round(time.monotonic() - begun, 3),
+            "processor_seconds": round(time.process_time() - processor, 3),
         }
         append_event(self._file, event)
         log.info(

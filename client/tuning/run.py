@@ -170,11 +170,11 @@ def _train(
         best = _best_step(validations)
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
-        digest = method.digest()
+        digest, cost = method.digest(), method.emulated_cost()
         method.export()
     to_json = evaluations.to_json
     start = _log_start(validations) if (folder / START_FILE).exists() else {}
-    return start | {
+    return (start | ({"emulated": cost} if cost else {})) | {
         "zero_shot": {split: to_json(result) for split, result in before.items()},
         "curve": [{"step": step} | to_json(result) for step, result in validations.items()],
         "best_step": best,

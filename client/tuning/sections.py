@@ -72,6 +72,13 @@ class OffloadSettings(Section):
         page="lsp.md#the-schedule",
         identity=False,
     )
+    checkpointing: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether the backward pass computes the blocks' activations again instead of keeping them; "
+        "`auto` does on an accelerator, real or emulated",
+        read_by=_FIRST_ORDER,
+        identity=False,
+    )
     memory: int = setting(
         0,
         "bytes of an emulated accelerator's memory; 0 is no limit",

@@ -1,6 +1,6 @@
 """The interface between the loop of a tuning run and a method that trains step by step."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit
 from shared.start import Start
@@ -45,6 +45,9 @@ class TrainingMethod(Protocol):
         Raises:
             ModelError: if a weight is too large for a start.
         """
+
+    def emulated_cost(self) -> dict[str, Any]:
+        """Return seconds and bytes on an emulated accelerator; empty without one."""
 
     def export(self) -> None:
         """Write the model in its current state, if the method can; called at the end of a run."""

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,6 +183,10 @@ class ZerothOrder:
         weights = space.values(0, space.size).cpu().numpy()
         layers = self._setup.settings.adapter.layers
         return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id, layers)
+
+    def emulated_cost(self) -> dict[str, Any]:
+        """Return nothing: only first-order methods run beside an emulated accelerator."""
+        return {}
 
     def export(self) -> None:
         """Do nothing, since the trajectory is what a zeroth-order run leaves."""

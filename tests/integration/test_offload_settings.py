@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning import Settings, small, tuned, tuning_of
+from tuning import Settings, lasting, small, tuned, tuning_of
 
-from client.tuning.run import tune
+from client.tuning.run import read_result, tune
 from shared.errors import ConfigError, DeviceError
+from shared.model.loading import load_base_model
 
 ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.slow
@@ -30,6 +31,7 @@ def test_no_schedule_changes_a_bit(
         "none": {"offload__schedule": "none"},
         "layer-wise": {"offload__schedule": "layer-wise", "micro_batch": 4},
         "zero": {"offload__schedule": "zero", "micro_batch": 4},
+        "checkpointing": {"offload__checkpointing": "on"},
         "emulated": {"offload__bandwidth": 1e8, "offload__memory": 2**30},
     }
     expected: dict[str, Any] | None = None
@@ -38,6 +40,66 @@ def test_no_schedule_changes_a_bit(
         expected = expected or found
         assert [found[key] for key in COMPARED] == [expected[key] for key in COMPARED]
     assert not any(thread.name.startswith("offload-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("causal", {"method": "fo-adam", "space": "full"}),
+        ("causal", {"method": "fo-adam", "space": "lora-fa"}),
+        ("causal", {"method": "lora"}),
+        ("encoder", {"method": "zero-offload"}),
+        ("masked", {"method": "zero-offload"}),
+    ],
+)
+def test_checkpointing_takes_less_memory_and_changes_no_bit(
+    family: str, changes: dict[str, Any], settings: Settings, model_folder: ModelFolder
+) -> None:
+    kept, again = (
+        tune(
+            tuning_of(
+                settings,
+                model__path=str(model_folder(family)),
+                adapter__layers="all",
+                offload__memory=2**30,
+                offload__checkpointing=choice,
+                out=f"{settings['out']}-{choice}",
+                **changes,
+            )
+        )
+        for choice in ("off", "auto")
+    )
+    expected, found = lasting(kept), lasting(again)
+    assert len({point["loss"] for point in expected["curve"]}) == 3
+    assert found == expected
+    peaks = [read_result(folder)["emulated"]["peak_memory_bytes"] for folder in (kept, again)]
+    assert peaks[1] < peaks[0]
+
+
+def test_the_result_has_the_cost_on_an_emulated_accelerator(settings: Settings) -> None:
+    changes = {"method": "zero-offload", "micro_batch": 0, "offload__bandwidth": 1e8}
+    emulated = read_result(tune(tuning_of(settings, **changes)))["emulated"]
+    stages = emulated["stage_seconds"]
+    assert set(stages) == {"forward", "backward", "offload", "update", "upload", "apply"}
+    computing = stages["forward"] + stages["backward"] + stages["apply"]
+    assert emulated["seconds"] > max(computing, stages["offload"], stages["update"]) > 0
+    numbers = sum(
+        weight.numel()
+        for weight in load_base_model(str(settings["model.path"])).network.parameters()
+    )
+    # Two moments and the gradients of all, then updates in the gradients' place, layer by layer.
+    assert 12 * numbers <= emulated["host_peak_memory_bytes"] < 16 * numbers
+    assert emulated["peak_memory_bytes"] > 4 * numbers
+
+
+def test_checks_of_projectors_are_a_stage_of_their_own(settings: Settings) -> None:
+    changes = LSP | {"offload__memory": 2**30}
+    stages = read_result(tune(tuning_of(settings, **changes)))["emulated"]["stage_seconds"]
+    assert stages["check"] > 0
+
+
+def test_without_an_emulated_accelerator_the_result_has_no_such_cost(settings: Settings) -> None:
+    assert "emulated" not in read_result(tune(tuning_of(settings, method="zero-offload")))
 
 
 @pytest.mark.parametrize("schedule", ["layer-wise", "zero"])

@@ -223,7 +223,8 @@ def test_closing_ends_the_threads_and_frees_the_modules() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", ["layer-wise", "zero"])
-def test_a_gpu_gives_the_bits_of_immediate_updates(order: Order) -> None:
+@pytest.mark.parametrize("subspace", [None, 4])
+def test_a_gpu_gives_the_result_of_immediate_updates(order: Order, subspace: int | None) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     device = torch.device("cuda")
@@ -232,14 +233,18 @@ def test_a_gpu_gives_the_bits_of_immediate_updates(order: Order) -> None:
         network = Network().to(device)
         accelerator = accelerator_for(device)
         if scheduled:
-            with overlapped(network, accelerator, order, None, 2) as (schedule, hooks):
+            with overlapped(network, accelerator, order, subspace, 2) as (schedule, hooks):
                 train_on(network, hooks, device)
                 schedule.finish()
         else:
-            updates = [each for layer in updates_of(network, None) for each in layer]
+            updates = [each for layer in updates_of(network, subspace) for each in layer]
             train_on(network, GradientHooks(updates, ImmediateSchedule()), device)
         results.append([weight.detach().cpu() for weight in network.parameters()])
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    for pair in zip(*results, strict=True):
+        # Sparse products may add in another order; whole gradients give equal bits.
+        if subspace is None:
+            assert torch.equal(*pair)
+        torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-6)
 
 
 def train_on(network: Network, hooks: GradientHooks, device: torch.device) -> None:

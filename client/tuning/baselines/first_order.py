@@ -10,7 +10,7 @@ the trained tensors of the best step.
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client.estimators.mezo import learning_rate_at
+from client.forward.activation_checkpointing import checkpointing
 from client.forward.readout import ReadoutForward
+from client.offload.accelerator import EmulatedAccelerator
+from client.offload.emulated_cost import EmulatedCost
 from client.offload.layer_update import (
     ImmediateSchedule,
     LayerUpdate,
@@ -28,7 +31,11 @@ from client.offload.layer_update import (
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
 from client.offload.overlapped_schedule import OverlappedSchedule
-from client.tuning.baselines.offload_setup import make_accelerator, make_schedule
+from client.tuning.baselines.offload_setup import (
+    computes_again,
+    make_accelerator,
+    make_schedule,
+)
 from client.tuning.baselines.resident_adam import ResidentAdam
 from client.tuning.model_export import export_model
 from client.tuning.projector_log import ProjectorLog
@@ -91,8 +98,11 @@ class FirstOrder:
             self._trained = {ADAPTER_NAME: center}
             if settings.space == "lora":
                 self._trained |= _trained_a(base)
-        self._forward = setup.make_forward(adapter)
-        self._accelerator = make_accelerator(settings, base)
+        self._adapter, self._forward = adapter, setup.make_forward(adapter)
+        self._accelerator = accelerator = make_accelerator(settings, base)
+        self._cost = (
+            EmulatedCost(accelerator) if isinstance(accelerator, EmulatedAccelerator) else None
+        )
         self._schedule: UpdateSchedule = ImmediateSchedule()
         self._optimizer = self._make_optimizer()
         self._steps = 0
@@ -145,7 +155,8 @@ class FirstOrder:
             self._schedule.finish()
             some = self._setup.batch(self._steps, _CHECK_ORDER)[: settings.micro_batch or None]
             with self._checks.checking(self._steps):
-                self._backward(self._batch_loss(some, len(some)))
+                self._backward(self._batch_loss(some, len(some)), "check")
+            self._accelerator.switch("forward", 0)
         batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
@@ -161,19 +172,23 @@ class FirstOrder:
                 )
             self._optimizer.begin_pass(rate if start + size >= len(batch) else None)
             self._backward(loss)
+        self._accelerator.switch("update", 0)
         self._optimizer.finish_step(rate)
         self._steps += 1
         return total
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the model's current state on a split."""
-        self._schedule.finish()
+        self._pause()
         with self._accelerator.computing("forward", 0):
-            return self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
+            result = self._setup.evaluate(self._forward, lambda score: score(self._adapters), split)
+        if self._cost:
+            self._cost.skip()
+        return result
 
     def save(self) -> None:
         """Write the checkpoint: trained tensors and the state of the optimizer."""
-        self._schedule.finish()
+        self._pause()
         self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
@@ -223,17 +238,31 @@ class FirstOrder:
         if isinstance(self._schedule, OverlappedSchedule):
             self._schedule.close()
 
+    def emulated_cost(self) -> dict[str, Any]:
+        """Return seconds and bytes on an emulated accelerator; empty without one."""
+        self._pause()
+        return self._cost.as_json() if self._cost else {}
+
+    def _pause(self) -> None:
+        """Complete all updates; the time until the next step is not counted."""
+        self._schedule.finish()
+        if self._cost:
+            self._cost.count()
+
     def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
         """Return the loss of some examples, summed and divided by a count, with its graph."""
-        train = self._setup.splits["train"]
-        scores = self._forward.score_pass(self._adapters, [train.prompts[i] for i in batch])[0]
+        train, base = self._setup.splits["train"], self._setup.base
+        prompts = [train.prompts[index] for index in batch]
+        blocks = list(base.blocks) if computes_again(self._setup.settings) else []
+        with checkpointing(blocks, lambda: self._adapter.using(self._adapters)):
+            scores = self._forward.score_pass(self._adapters, prompts)[0]
         labels = torch.from_numpy(train.labels[batch]).to(scores.device)
         if self._setup.goal == "likelihood":
             return -scores.gather(1, labels[:, None]).sum() / count
         return nn.functional.cross_entropy(scores, labels, reduction="sum") / count
 
-    @staticmethod
-    def _backward(loss: Tensor) -> None:
+    def _backward(self, loss: Tensor, work: str = "backward") -> None:
+        self._accelerator.switch(work, 0)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _values(self) -> dict[str, Tensor]:

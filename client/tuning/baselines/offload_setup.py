@@ -42,12 +42,13 @@ def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
 def make_schedule(
     settings: TuneSettings, base: BaseModel, updates: Sequence[LayerUpdate], device: Accelerator
 ) -> ImmediateSchedule | OverlappedSchedule:
-    """Return the schedule of the updates.
+    """Return the schedule of the updates, with projectors and moments in their memories.
 
     Raises:
         DeviceError: if the projectors do not fit into an emulated accelerator's memory.
     """
     for update in updates:
+        device.hold_on_host(update.optimizer.moments)
         for projector in (update.projectors.left, update.projectors.right):
             if projector is not None:
                 device.hold([projector.positions, projector.values])
@@ -56,6 +57,13 @@ def make_schedule(
         return ImmediateSchedule()
     most = _ZERO_GRADIENTS if settings.method == "zero-offload" else None
     return OverlappedSchedule(scheduled_layers(base, updates), device, order, most)
+
+
+def computes_again(settings: TuneSettings) -> bool:
+    """Return whether the backward pass computes the blocks' activations again."""
+    if settings.offload.checkpointing != "auto":
+        return settings.offload.checkpointing == "on"
+    return settings.offload.emulates or settings.model.torch_device != "cpu"
 
 
 def _order(settings: TuneSettings, base: BaseModel) -> Order | None:
