@@ -28,9 +28,15 @@ def take_turns(taker: TurnTaker) -> None:
 
 
 class Turns:
-    """The turns of one thread that trains and of any number of questions, which go first."""
+    """The turns of one thread that trains and of any number of questions, which go first.
 
-    def __init__(self) -> None:
+    Args:
+        before_training: function that is called before every pass of training; it may wait, or
+            raise an error that ends what is computed.
+    """
+
+    def __init__(self, before_training: Callable[[], None] = lambda: None) -> None:
+        self._before_training = before_training
         self._changed = threading.Condition()
         self._questions, self._training = 0, False
 
@@ -43,6 +49,7 @@ class Turns:
         if self._training:
             yield
             return
+        self._before_training()
         with self._changed:
             self._changed.wait_for(lambda: not self._questions)
             self._training = True

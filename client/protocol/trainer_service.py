@@ -5,6 +5,7 @@ depends on the thread that computed it. Between its forward passes another threa
 owner's questions, which go first. The status is answered by a third one, at any time.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 import grpc
 
 from client.forward.turns import Turns, take_turns
+from client.protocol.client_handler import decode_instruction
+from client.protocol.pauses import Pauses
 from client.protocol.personal_model import PersonalModels
 from client.protocol.protocol_client import ProtocolClient
 from client.protocol.question_limits import MOST_QUESTIONS
@@ -23,7 +26,9 @@ from client.protocol.question_runner import QuestionRunner
 from client.protocol.question_service import QuestionService
 from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
 from client.protocol.resident_trainer import ResidentTrainer
-from shared.errors import PausedError, SamaraError, TrainerError
+from client.protocol.work_costs import WorkCost, WorkCosts
+from shared.errors import FrameError, PausedError, SamaraError, TrainerError
+from shared.frames.instructions import TrainInstruction
 from shared.ledger.catch_up import CatchUp
 from shared.machine import peak_memory_bytes
 from shared.proto.trainer_pb2 import (
@@ -41,6 +46,8 @@ from shared.proto.trainer_pb2_grpc import (
     add_TrainerServicer_to_server,
 )
 
+log = logging.getLogger("samara.client")
+
 _RECEIVERS = 4 + MOST_QUESTIONS
 """Number of threads that receive calls and wait for the working thread, or the answering one."""
 _OWNER_ONLY_UMASK = 0o177
@@ -50,9 +57,15 @@ class _Service(TrainerServicer):  # type: ignore[misc]
     """Passes the calls to the working thread; trainer.proto describes them."""
 
     def __init__(
-        self, resident: ResidentTrainer, worker: ThreadPoolExecutor, pause_reason: Callable[[], str]
+        self,
+        resident: ResidentTrainer,
+        worker: ThreadPoolExecutor,
+        pauses: Pauses,
+        joules: Callable[[], float | None],
     ) -> None:
-        self._resident, self._worker, self._pause_reason = resident, worker, pause_reason
+        self._resident, self._worker = resident, worker
+        self._pauses, self._joules = pauses, joules
+        self._costs = WorkCosts(resident.folder)
         self._call_count, self._busy_seconds = 0, 0.0
 
     def CatchUp(self, request: CatchUpRequest, context: Any) -> Answer:  # noqa: N802
@@ -84,18 +97,35 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             answered=self._call_count,
             busy_seconds=self._busy_seconds,
             peak_memory_bytes=peak_memory_bytes(),
-            paused=self._pause_reason(),
+            paused=self._pauses.reason(),
         )
 
     def _answer_unless_paused(
         self, request: TrainRequest | EvaluateRequest, method: Callable[[ProtocolClient], bytes]
     ) -> Answer:
-        if reason := self._pause_reason():
-            return self._answer(
-                request,
-                lambda client: client.refuse(request.instruction, PausedError(f"paused: {reason}")),
-            )
-        return self._answer(request, method)
+        instruction = request.instruction
+
+        def answer(client: ProtocolClient) -> bytes:
+            begun, paused, joules = time.monotonic(), self._pauses.seconds, self._joules()
+            try:
+                with self._pauses.message(_deadline_of(instruction)):
+                    return method(client)
+            except PausedError as error:
+                return client.refuse(instruction, error)
+            finally:
+                seconds, after = time.monotonic() - begun, self._joules()
+                used = 0.0 if joules is None or after is None else after - joules
+                rounds = int(isinstance(request, TrainRequest))
+                paused = self._pauses.seconds - paused
+                self._note_cost(instruction, WorkCost(rounds, seconds, paused, used))
+
+        return self._answer(request, answer)
+
+    def _note_cost(self, instruction: bytes, cost: WorkCost) -> None:
+        try:
+            self._costs.add(decode_instruction(instruction).run_id, cost)
+        except SamaraError as error:  # no answer depends on it
+            log.warning("%s", error)
 
     def _answer(
         self,
@@ -126,9 +156,21 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return self._worker.submit(work).result()
 
 
+def _deadline_of(instruction: bytes) -> float:
+    """Return the seconds that the server waits for an answer; 0 if it does not say."""
+    try:
+        decoded = decode_instruction(instruction)
+    except FrameError:
+        return 0.0
+    return decoded.deadline if isinstance(decoded, TrainInstruction) else 0.0
+
+
 @contextmanager
 def serve_trainer(
-    load: Callable[[], ResidentTrainer], socket: Path, pause_reason: Callable[[], str] = lambda: ""
+    load: Callable[[], ResidentTrainer],
+    socket: Path,
+    pause_reason: Callable[[], str] = lambda: "",
+    joules: Callable[[], float | None] = lambda: None,
 ) -> Iterator[ResidentTrainer]:
     """Serve a resident trainer on a socket for as long as the context lasts.
 
@@ -136,20 +178,22 @@ def serve_trainer(
         load: function that loads the trainer; called once, in the thread that will use it.
         socket: path of the socket; a file there is replaced, so the caller makes sure that no
             other trainer listens.
-        pause_reason: function that gives the reason for refusing work at present; empty if there
-            is none.
+        pause_reason: function that gives the reason for pausing at present, at once; empty if there
+            is none. It is called before every forward pass.
+        joules: function that gives the energy of the machine so far; None if it is not measured.
 
     Raises:
         SamaraError: if the trainer cannot be loaded, or the socket cannot be opened.
     """
-    turns = Turns()
+    pauses = Pauses(pause_reason)
+    turns = Turns(pauses.before_pass)
     with (
         ThreadPoolExecutor(1, "trainer", take_turns, (turns.training_pass,)) as worker,
         ThreadPoolExecutor(1, "answers") as answerer,
     ):
         resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
-        service = _Service(resident, worker, pause_reason)
+        service = _Service(resident, worker, pauses, joules)
         add_TrainerServicer_to_server(service, server)
         questions = QuestionService(PersonalModels(resident), QuestionRunner(turns, answerer))
         add_PersonalModelServicer_to_server(questions, server)

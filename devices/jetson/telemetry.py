@@ -1,16 +1,25 @@
-"""The machine's temperature, power and load, read from jetson-stats if installed."""
+"""The machine's temperature, power, load and network, read from jetson-stats if installed."""
 
+import os
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 _RELEASE_FILE = Path("/etc/nv_tegra_release")
-_BUSY_PERCENT = 50.0
-"""Load of all cores, or of the GPU, above which a machine counts as busy."""
-_SAMPLE_SECONDS = 0.2
+_POWERCAP = Path("/sys/class/powercap")
+_METERED_SECONDS = 30.0
+"""Seconds after which the network connection is looked at again."""
+_IS_METERED = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
+"""NetworkManager's NMMetered, as busctl prints it: yes, no, and both guessed; 0 is unknown."""
+_METERED_COMMAND = (
+    *("busctl", "get-property", "org.freedesktop.NetworkManager"),
+    *("/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered"),
+)
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,12 @@ class Reading:
     Attributes:
         temperature: temperature of the hottest sensor, °C.
         on_mains: whether the machine is on mains power.
-        load: load of the CPU or the GPU, whichever is higher, in percent.
-        watts: power drawn by the board.
+        load: load of the CPU by other processes than this one, in percent of all cores; with
+            jetson-stats that of the GPU if it is higher and this process does not use it.
+        watts: power drawn by the board, or by the processor packages alone.
         power_mode: nvpmodel's name of the power mode.
+        battery: charge of the battery in percent.
+        metered: whether the network connection is metered.
     """
 
     temperature: float | None = None
@@ -30,44 +42,84 @@ class Reading:
     load: float | None = None
     watts: float | None = None
     power_mode: str | None = None
+    battery: float | None = None
+    metered: bool | None = None
 
 
-def read() -> Reading:
-    """Read the sensors; takes about 0.2 s, with jetson-stats about a second."""
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    celsius = [entry.current for entries in sensors.values() for entry in entries]
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    reading = Reading(
-        temperature=max(celsius, default=None),
-        on_mains=battery.power_plugged if battery else True,
-        load=psutil.cpu_percent(_SAMPLE_SECONDS),
-    )
-    return _with_jetson_stats(reading)
+@dataclass(frozen=True)
+class _Counters:
+    """Counters whose growth between two readings is a load or a power.
+
+    Attributes:
+        time: monotonic seconds.
+        busy: seconds that all cores worked.
+        own: seconds that this process worked.
+        joules: energy of the processor packages; None if it cannot be read.
+    """
+
+    time: float
+    busy: float
+    own: float
+    joules: float | None
+
+    @classmethod
+    def read(cls) -> "_Counters":
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # guests' time is part of the users'
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        busy = sum(times) - idle - guests
+        return cls(time.monotonic(), busy, own.user + own.system, _package_joules())
+
+    def load_since(self, before: "_Counters") -> float | None:
+        """Return the load by other processes, in percent of all cores; None after no time."""
+        seconds = (self.time - before.time) * (os.cpu_count() or 1)
+        others = (self.busy - before.busy) - (self.own - before.own)
+        return min(100.0, max(0.0, 100 * others / seconds)) if seconds > 0 else None
+
+    def watts_since(self, before: "_Counters") -> float | None:
+        """Return the power of the processor packages; None if it cannot be read."""
+        if self.joules is None or before.joules is None or self.joules < before.joules:
+            return None  # the counters begin again at 0 from time to time
+        seconds = self.time - before.time
+        return (self.joules - before.joules) / seconds if seconds > 0 else None
 
 
-def pause_reason(
-    reading: Reading, max_temperature: float, mains_only: bool, idle_only: bool
-) -> str:
-    """Return the reason why training should pause now; empty if it should not.
-
-    A limit whose sensor cannot be read is a reason too.
+class Sensors:
+    """Reads the sensors again and again; load and power are means since the reading before.
 
     Args:
-        reading: reading of the sensors while no training runs.
-        max_temperature: limit in °C; 0 means no limit.
-        mains_only: whether battery power is a reason.
-        idle_only: whether a busy machine is a reason.
+        uses_gpu: whether this process works on the GPU, so that its load says nothing of others.
+        reads_network: whether to find out if the network connection is metered.
     """
-    if max_temperature:
-        if reading.temperature is None:
-            return "the temperature cannot be read here"
-        if reading.temperature > max_temperature:
-            return f"{reading.temperature:.0f} °C is over {max_temperature:.0f} °C"
-    if mains_only and not reading.on_mains:
-        return "not on mains"
-    if idle_only and (reading.load is None or reading.load > _BUSY_PERCENT):
-        return f"busy with something else ({reading.load or 0:.0f} %)"
-    return ""
+
+    def __init__(self, uses_gpu: bool = False, reads_network: bool = False) -> None:
+        self._uses_gpu, self._reads_network = uses_gpu, reads_network
+        self._counters = _Counters.read()
+        self._network_time = -_METERED_SECONDS
+        self._metered: bool | None = None
+
+    def read(self) -> Reading:
+        """Read the sensors; with jetson-stats it takes about a second."""
+        sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+        celsius = [entry.current for entries in sensors.values() for entry in entries]
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        before, self._counters = self._counters, _Counters.read()
+        reading = Reading(
+            temperature=max(celsius, default=None),
+            on_mains=battery.power_plugged if battery else True,
+            load=self._counters.load_since(before),
+            watts=self._counters.watts_since(before),
+            battery=battery.percent if battery else None,
+            metered=self._is_metered(),
+        )
+        return _with_jetson_stats(reading, self._uses_gpu)
+
+    def _is_metered(self) -> bool | None:
+        if self._reads_network and time.monotonic() - self._network_time >= _METERED_SECONDS:
+            self._network_time = time.monotonic()
+            self._metered = _IS_METERED.get(_output_of(_METERED_COMMAND).strip())
+        return self._metered
 
 
 def is_jetson() -> bool:
@@ -78,13 +130,7 @@ def is_jetson() -> bool:
 def power_mode() -> str:
     """Return the power mode from nvpmodel; empty if it cannot be read."""
     program = shutil.which("nvpmodel") or "/usr/sbin/nvpmodel"
-    try:
-        result = subprocess.run(
-            [program, "-q"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return parse_power_mode(result.stdout)
+    return parse_power_mode(_output_of((program, "-q")))
 
 
 def parse_power_mode(output: str) -> str:
@@ -96,7 +142,30 @@ def parse_power_mode(output: str) -> str:
     return ""
 
 
-def _with_jetson_stats(reading: Reading) -> Reading:
+def _output_of(command: Sequence[str]) -> str:
+    """Return what a command prints; nothing if it cannot be run."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout
+
+
+def _package_joules() -> float | None:
+    """Return the energy counters of all processor packages (RAPL), which may be for root only."""
+    try:
+        files = [
+            zone / "energy_uj"
+            for zone in _POWERCAP.glob("intel-rapl:*")
+            if zone.name.count(":") == 1
+        ]
+        joules = [int(file.read_text()) / 1e6 for file in files]
+    except (OSError, ValueError):
+        return None
+    return sum(joules) if joules else None
+
+
+def _with_jetson_stats(reading: Reading, uses_gpu: bool) -> Reading:
     """Return the reading with jetson-stats' values, if its service runs."""
     try:
         from jtop import jtop
@@ -107,7 +176,7 @@ def _with_jetson_stats(reading: Reading) -> Reading:
             if not board.ok():
                 return reading
             celsius = [s["temp"] for s in board.temperature.values() if s.get("online", True)]
-            graphics = [g["status"]["load"] for g in board.gpu.values()]
+            graphics = [] if uses_gpu else [g["status"]["load"] for g in board.gpu.values()]
             return replace(
                 reading,
                 temperature=max(celsius, default=reading.temperature),

@@ -9,6 +9,7 @@ from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.scenario_folder import describe_scenarios
+from client.protocol.work_costs import WorkCost, WorkCosts
 from devices.live.settings import ClientSettings
 from shared.errors import TrainerError
 
@@ -23,6 +24,7 @@ class ClientStatus(NamedTuple):
         table: the sent scalars by set of examples and layout.
         limit: the limit of the scalar ratio, as a sentence.
         passes: the rows that went through the model, by run.
+        costs: seconds, pauses and energy, by run.
         scenarios: what the operator has signed, and what was refused for it, as lines.
     """
 
@@ -30,6 +32,7 @@ class ClientStatus(NamedTuple):
     table: Table
     limit: str
     passes: Table
+    costs: Table
     scenarios: str
 
 
@@ -59,13 +62,27 @@ def read_status(folder: Path) -> ClientStatus:
     passes.add_column("passes", justify="right")
     for run_id, rows in sorted(PassCounts(folder).read().items()):
         passes.add_row(run_id, f"{rows:,}")
+    costs = Table("run", title="What the work has cost this device")
+    for column in ("rounds", "seconds", "paused", "joules", "per round", "watts"):
+        costs.add_column(column, justify="right")
+    for run_id, cost in sorted(WorkCosts(folder).read().items()):
+        costs.add_row(run_id, *_describe_cost(cost))
     return ClientStatus(
         f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}",
         table,
         f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
         passes,
+        costs,
         "\n".join(describe_scenarios(folder)),
     )
+
+
+def _describe_cost(cost: WorkCost) -> tuple[str, ...]:
+    energy = ("", "", "")
+    if cost.joules:
+        per_round = f"{cost.joules / cost.rounds:,.1f}" if cost.rounds else ""
+        energy = f"{cost.joules:,.0f}", per_round, f"{cost.joules / cost.seconds:.1f}"
+    return f"{cost.rounds:,}", f"{cost.seconds:,.1f}", f"{cost.paused:,.1f}", *energy
 
 
 def _describe_trainer(settings: ClientSettings) -> str:

@@ -46,8 +46,21 @@ def up(
         float, typer.Option(min=0, help="Pause above this temperature, °C; 0: no limit.")
     ] = 0.0,
     mains_only: Annotated[bool, typer.Option("--mains-only", help="Pause on battery.")] = False,
+    min_battery: Annotated[
+        float, typer.Option(min=0, max=100, help="Pause on battery below this charge, %; 0: never.")
+    ] = 0.0,
     idle_only: Annotated[
-        bool, typer.Option("--idle-only", help="Pause while the machine is busy.")
+        bool, typer.Option("--idle-only", help="Pause while other software is busy.")
+    ] = False,
+    unmetered_only: Annotated[
+        bool, typer.Option("--unmetered-only", help="Pause while the connection is metered.")
+    ] = False,
+    hours: Annotated[
+        str, typer.Option(help="Local time to work in, 22:00-06:30; default always.")
+    ] = "",
+    nice: Annotated[int, typer.Option(min=0, max=19, help="Niceness of the trainer.")] = 0,
+    idle_io: Annotated[
+        bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
     ] = False,
     home: Annotated[
         Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
@@ -61,6 +74,7 @@ def up(
     """
     from client.protocol.scenario_folder import take_scenario
     from devices.live import client_supervisor as live
+    from devices.live.limits import check_hours
     from devices.live.settings import (
         ClientSettings,
         check_name,
@@ -94,7 +108,12 @@ def up(
         trusted=tuple(trust or ()),
         max_temperature=max_temperature,
         mains_only=mains_only,
+        min_battery=min_battery,
         idle_only=idle_only,
+        unmetered_only=unmetered_only,
+        hours=check_hours(hours),
+        nice=nice,
+        idle_io=idle_io,
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
@@ -129,6 +148,7 @@ def status(
     console.print(client_status.limit, markup=False, highlight=False)
     console.print(client_status.scenarios, markup=False, highlight=False, soft_wrap=True)
     console.print(client_status.passes)
+    console.print(client_status.costs)
 
 
 @app.command()

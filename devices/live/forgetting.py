@@ -10,6 +10,7 @@ from client.protocol.answered_runs import ANSWERED_FILE
 from client.protocol.joined_runs import find_run_folder
 from client.protocol.pass_counts import PASSES_FILE
 from client.protocol.resident_trainer import BLOBS_FOLDER
+from client.protocol.work_costs import COSTS_FILE
 from devices.live.processes import stopped_client
 from shared.errors import DeviceError
 from shared.files import sync_folder
@@ -61,7 +62,7 @@ def find_files(folder: Path, what: Forgotten, run: str = "") -> list[KeptFile]:
             chosen += [folder / EXAMPLES_FILE]
         case Forgotten.ALL:
             chosen = _files_in(folder / "runs") + _files_in(folder / BLOBS_FOLDER)
-            chosen += [folder / EXAMPLES_FILE, folder / PASSES_FILE]
+            chosen += [folder / name for name in (EXAMPLES_FILE, PASSES_FILE, COSTS_FILE)]
     return [
         KeptFile(path.relative_to(folder).as_posix(), path.lstat().st_size)
         for path in sorted(chosen)

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from client.protocol.answer_limits import LIVE_LEAST_BATCH
 from devices.hardware.profile import load_device
+from devices.live.limits import DeviceLimits
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
@@ -22,8 +23,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 
-class ClientSettings(BaseModel):
-    """The settings of one client of this machine.
+class ClientSettings(DeviceLimits):
+    """The settings of one client of this machine, with the limits of its owner.
 
     Attributes:
         name: name that the operator gave the client.
@@ -36,12 +37,9 @@ class ClientSettings(BaseModel):
         certificates: PEM file of the server's certificate authority; None means the system's.
         insecure: whether the connection is plain text, without authentication of either side.
         trusted: SHA-256 of app bundles that are accepted although they differ from the code here.
-        max_temperature: temperature in °C above which training pauses; 0 means no limit.
-        mains_only: whether training pauses on battery.
-        idle_only: whether training pauses while the machine is busy.
+        nice: niceness of the trainer's process, 0 to 19.
+        idle_io: whether the trainer reads and writes files only when no other process does.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     folder: Path
@@ -53,9 +51,8 @@ class ClientSettings(BaseModel):
     certificates: Path | None = None
     insecure: bool = False
     trusted: tuple[str, ...] = ()
-    max_temperature: Annotated[float, Field(ge=0)] = 0.0
-    mains_only: bool = False
-    idle_only: bool = False
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    idle_io: bool = False
 
     @property
     def config(self) -> RunConfig:

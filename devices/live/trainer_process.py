@@ -9,10 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import psutil
+
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
-from devices.jetson.telemetry import pause_reason, read
+from devices.jetson.telemetry import Sensors
 from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
+from devices.live.sensor_watch import SensorWatch
 from devices.live.settings import ClientSettings
 from shared.errors import SamaraError
 
@@ -27,10 +30,8 @@ def serve(settings: ClientSettings) -> NoReturn:
     Raises:
         SamaraError: if model, data or folder cannot be used.
     """
-
-    def paused() -> str:
-        limits = settings.max_temperature, settings.mains_only, settings.idle_only
-        return pause_reason(read(), *limits) if any(limits) else ""
+    _be_nice(settings)
+    watch = _make_watch(settings)
 
     def end(number: int, frame: FrameType | None) -> None:
         # the current step is abandoned: all state that matters is on disk at every moment
@@ -42,11 +43,29 @@ def serve(settings: ClientSettings) -> NoReturn:
     lock, start = settings.folder / "trainer.lock", time.monotonic()
     with (
         exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
-        serve_trainer(lambda: _loaded(settings), settings.socket, paused),
+        watch.watching(),
+        serve_trainer(
+            lambda: _loaded(settings), settings.socket, watch.pause_reason, lambda: watch.joules
+        ),
     ):
         log.info("ready after %.1f s", time.monotonic() - start)
         while True:
             signal.pause()
+
+
+def _make_watch(settings: ClientSettings) -> SensorWatch:
+    uses_gpu = settings.config.model.torch_device.startswith("cuda")
+    return SensorWatch(Sensors(uses_gpu, settings.unmetered_only).read, settings)
+
+
+def _be_nice(settings: ClientSettings) -> None:
+    """Leave the processor and the disks to other processes, as far as the owner wants it."""
+    process = psutil.Process()
+    process.nice(max(process.nice(), settings.nice))
+    if settings.idle_io and hasattr(psutil, "IOPRIO_CLASS_IDLE"):
+        process.ionice(psutil.IOPRIO_CLASS_IDLE)
+    elif settings.idle_io:
+        log.warning("--idle-io: this system has no I/O classes")
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:

@@ -73,7 +73,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
         answered = len(read_answers(old).answers)
         moved = samara("move", file, "--home", old, *secret)
         assert moved.returncode == 0, moved.stderr
-        assert terminate(start_client(link, key, old, *options)) == 1
+        assert start_client(link, key, old, *options).wait(120) == 1
         assert "has moved on" in (place / "old.log").read_text()
         key.unlink()  # the old device is gone
         imported = samara("import", file, "--home", new, "--name", "new", *secret)

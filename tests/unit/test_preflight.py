@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import samara
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
-from devices.jetson.telemetry import Reading, parse_power_mode, pause_reason, read
+from devices.jetson.telemetry import parse_power_mode
 from devices.live import preflight
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
@@ -264,33 +264,6 @@ def test_disk_and_power_mode() -> None:
 def test_a_line_says_what_to_do() -> None:
     assert "→ do it" in str(CheckResult(Outcome.FAIL, "disk", "full", "do it"))
     assert "→" not in str(CheckResult(Outcome.PASS, "disk", "fine"))
-
-
-@pytest.mark.parametrize(
-    ("reading", "limits", "reason"),
-    [
-        (Reading(90.0, False, 99.0), (0.0, False, False), ""),
-        (Reading(90.0), (85.0, False, False), "90 °C is over 85 °C"),
-        (Reading(80.0), (85.0, False, False), ""),
-        (Reading(None), (85.0, False, False), "cannot be read"),
-        (Reading(on_mains=False), (0.0, True, False), "not on mains"),
-        (Reading(on_mains=None), (0.0, True, False), "not on mains"),
-        (Reading(load=80.0), (0.0, False, True), "busy"),
-        (Reading(load=None), (0.0, False, True), "busy"),
-        (Reading(load=10.0, on_mains=True), (0.0, True, True), ""),
-    ],
-)
-def test_limits_pause_the_trainer(
-    reading: Reading, limits: tuple[float, bool, bool], reason: str
-) -> None:
-    found = pause_reason(reading, *limits)
-    assert (reason in found) if reason else (found == "")
-
-
-def test_this_machine_can_be_read() -> None:
-    reading = read()
-    assert reading.load is not None
-    assert 0 <= reading.load <= 100
 
 
 def test_settings_survive_the_way_to_another_process(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""The pauses of a trainer between forward passes, while a limit of its device is exceeded."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shared.errors import PausedError
+
+log = logging.getLogger("samara.client")
+
+LONGEST_SECONDS = 600.0
+"""Seconds after which a message that is paused is refused, if its server names no earlier time."""
+_SECONDS_BETWEEN = 0.2
+
+
+class Pauses:
+    """Pauses the thread that answers a message before its next forward pass.
+
+    A pause changes no result: the pass is taken later. If it lasts until the server no longer waits
+    for the answer, the message is refused, and computed anew if it is sent again.
+
+    Args:
+        reason: function that gives the reason for pausing now, at once; empty if there is none.
+        clock: function that returns monotonic seconds.
+        wait: function that waits for so many seconds.
+
+    Attributes:
+        reason: function that gives the reason for pausing now.
+        seconds: seconds of all pauses so far.
+    """
+
+    def __init__(
+        self,
+        reason: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.reason, self.seconds = reason, 0.0
+        self._clock, self._wait = clock, wait
+        self._until: float | None = None
+
+    @contextmanager
+    def message(self, deadline: float = 0.0) -> Iterator[None]:
+        """Answer a message in the block, by the thread that takes the forward passes.
+
+        Args:
+            deadline: seconds that the server waits for the answer; 0 if it does not say.
+
+        Raises:
+            PausedError: if work may not even begin.
+        """
+        if reason := self.reason():
+            raise PausedError(f"paused: {reason}")
+        self._until = self._clock() + (deadline or LONGEST_SECONDS)
+        try:
+            yield
+        finally:
+            self._until = None
+
+    def before_pass(self) -> None:
+        """Wait until no limit is exceeded; without a message, return at once.
+
+        Raises:
+            PausedError: if that lasts until the server no longer waits.
+        """
+        if self._until is None or not (reason := self.reason()):
+            return
+        begun = self._clock()
+        log.info("pausing between two forward passes: %s", reason)
+        while reason:
+            now = self._clock()
+            if now >= self._until:
+                self.seconds += now - begun
+                raise PausedError(f"paused for {now - begun:.0f} s, until too late: {reason}")
+            self._wait(min(_SECONDS_BETWEEN, self._until - now))
+            reason = self.reason()
+        self.seconds += self._clock() - begun
+        log.info("going on after a pause of %.1f s", self._clock() - begun)
