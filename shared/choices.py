@@ -8,8 +8,8 @@ settings and the task alone, and a run that sets the same values is the same run
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from shared.data_settings import EMBEDDED_DATA
 from shared.errors import TaskError
-from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ChoiceTask, ClassificationTask
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from shared.choices import AUTO, with_choices
+from shared.data_settings import EMBEDDED_DATA, DataSettings
 from shared.directions import Differences, Gradients
 from shared.errors import ConfigError
 from shared.features import refusals
@@ -20,12 +21,10 @@ from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
 from shared.run_terms import RunTerms, federated_rounds
 from shared.sections import (
-    EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
     AggregationSettings,
     CohortSettings,
-    DataSettings,
     EvaluateSettings,
     LearningRate,
     LedgerSettings,

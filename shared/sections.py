@@ -1,4 +1,4 @@
-"""The sections of a run's settings: model, adapter, data, cohort, personal, evaluate, ledger."""
+"""The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
 
 from math import inf
 from typing import Annotated, Literal
@@ -11,8 +11,6 @@ from shared.settings import Section, Text, setting
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
-EMBEDDED_DATA = "messages"
-"""The value of ``data.path`` that means generated messages, and the task that reads them."""
 
 
 def _rate(value: object) -> float | Literal["auto"]:
@@ -145,63 +143,6 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
     if not layers.startswith("readout"):
         return "inner"
     return "readout" if layers == "readout" else "both"
-
-
-class DataSettings(Section):
-    """The examples, and how they are dealt to clients."""
-
-    path: Text = setting(
-        EMBEDDED_DATA,
-        "a file, a folder, a data set name on the hub, or `messages` for generated messages of as "
-        "many writers as clients",
-        repetition=True,
-    )
-    partition: Literal["auto", "iid", "dirichlet", "user"] = setting(
-        "auto",
-        "division among clients: `iid`, `dirichlet` (by label), or `user`; `auto` is `user` if the "
-        "examples have users, otherwise `iid`",
-    )
-    clients: int = setting(8, "number of clients", ge=1, le=100_000)
-    alpha: float = setting(
-        0.5,
-        "concentration of the Dirichlet partition: the smaller, the more the clients' labels "
-        "differ",
-        gt=0,
-    )
-    limit: int = setting(0, "most training examples of all clients together; 0 is all", ge=0)
-    seed: int = setting(
-        0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
-    )
-    scalar_limit: float = setting(
-        0.0,
-        "largest number of scalars (projected gradients, losses, curvatures) that a client sends "
-        "about one set of examples, per trained number and over all its runs; an instruction that "
-        "would exceed it is refused. 0 is no limit",
-        identity=False,
-        page="privacy.md",
-        ge=0,
-    )
-    least_batch: int = setting(
-        1,
-        "fewest of a client's examples that a step may use; an instruction with smaller batches is "
-        "refused. 1 is no limit; `samara client up` and `samara phone up` set 2",
-        identity=False,
-        page="privacy.md",
-        ge=1,
-    )
-    scalars_per_example: float = setting(
-        0.0,
-        "most projected gradients that a client sends in a round, per example of the smallest "
-        "batch; an instruction that would exceed it is refused. 0 is no limit",
-        identity=False,
-        page="privacy.md",
-        ge=0,
-    )
-
-    @property
-    def has_answer_limits(self) -> bool:
-        """Return whether a client's answers are limited."""
-        return bool(self.scalar_limit or self.scalars_per_example or self.least_batch > 1)
 
 
 class CohortSettings(Section):

@@ -34,9 +34,10 @@ from benchmarks.accuracy.words_baseline import (
 from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from client.streaming.loading import load_model
+from shared.data_settings import DataSettings
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import scorer_for
-from shared.sections import AdapterSettings, DataSettings, ModelSettings
+from shared.sections import AdapterSettings, ModelSettings
 from shared.tasks.catalog import load_task
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

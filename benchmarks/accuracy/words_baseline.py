@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from shared.sections import DataSettings
+from shared.data_settings import DataSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ClassificationTask

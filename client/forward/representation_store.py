@@ -47,6 +47,7 @@ class RepresentationStore:
         self.disk, self._limit, self._lock = disk, limit, threading.Lock()
         self._splits: dict[tuple[int, ...], SplitRows] = {}
         self._index_of: dict[int, int] = {}
+        self._next_index = 0
         self._kept: OrderedDict[int, SplitRows] = OrderedDict()
 
     def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> SplitRows:
@@ -60,8 +61,8 @@ class RepresentationStore:
         ids = tuple(map(id, prompts))
         with self._lock:
             if ids not in self._splits:
-                first = sum(len(split.prompts) for split in self._splits.values())
-                self._splits[ids] = SplitRows(tuple(prompts), first)
+                self._splits[ids] = SplitRows(tuple(prompts), self._next_index)
+                self._next_index += len(ids)
             split = self._splits[ids]
             for index, identity in enumerate(ids, split.first):
                 if lasting or identity not in self._index_of:
@@ -88,6 +89,17 @@ class RepresentationStore:
         starts = np.zeros_like(firsts)
         starts[is_used] = np.cumsum([0, *(len(split.prompts) for split in used[:-1])])
         return used, rows + (starts - firsts)[which]
+
+    def keep_only(self, splits: Sequence[Sequence[Prompt]]) -> None:
+        """Discard all splits but these."""
+        with self._lock:
+            kept = {tuple(map(id, prompts)) for prompts in splits}
+            for ids in self._splits.keys() - kept:
+                dropped = self._splits.pop(ids)
+                self._kept.pop(id(dropped), None)
+                for index, identity in enumerate(ids, dropped.first):
+                    if self._index_of.get(identity) == index:
+                        del self._index_of[identity]
 
     def numbers(self, split: SplitRows, compute: Callable[[Sequence[Prompt]], Tensor]) -> Tensor:
         """Return the numbers of a split, which are computed unless they are in memory."""

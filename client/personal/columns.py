@@ -12,6 +12,7 @@ from client.personal.private_fit import (
 )
 from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
 from client.training.client_data import ClientData
+from client.training.local_steps import prepare_evaluated_examples
 from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.columns import (
     BASE_RATE,
@@ -54,7 +55,8 @@ def evaluate_global_model(
         TrainingError: if the private part cannot be fitted.
         ReplayError: if a fitted number is beyond the range of dense values.
     """
-    parts, examples = composition(config, runtime.layout), data.tokenized(split)
+    parts = composition(config, runtime.layout)
+    examples = prepare_evaluated_examples(runtime, data, split)
     scores = {GLOBAL: runtime.scores(parts.model(state), examples.prompts)}
     if PERSONALIZED in requested_columns(config, split, personal=False):
         private = make_private_fit(runtime, data, config, state)
@@ -95,7 +97,8 @@ def evaluate_personal_model(
         LedgerError: if the personal ledger cannot be read or written.
     """
     parts = composition(config, runtime.layout)
-    train, examples = data.tokenized(Split.TRAIN), data.tokenized(split)
+    train = data.tokenized(Split.TRAIN)
+    examples = prepare_evaluated_examples(runtime, data, split)
     make_private = (
         make_recorded_private_fit if config.method == "readout" else run_recorded_private_rounds
     )

@@ -1,6 +1,7 @@
 """The guard of a client's answers: it checks each against its owner's limits, and counts it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from client.protocol.answer_limits import (
     AnswerLimits,
@@ -34,6 +35,33 @@ class AnswerGuard:
     ) -> None:
         self._limits, self._smallest_batch = limits, smallest_batch
         self._budget, self._answered = budget, answered
+
+    def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
+        """Keep what a hello introduces; it is on the disk when this returns.
+
+        Args:
+            run_id: run id, 8 bytes.
+            counts: number of the client's examples of each split.
+
+        Raises:
+            TrainerError: if the file cannot be read or written.
+        """
+        if self._answered:
+            answered = self._answered.read(run_id)
+            introduced = {split.name.lower(): count for split, count in counts.items()}
+            if introduced != answered.introduced:
+                self._answered.write(run_id, replace(answered, introduced=introduced))
+
+    def introduced(self, run_id: bytes) -> dict[Split, int]:
+        """Return how many examples of each split a client has introduced, which a server counts.
+
+        Raises:
+            TrainerError: if the file cannot be read.
+        """
+        if not self._answered:
+            return {}
+        counts = self._answered.read(run_id).introduced
+        return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
         """Raise an error if the report on an instruction is over a limit.

@@ -1,7 +1,8 @@
 """The answers of a client in each run, on disk: its latest round, and its evaluations.
 
-The file of a run bounds the scalars of one round and the personal comparisons, and holds the
-evaluations that a repeated instruction gets. It is written before an answer leaves.
+The file of a run bounds the scalars of one round, the personal comparisons, and the examples that
+an evaluation counts, and holds the evaluations that a repeated instruction gets. It is written
+before an answer leaves.
 """
 
 import base64
@@ -29,6 +30,7 @@ class AnsweredRun:
         compared: digest of the state that the personal comparison was made with; empty if none was.
         evaluations: by split, and whether the personal model was asked for, the token of the latest
             instruction and the evaluation that answered it.
+        introduced: by name of the split, the number of examples in the latest hello; empty before.
     """
 
     round: int = 0
@@ -36,6 +38,7 @@ class AnsweredRun:
     token: bytes = b""
     compared: bytes = b""
     evaluations: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    introduced: dict[str, int] = field(default_factory=dict)
 
     def sent_in_round(self, instruction: TrainInstruction, token: bytes) -> int:
         """Return the projected gradients sent in an instruction's round by other instructions."""
@@ -130,6 +133,7 @@ class AnsweredRuns:
                 question: {"token": token.hex(), "frame": base64.b64encode(frame).decode()}
                 for question, (token, frame) in answered.evaluations.items()
             },
+            "introduced": answered.introduced,
         }
         try:
             make_folder(file.parent)
@@ -158,4 +162,5 @@ def _parse(content: dict[str, Any]) -> AnsweredRun:
             question: (bytes.fromhex(one["token"]), base64.b64decode(one["frame"], validate=True))
             for question, one in content["evaluations"].items()
         },
+        {split: int(count) for split, count in content.get("introduced", {}).items()},
     )

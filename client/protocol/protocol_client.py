@@ -20,6 +20,7 @@ from client.protocol.client_handler import (
     catch_up_session,
     decode_instruction,
 )
+from client.protocol.generations import Generations
 from client.protocol.pass_counts import PassCounts
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
@@ -29,7 +30,7 @@ from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.errors import FrameError
+from shared.errors import DataError, FrameError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -53,6 +54,7 @@ class ProtocolClient(ClientHandler):
         signed_runs: runs that the operator has signed; None obeys the server.
         answered: what the client has answered in each run, on disk; None keeps nothing.
         answer_log: log of the answers, on disk; None logs nothing.
+        generations: which examples came together, on disk; None counts all as one generation.
     """
 
     def __init__(
@@ -67,11 +69,20 @@ class ProtocolClient(ClientHandler):
         signed_runs: SignedRuns | None = None,
         answered: AnsweredRuns | None = None,
         answer_log: AnswerLog | None = None,
+        generations: Generations | None = None,
     ) -> None:
+
+        def generations_of(split: Split) -> tuple[str, ...]:
+            if not (hash_ := data.hash_of(split)):
+                return ()
+            if generations is None:
+                return (hash_,)
+            return generations.of_examples(split, data.in_split(split), hash_)
+
         own, budget, size = config.data, None, runtime.layout.size
         limits = AnswerLimits(own.scalar_limit, own.least_batch, own.scalars_per_example)
         if counts:
-            budget = ScalarBudget(counts, data.hash_of, size, limits.scalar_limit)
+            budget = ScalarBudget(counts, generations_of, size, limits.scalar_limit)
 
         def smallest(instruction: TrainInstruction) -> int:
             return smallest_batch(instruction, data.labels(Split.TRAIN), runtime.label_count)
@@ -90,6 +101,8 @@ class ProtocolClient(ClientHandler):
             run_id = run_id_of(self._server_config, runtime.layout, runtime.model_id)
             session = self._sessions.read_session(run_id)
             last_round = session.position.round if session else 0
+            counts = {split: len(self._data.in_split(split)) for split in Split}
+            self._guard.add_introduction(run_id, counts)
             return introduction(runtime, self._data, last_round).encode()
 
         return self._reply_or_refuse(b"", introduce)
@@ -153,6 +166,9 @@ class ProtocolClient(ClientHandler):
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
             state, split = self._session_at(instruction).state, instruction.split
+            if not data.in_split(Split.TRAIN) and (personal or config.method == "readout"):
+                raise DataError("this client has no training example left to personalize with")
+            data.most_evaluated = self._guard.introduced(instruction.run_id)
             if personal:
                 run_id = instruction.run_id
                 columns = evaluate_personal_model(runtime, data, config, run_id, state, split)

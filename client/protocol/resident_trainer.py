@@ -8,6 +8,7 @@ and the log of its answers. Each file is written so that a crash leaves the old 
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
 from client.protocol.blob_receiver import receive_part
 from client.protocol.device_settings import with_device_settings
+from client.protocol.generations import Generations
 from client.protocol.joined_runs import JoinedRun, JoinedRuns
 from client.protocol.pass_counts import PassCounts
 from client.protocol.protocol_client import ProtocolClient
@@ -24,14 +26,18 @@ from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session_store import SessionFolder
 from client.protocol.signed_runs import SignedRuns, describe_other_settings, match_scenario
 from client.training.client_data import ClientData
+from client.training.growing_data import GrowingData
 from client.training.model_runtime import ModelRuntime, load_run
+from client.training.own_examples import OwnExample
 from shared.blob_store import BlobStore
 from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError, ModelError, SamaraError, ScenarioError
-from shared.frames.instructions import Split
 from shared.runs import identity_bytes, run_id_of
 from shared.signed_scenario import SignedScenario
+from shared.tasks.catalog import load_task
+
+log = logging.getLogger("samara.client")
 
 BLOBS_FOLDER = "blobs"
 """Name of the folder of the files that servers sent, in a client's folder."""
@@ -47,6 +53,7 @@ class ResidentTrainer:
         data: examples of the client.
         config: the device's settings; those that a device owns override the server's.
         folder: folder of the client's sessions and personal ledgers; made if it does not exist.
+        growing: source of the examples, if they may grow; read between messages.
 
     Attributes:
         client: client index.
@@ -58,12 +65,18 @@ class ResidentTrainer:
     """
 
     def __init__(
-        self, runtime: ModelRuntime, data: ClientData, config: RunConfig, folder: Path
+        self,
+        runtime: ModelRuntime,
+        data: ClientData,
+        config: RunConfig,
+        folder: Path,
+        growing: GrowingData | None = None,
     ) -> None:
         self.runtime, self.data, self.client, self.model_loads = runtime, data, data.client, 1
         self.config, self.folder = config, folder
         self._sessions, self._counts = SessionFolder(folder), ScalarCounts(folder)
         self._runs = JoinedRuns(folder)
+        self._growing, self._generations = growing, Generations(folder)
         self._pass_counts = PassCounts(folder)
         self._scenario_folder = ScenarioFolder(folder)
         self._scenarios = self._scenario_folder.read_all()
@@ -86,18 +99,47 @@ class ResidentTrainer:
         Raises:
             SamaraError: if the model, the task, the data or the folder cannot be used.
         """
-        runtime, source = load_run(config)
-        data = source.undivided(client)
-        examples = len(data.in_split(Split.TRAIN))
+        growing = GrowingData(load_task(config.task), config.data, folder)
+        examples = sum(example.split == "train" for example in growing.examples)
         if not examples:
             raise DataError(
-                f"{config.data.path} has no training example; this client has nothing to contribute"
+                f"{config.data.path} has no training example; this client has nothing to "
+                "contribute before it has learned some (samara client learn)"
             )
         warn_of_few_examples(examples, config.data.least_batch)
-        return cls(runtime, data, config, folder)
+        runtime, source = load_run(config, lambda client_count: growing.examples)
+        return cls(runtime, source.undivided(client), config, folder, growing)
+
+    def learn(self, text: str, label: str) -> OwnExample:
+        """Keep an example from this client's owner, for the next round; any thread may call this.
+
+        Args:
+            text: text of a row of the task.
+            label: a value of its label, or the label's word.
+
+        Raises:
+            DataError: if the task has no such label or other rows, or the file cannot be written.
+        """
+        if self._growing is None:
+            raise DataError("this client's examples are given and cannot grow")
+        return self._growing.learn(text, label)
+
+    def refresh_data(self) -> bool:
+        """Read what has been added or deleted; return whether the examples are others now.
+
+        Raises:
+            DataError: if what the owner has taught this client cannot be read.
+        """
+        if self._growing is None or not self._growing.refresh():
+            return False
+        before = len(self.data.examples)
+        self.data.replace_examples(self._growing.examples)
+        self.runtime.keep_only(self.data.parts())
+        log.info("the data have changed: %d examples, %d before", len(self.data.examples), before)
+        return True
 
     def client_for(self, settings: str) -> ProtocolClient:
-        """Return the client under the settings of a run; model and data are not loaded again.
+        """Return the client under the settings of a run; the model is not loaded again.
 
         Args:
             settings: run config from the server, a JSON object with dotted keys.
@@ -107,7 +149,9 @@ class ResidentTrainer:
             MissingBlobError: if they name a file that has not been received.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
             TrainerError: if the client's folder cannot be written.
+            DataError: if what the owner has taught this client cannot be read.
         """
+        self.refresh_data()
         if settings != self._settings:
             server_config = _read_server_config(settings)
             scenario = self._find_scenario(server_config)
@@ -163,6 +207,7 @@ class ResidentTrainer:
             self._signed_runs(scenario, runtime),
             self._answered,
             self._answer_log,
+            self._generations,
         )
 
     def runtime_of(self, run: JoinedRun) -> ModelRuntime:

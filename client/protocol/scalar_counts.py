@@ -5,7 +5,7 @@ written before an answer leaves, so that a crash can only count one that was not
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _Counts = dict[str, dict[str, ScalarCount]]
 
 
 class ScalarCounts:
-    """The counts in a client's file, by set of examples and by layout.
+    """The counts in a client's file, by generation of examples and by layout.
 
     Args:
         folder: folder of the client.
@@ -30,7 +30,7 @@ class ScalarCounts:
         self._file = folder / SCALAR_COUNTS_FILE
 
     def read(self) -> dict[str, dict[str, ScalarCount]]:
-        """Return the counts by hash of the examples and by layout hash, both in hex.
+        """Return the counts by hash of a generation and by layout hash, both in hex.
 
         Raises:
             TrainerError: if the file cannot be read. It is not replaced by an empty one, which
@@ -88,14 +88,14 @@ class ScalarBudget:
 
     Attributes:
         counts: the client's file.
-        hash_examples: function that returns the hash of the client's examples of a split, in hex;
-            empty if there are none.
+        generations_of: function that returns the hashes, in hex, under which the client's examples
+            of a split are counted. Each is of examples that came together (`Generations`).
         size: number of trained numbers of the layout, d.
         limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
     """
 
     counts: ScalarCounts
-    hash_examples: Callable[[Split], str]
+    generations_of: Callable[[Split], Collection[str]]
     size: int
     limit: float
 
@@ -115,20 +115,21 @@ class ScalarBudget:
         if not self.limit:
             return
         for split, asked in scalars.items():
-            by_layout = counts.get(self.hash_examples(split), {})
-            count = by_layout.get(layout_hash.hex())
-            if count and count.token == token:
-                continue
-            left = remaining_scalars(by_layout.values(), self.size, self.limit)
-            if asked > left:
-                sent = sum(each.sent for each in by_layout.values())
-                raise ScalarLimitError(
-                    f"{sent} scalars about the {split.name.lower()} examples have been sent for "
-                    f"{self.size} trained numbers, and data.scalar-limit = {self.limit:g} leaves "
-                    f"{left}; this answer would hold {asked}. Raise the limit if more may be sent "
-                    "(docs/privacy.md)",
-                    (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
-                )
+            for generation in self.generations_of(split):
+                by_layout = counts.get(generation, {})
+                count = by_layout.get(layout_hash.hex())
+                if count and count.token == token:
+                    continue
+                left = remaining_scalars(by_layout.values(), self.size, self.limit)
+                if asked > left:
+                    sent = sum(each.sent for each in by_layout.values())
+                    raise ScalarLimitError(
+                        f"{sent} scalars about the {split.name.lower()} examples have been sent "
+                        f"for {self.size} trained numbers, and data.scalar-limit = {self.limit:g} "
+                        f"leaves {left}; this answer would hold {asked}. Raise the limit if more "
+                        "may be sent (docs/privacy.md)",
+                        (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
+                    )
 
     def add(self, token: bytes, layout_hash: bytes, scalars: Mapping[Split, int]) -> None:
         """Count an answer, once; the count is on the disk when this returns.
@@ -143,8 +144,8 @@ class ScalarBudget:
         """
         counts, layout = self.counts.read(), layout_hash.hex()
         for split, sent in scalars.items():
-            if examples := self.hash_examples(split):
-                by_layout = counts.setdefault(examples, {})
+            for generation in self.generations_of(split):
+                by_layout = counts.setdefault(generation, {})
                 count = by_layout.get(layout, ScalarCount(self.size))
                 by_layout[layout] = count.after_answer(token, sent)
         self.counts.write(counts)

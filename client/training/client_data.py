@@ -5,16 +5,16 @@ one client of a device.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import DataError
+from shared.data_settings import EMBEDDED_DATA, DataSettings
+from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
 from shared.model.scorers import Prompt, Scorer
-from shared.sections import EMBEDDED_DATA, DataSettings
 from shared.tasks.data import load_examples
 from shared.tasks.embedded import embedded_examples
 from shared.tasks.kinds import Task
@@ -33,10 +33,17 @@ class LabelledPrompts:
     Attributes:
         prompts: n tokenized examples.
         labels: int64 [n].
+        parts: the examples in the parts that a readout computes together, and keeps; each part is
+            longer than the next one. One part holds all of them if they came together.
     """
 
     prompts: tuple[Prompt, ...]
     labels: NDArray[np.int64]
+    parts: tuple[tuple[Prompt, ...], ...]
+
+    def first(self, count: int | None) -> "LabelledPrompts":
+        """Return the first examples; all of them if the count is None."""
+        return LabelledPrompts(self.prompts[:count], self.labels[:count], self.parts)
 
 
 class ExampleTokenizer:
@@ -56,7 +63,7 @@ class ExampleTokenizer:
 
 
 class ClientData:
-    """All examples of one client.
+    """All examples of one client; `replace_examples` is the only change that they can undergo.
 
     Args:
         client: client index.
@@ -70,6 +77,8 @@ class ClientData:
         examples: examples of all splits.
         client_count: number of clients that a common data set is divided among; None if the
             examples are the client's own.
+        most_evaluated: by split, how many examples an evaluation may count in the run at hand:
+            those that the client introduced itself with; others are not limited.
         passes: number of rows that went through the model for the client's steps so far.
         has_passed: whether the first pass of a readout is among them.
     """
@@ -82,6 +91,7 @@ class ClientData:
         client_count: int | None = None,
     ) -> None:
         self.client, self.examples, self.client_count = client, examples, client_count
+        self.most_evaluated: Mapping[Split, int] = {}
         self.passes, self.has_passed = 0, False
         self._tokenize, self._lock = tokenize, threading.Lock()
         self._tokenized: dict[Split, LabelledPrompts] = {}
@@ -112,11 +122,57 @@ class ClientData:
         """Return the examples of a split, tokenized at the first call."""
         with self._lock:
             if split not in self._tokenized:
-                self._tokenized[split] = LabelledPrompts(
-                    tuple(self._tokenize(example) for example in self.in_split(split)),
-                    self.labels(split),
-                )
+                prompts = tuple(self._tokenize(example) for example in self.in_split(split))
+                self._tokenized[split] = LabelledPrompts(prompts, self.labels(split), (prompts,))
             return self._tokenized[split]
+
+    def evaluated(self, split: Split) -> LabelledPrompts:
+        """Return the examples of a split that an evaluation of the run at hand counts."""
+        return self.tokenized(split).first(self.most_evaluated.get(split))
+
+    def replace_examples(self, examples: Sequence[Example]) -> None:
+        """Take other examples in place of the present ones; those that stay keep their prompts."""
+        with self._lock:
+            before = {
+                split: dict(zip(self.in_split(split), tokenized.prompts, strict=True))
+                for split, tokenized in self._tokenized.items()
+            }
+            self.examples = examples
+            self._hashes.clear()
+            for split, known in before.items():
+                prompts = tuple(
+                    known.get(example) or self._tokenize(example)
+                    for example in self.in_split(split)
+                )
+                parts = grown_parts(self._tokenized[split].parts, prompts)
+                self._tokenized[split] = LabelledPrompts(prompts, self.labels(split), parts)
+
+    def parts(self) -> list[tuple[Prompt, ...]]:
+        """Return the parts of all splits that have been tokenized."""
+        with self._lock:
+            return [part for split in self._tokenized.values() for part in split.parts]
+
+
+def grown_parts(
+    parts: Sequence[tuple[Prompt, ...]], prompts: Sequence[Prompt]
+) -> tuple[tuple[Prompt, ...], ...]:
+    """Return parts for examples of which some are in parts already.
+
+    A part that is not longer than the next one is united with it. So there are few parts, and an
+    example is computed again only when the number of examples has about doubled.
+
+    Args:
+        parts: parts of the examples before; a part stays the same as long as one of them is left.
+        prompts: the examples now.
+    """
+    present, known = set(map(id, prompts)), {id(one) for part in parts for one in part}
+    kept = [part for part in parts if any(id(one) in present for one in part)]
+    if new := tuple(one for one in prompts if id(one) not in known):
+        kept.append(new)
+    while len(kept) > 1 and len(kept[-2]) <= len(kept[-1]):
+        last = kept.pop()
+        kept[-1] = tuple(one for one in (*kept[-1], *last) if id(one) in present)
+    return tuple(kept)
 
 
 class ClientDataSource:
@@ -185,8 +241,14 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
 
     Raises:
         DataError: if the data cannot be read.
+        ConfigError: if they may grow, which this does not read.
     """
     if settings.path == EMBEDDED_DATA:
         return lambda client_count: embedded_examples(task, client_count, settings.seed)
+    if settings.watch:
+        raise ConfigError(
+            "data.watch: only a live client's data may grow; a simulation reads its data once, so "
+            "leave data.watch out"
+        )
     examples = load_examples(settings.path, task, settings.seed, settings.limit)
     return lambda client_count: examples

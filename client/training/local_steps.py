@@ -137,11 +137,22 @@ def prepare_training_examples(runtime: ModelRuntime, data: ClientData) -> Labell
     once, whether it was kept from an earlier run or not.
     """
     examples, before = data.tokenized(Split.TRAIN), runtime.passes
-    runtime.prepare(examples.prompts)
+    for part in examples.parts:
+        runtime.prepare(part)
     if runtime.has_readout_alone and not data.has_passed:
         data.passes, data.has_passed = data.passes + len(examples.prompts), True
     else:
         data.passes += runtime.passes - before
+    return examples
+
+
+def prepare_evaluated_examples(
+    runtime: ModelRuntime, data: ClientData, split: Split
+) -> LabelledPrompts:
+    """Return the examples that an evaluation counts, prepared for the runtime's forward engine."""
+    examples = data.evaluated(split)
+    for part in examples.parts:
+        runtime.prepare(part)
     return examples
 
 

@@ -175,10 +175,15 @@ class ModelRuntime:
         model there is nothing to prepare.
 
         Args:
-            prompts: all prompts of a client's split, in their order.
+            prompts: all prompts of a client's split, in their order, or of a part of it.
         """
         if isinstance(self.forward, ReadoutForward):
             self.forward.prepare(prompts)
+
+    def keep_only(self, parts: Sequence[Sequence[Prompt]]) -> None:
+        """Discard what a readout keeps of other examples than those of some parts."""
+        if self._representations is not None:
+            self._representations.keep_only(parts)
 
     def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         """Return what a readout reads of n prompts: φ(h), float32 [n, features].
@@ -343,8 +348,12 @@ class LoadedRun(NamedTuple):
         return LoadedRun(self.runtime.under(config), self.data)
 
 
-def load_run(config: RunConfig) -> LoadedRun:
+def load_run(config: RunConfig, examples: ExampleReader | None = None) -> LoadedRun:
     """Load the model and the data of a run, and set torch's number of threads.
+
+    Args:
+        config: settings of the run.
+        examples: reader of the data; by default they are read as the settings say.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.
@@ -352,7 +361,7 @@ def load_run(config: RunConfig) -> LoadedRun:
     torch.set_num_threads(config.threads or cores())
     task = load_task(config.task)
     check_features({"task": kind_of(task)}, f"task {task.name!r}")
-    examples = example_reader(task, config.data)
+    examples = examples or example_reader(task, config.data)
     model = load_model(config.model)
     keep_freed_memory()
     runtime = ModelRuntime(config, model, task, examples)

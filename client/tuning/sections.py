@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from shared.sections import EMBEDDED_DATA
+from shared.data_settings import EMBEDDED_DATA
 from shared.settings import Section, Text, setting
 from shared.tasks.sampling import LOW_DATA
 

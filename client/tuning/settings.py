@@ -8,10 +8,10 @@ from pydantic import model_validator
 from client.tuning.sections import LspSettings, OffloadSettings, TuneData
 from shared.choices import AUTO, INNER, READOUT, READOUT_BATCH
 from shared.config import NO_STREAMED_GRADIENTS
+from shared.data_settings import EMBEDDED_DATA
 from shared.directions import Differences, Gradients
 from shared.features import TUNING_EXCLUSIONS, refusals
 from shared.sections import (
-    EMBEDDED_DATA,
     EMBEDDED_MODEL,
     AdapterSettings,
     LearningRate,

@@ -25,6 +25,7 @@ from client.spaces.space import ScoreFunction
 from client.streaming.loading import load_model
 from client.tuning.settings import ZEROTH_ORDER, TuneSettings
 from shared.choices import READOUT
+from shared.data_settings import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
 from shared.errors import ConfigError
 from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
@@ -32,7 +33,6 @@ from shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
-from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
 from shared.tasks.data import SPLITS, load_examples
 from shared.tasks.embedded import embedded_examples

@@ -23,6 +23,7 @@ from client.forward.body import PerturbedBody
 from client.forward.resident import ResidentForward
 from devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
 from devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
+from shared.data_settings import EMBEDDED_DATA
 from shared.directions import directions
 from shared.errors import ModelError
 from shared.machine import cores, peak_memory_bytes
@@ -31,7 +32,7 @@ from shared.model.lora_fa import Perturbations, inject
 from shared.model.products import linear
 from shared.model.quantized import quantize_linear
 from shared.model.scorers import CausalScorer, Prompt
-from shared.sections import EMBEDDED_DATA, EMBEDDED_MODEL, AdapterSettings
+from shared.sections import EMBEDDED_MODEL, AdapterSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 

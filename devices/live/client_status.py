@@ -10,6 +10,7 @@ from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.scenario_folder import describe_scenarios
 from client.protocol.work_costs import WorkCost, WorkCosts
+from devices.live.client_examples import describe_examples
 from devices.live.settings import ClientSettings
 from shared.errors import TrainerError
 
@@ -21,11 +22,13 @@ class ClientStatus(NamedTuple):
 
     Attributes:
         activity: whether it runs, as a sentence.
-        table: the sent scalars by set of examples and layout.
+        table: the sent scalars by generation of examples and layout.
         limit: the limit of the scalar ratio, as a sentence.
         passes: the rows that went through the model, by run.
         costs: seconds, pauses and energy, by run.
         scenarios: what the operator has signed, and what was refused for it, as lines.
+        examples: the examples by source and split.
+        notes_on_examples: the newest example, and rows that are not used, as lines.
     """
 
     activity: str
@@ -34,6 +37,8 @@ class ClientStatus(NamedTuple):
     passes: Table
     costs: Table
     scenarios: str
+    examples: Table
+    notes_on_examples: str
 
 
 def read_status(folder: Path) -> ClientStatus:
@@ -47,7 +52,7 @@ def read_status(folder: Path) -> ClientStatus:
     """
     settings = ClientSettings.read(folder)
     limit = settings.config.data.scalar_limit
-    table = Table("examples", "layout", title="Scalars sent, over all runs")
+    table = Table("came together", "layout", title="Scalars sent, over all runs")
     for column in ("trained numbers", "scalars", "scalar ratio"):
         table.add_column(column, justify="right")
     for examples, by_layout in ScalarCounts(folder).read().items():
@@ -74,6 +79,7 @@ def read_status(folder: Path) -> ClientStatus:
         passes,
         costs,
         "\n".join(describe_scenarios(folder)),
+        *describe_examples(settings),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from devices.live import owner_commands
+from devices.live import learning_commands, owner_commands
 
 app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
 
@@ -132,7 +132,7 @@ def status(
         Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
     ] = None,
 ) -> None:
-    """Show whether this client is running, and how many scalars about its examples it has sent.
+    """Show whether this client runs, its examples, and how many scalars about them it has sent.
 
     Example: samara client status --name kitchen-orin
     """
@@ -144,6 +144,8 @@ def status(
     client_status = read_status(client_folder(name, home))
     console = Console()
     console.print(client_status.activity, markup=False, highlight=False)
+    console.print(client_status.examples)
+    console.print(client_status.notes_on_examples, markup=False, highlight=False, soft_wrap=True)
     console.print(client_status.table)
     console.print(client_status.limit, markup=False, highlight=False)
     console.print(client_status.scenarios, markup=False, highlight=False, soft_wrap=True)
@@ -187,6 +189,8 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
+app.command()(learning_commands.learn)
+app.command()(learning_commands.unlearn)
 app.command()(owner_commands.export)
 app.command()(owner_commands.move)
 app.command("import")(owner_commands.import_)

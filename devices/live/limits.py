@@ -49,7 +49,7 @@ class DeviceLimits(BaseModel):
 
     @property
     def limits_anything(self) -> bool:
-        """Whether there is any limit."""
+        """Return whether there is any limit."""
         return any(getattr(self, name) for name in DeviceLimits.model_fields)
 
     def pause_reason(self, reading: Reading, now: time) -> str:

@@ -1,4 +1,4 @@
-"""Examples of a task: from JSON lines, CSV, a folder of either, or a Hugging Face data set.
+"""Examples of a task: JSON lines, CSV, folders of them or of texts, or a Hugging Face data set.
 
 A row has the fields that the task names, a label or an answer, and optionally a ``user``. Sources
 differ only in which splits they have; missing splits are cut from the training rows, for each user
@@ -6,19 +6,17 @@ separately, by a hash of the row's content. So a row stays in its split when the
 saved in the other format, or when the wording of the prompt changes.
 """
 
-import csv
-import io
-import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shared.errors import DataError
 from shared.tasks.kinds import Task
+from shared.tasks.row_files import SUFFIXES, read_row_file
 from shared.tasks.rows import (
     Example,
     Row,
@@ -27,15 +25,11 @@ from shared.tasks.rows import (
     read_rows,
     required_fields,
 )
+from shared.tasks.text_folders import read_text_folders
 
 SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
-SUFFIXES = (".jsonl", ".csv")
 SHOWN_PROBLEMS = 5
-
-_Report = Callable[[int, str], None]
-"""Reports a problem, given the number of its line and a description."""
-_Records = Iterator[tuple[int, Mapping[str, object]]]
 
 
 def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Example]:
@@ -48,6 +42,7 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
             - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
               of the training rows replace a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
+            - a folder with one folder of ``.txt`` files per label, split 70/10/20;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
               labelled −1 or not at all are left out.
@@ -62,10 +57,7 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
             first few.
     """
     problems: list[str] = []
-    try:
-        splits = _read(path, task, problems)
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    splits = read_splits(path, task, problems)
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         shown = problems[:SHOWN_PROBLEMS] + ([f"and {hidden} more"] if hidden > 0 else [])
@@ -102,12 +94,36 @@ def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[
     }
 
 
-def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
-    """Read the splits that a source has; problems with their rows are appended to `problems`."""
+def read_splits(
+    path: str, task: Task, problems: list[str], growing: bool = False
+) -> dict[str, list[Row]]:
+    """Read the splits that a source has, of which ``train`` is one.
+
+    Args:
+        path: as for `load_examples`.
+        task: task that names the fields and the right answers.
+        problems: list that the problems with single rows are appended to.
+        growing: whether rows may be added while this reads, as `read_row_file` describes.
+
+    Raises:
+        DataError: if there is no such source, or none that can grow.
+    """
+    try:
+        return _read(path, task, problems, growing)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _read(path: str, task: Task, problems: list[str], growing: bool) -> dict[str, list[Row]]:
     if os.path.isfile(path):
-        return {"train": _read_file(Path(path), task, problems)}
+        return {"train": read_row_file(Path(path), task, problems, growing=growing)}
     if os.path.isdir(path):
-        return _read_folder(Path(path), task, problems)
+        return _read_folder(Path(path), task, problems, growing)
+    if growing:
+        raise DataError(
+            f"{path!r}: no such file or folder; data.watch needs one on this machine, which may "
+            "be empty"
+        )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", path) and not path.endswith(SUFFIXES):
         return _read_hub(path, task, problems)
     raise DataError(
@@ -116,7 +132,9 @@ def _read(path: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
     )
 
 
-def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, list[Row]]:
+def _read_folder(
+    folder: Path, task: Task, problems: list[str], growing: bool
+) -> dict[str, list[Row]]:
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
@@ -124,104 +142,25 @@ def _read_folder(folder: Path, task: Task, problems: list[str]) -> dict[str, lis
                 raise DataError(f"{path}: {files[path.stem].name} lies beside it; keep one of both")
             files[path.stem] = path
     if not files:
-        raise DataError(f"{folder}: holds no file ending in {' or '.join(SUFFIXES)}")
+        if growing or any(entry.is_dir() for entry in folder.iterdir()):
+            return {"train": read_text_folders(folder, task, problems)}
+        raise DataError(
+            f"{folder}: holds no file ending in {' or '.join(SUFFIXES)}, nor folders of texts"
+        )
     present = [split for split in SPLITS if split in files]
     if not present:
         rows: list[Row] = []
         for user, path in files.items():
-            rows += _read_file(path, task, problems, user)
+            rows += read_row_file(path, task, problems, user, growing)
         return {"train": rows}
     if "train" not in present:
         raise DataError(
             f"{folder}: has {files[present[0]].name} and no training file; "
             f"add train{files[present[0]].suffix}"
         )
-    return {split: _read_file(files[split], task, problems) for split in present}
-
-
-def _read_file(path: Path, task: Task, problems: list[str], owner: str = "") -> list[Row]:
-    """Read a file's rows; if an owner is given, all of them are that user's."""
-
-    def report(line: int, what: str) -> None:
-        problems.append(f"{path}:{line}: {what}")
-
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
-    read = _csv_records if suffix == ".csv" else _json_records
-    before = len(problems)
-    rows = []
-    for line, record in read(_decode(path, report), task, report):
-        try:
-            file_rows = read_rows(record, task)
-        except DataError as error:
-            report(line, str(error))
-            continue
-        for example, content in file_rows:
-            if owner and example.user not in ("", owner):
-                report(
-                    line,
-                    f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
-                    "named; to use the users in its rows, give the path of the file",
-                )
-            rows.append(Row(replace(example, user=owner or example.user), content))
-    if not rows and len(problems) == before:
-        report(1, "the file holds no row")
-    return rows
-
-
-def _decode(path: Path, report: _Report) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        for number, line in enumerate(content.split(b"\n"), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                report(number, "is not UTF-8; save the file in UTF-8")
-        return content.decode("utf-8-sig", errors="replace")
-
-
-def _json_records(text: str, task: Task, report: _Report) -> _Records:
-    # Not splitlines: JSON strings may hold other line separators than the newline.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            report(number, f"is not JSON: {error.msg} at column {error.colno}")
-            continue
-        except (ValueError, RecursionError) as error:
-            report(number, f"is not JSON that can be read: {error}")
-            continue
-        if not isinstance(record, dict):
-            report(number, 'is not a JSON object such as {"text": "…", "label": 0}')
-        else:
-            yield number, record
-
-
-def _csv_records(text: str, task: Task, report: _Report) -> _Records:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(reader, [])
-        repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
-        if repeated:
-            report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
-            return
-        if missing := describe_missing_fields(task, header):
-            report(1, missing)
-            return
-        line = reader.line_num + 1
-        for cells in reader:
-            if len(cells) == len(header):
-                yield line, dict(zip(header, cells, strict=True))
-            elif cells:
-                report(line, f"has {len(cells)} cells under {len(header)} column names")
-            line = reader.line_num + 1
-    except csv.Error as error:
-        report(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
+    return {
+        split: read_row_file(files[split], task, problems, growing=growing) for split in present
+    }
 
 
 def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:

@@ -60,10 +60,12 @@ class Row(NamedTuple):
     Attributes:
         example: example whose split is still empty.
         content: values of the row's own fields.
+        time: when it was written, seconds since 1970; 0 if nobody asked.
     """
 
     example: Example
     content: tuple[str, ...]
+    time: float = 0.0
 
     def random_key(self, purpose: str, seed: int) -> tuple[bytes, int]:
         """Return a key that sorts rows into a random order, the same on every machine.

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.columns import GLOBAL
+from shared.data_settings import EMBEDDED_DATA
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
-from shared.sections import EMBEDDED_DATA
 from shared.tasks.embedded import embedded_ceilings
 from simulations.comparison.columns import Figures, client_columns, first_column
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts

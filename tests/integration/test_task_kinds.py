@@ -295,11 +295,11 @@ def test_a_long_row_loses_the_field_that_may_be_cut(model_folder: ModelFolder) -
         cut="a",
     )
     rig = rig_of(model_folder("causal"), task, 16)
-    ((example, _),) = read_rows({"a": "film " * 40, "b": "day meal", "label": 0}, task)
+    ((example, *_),) = read_rows({"a": "film " * 40, "b": "day meal", "label": 0}, task)
     ids = rig.prompt(example).sequences[0]
     assert len(ids) == 15
     assert decoded(rig.base, ids).split() == ["film"] * 9 + ["a", "day", "meal", "it", "was"]
-    ((longer, _),) = read_rows({"a": "film " * 40, "b": "day " * 40, "label": 0}, task)
+    ((longer, *_),) = read_rows({"a": "film " * 40, "b": "day " * 40, "label": 0}, task)
     kept = decoded(rig.base, rig.prompt(longer).sequences[0]).split()
     assert kept == ["a"] + ["day"] * 12 + ["was"]
 

@@ -50,7 +50,7 @@ class Client:
     """A client's guard and files; it answers without a model, and remembers what has left."""
 
     def __init__(self, folder: Path, limits: AnswerLimits) -> None:
-        budget = ScalarBudget(ScalarCounts(folder), lambda s: s.name, SIZE, limits.scalar_limit)
+        budget = ScalarBudget(ScalarCounts(folder), lambda s: (s.name,), SIZE, limits.scalar_limit)
         answered = AnsweredRuns(lambda run_id: folder / run_id.hex())
         self.guard = AnswerGuard(limits, lambda asked: EXAMPLES, budget, answered)
         self.folder, self.reports = folder, dict[bytes, bytes]()

@@ -396,3 +396,18 @@ def test_hub_data_set_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Mon
     assert "save the rows as train.jsonl in a folder" in messages("owner/name")[0]
     name = hub_data_set(tmp_path, monkeypatch, train=rows_of(2)).replace("small", "large")
     assert "'large' not found" in messages(name)[0]
+
+
+def test_a_folder_of_texts_by_label_is_split_like_other_rows(tmp_path: Path) -> None:
+    for label, value in (("great", 1), ("0", 0)):
+        (tmp_path / label).mkdir()
+        for number in range(50):
+            (tmp_path / label / f"{number}.txt").write_text(f"text {number} of {value}\n")
+    examples = load_examples(str(tmp_path), TASK, 0)
+    assert sizes(examples) == {"train": 70, "validation": 10, "test": 20}
+    assert all(int(example.text[-1]) == example.label for example in examples)
+    (tmp_path / "dull").mkdir()
+    (tmp_path / "0" / "1.txt").write_bytes(b"\xff")
+    problems = messages(str(tmp_path))
+    assert "1.txt: is not UTF-8" in problems[0]
+    assert "dull: label 'dull' is unknown" in problems[1]

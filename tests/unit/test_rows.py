@@ -36,7 +36,7 @@ def mistakes(row: dict[str, Any], task: Any) -> str:
 
 
 def only(rows: list[Row]) -> tuple[str, int, tuple[str, ...]]:
-    ((example, _),) = rows
+    ((example, *_),) = rows
     return example.text, example.label, example.answers
 
 
@@ -102,7 +102,7 @@ def test_a_row_whose_choice_makes_no_sense(row: dict[str, Any], task: Any, messa
 
 def test_a_part_that_may_be_cut_ends_where_the_candidate_begins() -> None:
     task = LISTED.model_copy(update={"cut": "s"})
-    ((example, _),) = read_rows({"s": "I saw _ today", "names": ["A", "B"], "right": "A"}, task)
+    ((example, *_),) = read_rows({"s": "I saw _ today", "names": ["A", "B"], "right": "A"}, task)
     assert example.cut == (0, len("I saw "))
 
 

@@ -30,7 +30,7 @@ def asking(scalars: int, round_number: int = 1, layout: int = 0) -> TrainInstruc
 
 
 def budget(folder: Path, limit: float, size: int = 100, examples: str = "aa") -> ScalarBudget:
-    return ScalarBudget(ScalarCounts(folder), lambda split: examples, size, limit)
+    return ScalarBudget(ScalarCounts(folder), lambda split: (examples,), size, limit)
 
 
 def send(budget: ScalarBudget, instruction: TrainInstruction) -> None:

@@ -39,7 +39,7 @@ class Phone(ClientHandler):
     ) -> None:
         sessions, limits = SessionFolder(home), limits or AnswerLimits()
         size, limit = trainer.layout.size, limits.scalar_limit
-        budget = ScalarBudget(ScalarCounts(home), trainer.hash_of, size, limit)
+        budget = ScalarBudget(ScalarCounts(home), trainer.generations_of, size, limit)
         answered = AnsweredRuns(sessions.folder_of)
         guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
         signed_runs = _signed_runs(ScenarioFolder(home), trainer, answered)

@@ -73,9 +73,12 @@ class PhoneTrainer:
             json.dumps(facts, sort_keys=True),
         )
 
-    def hash_of(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
-        return self._examples[split].hash() if len(self._examples[split]) else ""
+    def generations_of(self, split: Split) -> tuple[str, ...]:
+        """Return the hash of a split's examples in hex, which all came together; if there are any.
+
+        The hash does not depend on their order.
+        """
+        return (self._examples[split].hash(),) if len(self._examples[split]) else ()
 
     def smallest_batch(self, instruction: TrainInstruction) -> int:
         """Return the number of examples in the smallest batch of an instruction's steps."""

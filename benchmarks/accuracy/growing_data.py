@@ -1,0 +1,197 @@
+"""The accuracy of an owner's model with and without examples that are added during a run.
+
+    python -m benchmarks.accuracy.growing_data --data TREC6 --model MINILM --out FOLDER \\
+        [--seeds 0,1,2] [--clients 4] [--examples 100] [--added 60] [--rounds 15]
+
+Live clients on the real protocol, in one process, over their trainers' sockets. Each has questions
+of all kinds but one, which nobody has. Every run is made twice: once as it is, and once with
+questions of the missing kind that are appended to client 0's watched file after round 5. The
+owner's test examples are the same in both: questions of the new kind, and as many of the others.
+Printed is the accuracy on both, of the common model and of the owner's personal one after the last
+round. FOLDER/runs.jsonl has a line per run; runs that are in it are not repeated.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import UserConfig
+
+from client.app import TRAINER
+from client.app import app as client_app
+from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_service import serve_trainer
+from devices.live.settings import resolve_device_settings
+from server.app import serve
+from shared.columns import GLOBAL, PERSONALIZED
+from shared.config import RunConfig
+from shared.result import RunResult
+from simulations.engine import InProcessGrid
+
+APPENDED_AFTER = 5
+NEW_KIND = 5
+"""The label of the questions that ask for a number."""
+OWNER = 0
+RUNS_FILE = "runs.jsonl"
+
+Row = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """A run: its seed, and how many questions of the new kind are appended."""
+
+    seed: int
+    added: int
+
+
+def draw(data: Path, seed: int, clients: int, examples: int, added: int) -> dict[str, list[Row]]:
+    """Return the questions of each client, those that are appended, and those of the test.
+
+    Args:
+        data: folder with train.jsonl and test.jsonl, each row a text and a label.
+        seed: seed of the draw.
+        clients: number of clients.
+        examples: number of questions that each has.
+        added: number of questions of the new kind.
+    """
+    rows = {name: _read(data / f"{name}.jsonl") for name in ("train", "test")}
+    random = np.random.default_rng(seed)
+    shuffled = [rows["train"][index] for index in random.permutation(len(rows["train"]))]
+    known = [row for row in shuffled if row["label"] != NEW_KIND]
+    new = [row for row in shuffled if row["label"] == NEW_KIND]
+    tests = [row for row in rows["test"] if row["label"] == NEW_KIND]
+    others = [row for row in rows["test"] if row["label"] != NEW_KIND]
+    shares = {
+        str(client): known[client * examples : (client + 1) * examples] for client in range(clients)
+    }
+    return shares | {"added": new[:added], "test": tests + others[: len(tests)]}
+
+
+def make_run(arguments: argparse.Namespace, run: Run, folder: Path) -> dict[str, float]:
+    """Return the owner's accuracies in percent at the end of a run: new and known kinds.
+
+    Args:
+        arguments: command line.
+        run: the run.
+        folder: folder of the run and its clients, without content.
+    """
+    rows = draw(arguments.data, run.seed, arguments.clients, arguments.examples, arguments.added)
+    inbox = folder / f"data-{OWNER}" / "train.jsonl"
+
+    def append(kind: str, partition: int) -> None:
+        if kind == "train" and partition == OWNER:
+            trained.append(partition)
+            if len(trained) == APPENDED_AFTER:
+                _append(inbox, rows["added"][: run.added])
+
+    trained: list[int] = []
+    settings = {
+        "rounds": arguments.rounds + 5,  # of which 5 are private
+        "evaluate.every": 0,
+        "cohort.available": arguments.clients,
+        "seed": run.seed,
+        "threads": 1,
+        "out": str(folder / "run"),
+    }
+    config = RunConfig.of(settings, "benchmark")
+    with ExitStack() as stack:
+        sockets = []
+        for client in range(arguments.clients):
+            data = folder / f"data-{client}"
+            data.mkdir(parents=True)
+            _append(data / "train.jsonl", rows[str(client)])
+            _append(data / "test.jsonl", rows["test"])
+            owned = resolve_device_settings(
+                str(arguments.model),
+                str(data),
+                "trec6",
+                "cpu",
+                ["threads=1", "data.watch=true", f"data.seed={run.seed}"],
+            )
+            trainer = ResidentTrainer.load(
+                RunConfig.of(owned, "benchmark"), client, folder / f"client-{client}"
+            )
+            sockets.append(folder / f"{client}.sock")
+            stack.enter_context(serve_trainer(partial(_same, trainer), sockets[-1]))
+        nodes: list[UserConfig] = [{TRAINER: str(socket)} for socket in sockets]
+        grid = InProcessGrid(client_app, len(sockets), config.flat(), append, nodes=nodes)
+        result = RunResult.read(serve(config, grid))
+    columns = result.evaluations[-1].columns
+    return {
+        f"{column} {kind}": 100 * accuracy
+        for column in (GLOBAL, PERSONALIZED)
+        for kind, accuracy in accuracies(columns[column].clients[OWNER].confusion).items()
+    }
+
+
+def accuracies(confusion: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return the accuracies on examples of the new kind and of the others.
+
+    Args:
+        confusion: counts by true and predicted label.
+    """
+    counts = np.array(confusion)
+    right = np.diag(counts)
+    known = np.arange(len(counts)) != NEW_KIND
+    return {
+        "new": float(right[NEW_KIND] / counts[NEW_KIND].sum()),
+        "known": float(right[known].sum() / counts[known].sum()),
+    }
+
+
+def _same(trainer: ResidentTrainer) -> ResidentTrainer:
+    return trainer
+
+
+def _read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _append(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--added", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / RUNS_FILE
+    known = {(row["seed"], row["added"]): row for row in _read(file)} if file.exists() else {}
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    for seed in seeds:
+        for added in (0, arguments.added):
+            if (seed, added) not in known:
+                with tempfile.TemporaryDirectory() as folder:
+                    figures = make_run(arguments, Run(seed, added), Path(folder))
+                known[seed, added] = {"seed": seed, "added": added, **figures}
+                _append(file, [known[seed, added]])
+            row = known[seed, added]
+            shown = ", ".join(f"{k} {v:.1f}" for k, v in row.items() if k not in ("seed", "added"))
+            print(f"seed {seed}, {added} added: {shown}", flush=True)
+    for column in (
+        f"{name} {kind}" for name in (GLOBAL, PERSONALIZED) for kind in ("new", "known")
+    ):
+        gains = [known[seed, arguments.added][column] - known[seed, 0][column] for seed in seeds]
+        print(f"{column}: {np.mean(gains):+.1f} ({', '.join(f'{gain:+.1f}' for gain in gains)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The examples of a live client, which may grow while it runs.
+
+They are those of ``data.path``, which is read once or watched, and those that the owner has taught
+the client. They are used in the order in which they came, whatever is deleted or added between.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from client.training.own_examples import OwnExample, OwnExamples, row_of_text
+from shared.data_settings import EMBEDDED_DATA, DataSettings
+from shared.errors import ConfigError, DataError
+from shared.tasks.data import load_examples
+from shared.tasks.embedded import embedded_examples
+from shared.tasks.growing import Identity, identity_of, newest, read_growing, with_stable_split
+from shared.tasks.kinds import Task
+from shared.tasks.rows import Example, Row
+
+log = logging.getLogger("samara.client")
+
+SECONDS_PER_DAY = 86_400
+_LOGGED_PROBLEMS = 5
+
+Source = Literal["given", "watched", "learned"]
+"""The origin of an example: data that are read once, watched data, or the client's owner."""
+_Files = tuple[tuple[str, int, int, int], ...]
+"""The files of a source: path, inode, size, and time of the last change in nanoseconds."""
+
+
+class _Added(NamedTuple):
+    """An example that was added: its row, its source, and its line if its owner taught it."""
+
+    row: Row
+    source: Source
+    line: OwnExample | None = None
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The numbers of a client's examples, and what is not used, for its owner.
+
+    Attributes:
+        counts: number of examples by source and split.
+        newest: when the newest added example was written, seconds since 1970; 0 without any.
+        problems: what is not used and why, each with its file and line.
+    """
+
+    counts: dict[tuple[Source, str], int]
+    newest: float
+    problems: tuple[str, ...]
+
+
+class GrowingData:
+    """The examples of one client; one thread uses it.
+
+    Args:
+        task: task of the examples.
+        settings: the device's data settings.
+        folder: folder of the client, with what its owner has taught it.
+        clock: function that gives the seconds since 1970.
+        may_delete: whether examples that have expired are deleted from the client's own file.
+
+    Attributes:
+        examples: the examples at the last reading.
+        facts: their numbers, and what is not used.
+
+    Raises:
+        DataError: if the data cannot be read.
+        ConfigError: if settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: DataSettings,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+        may_delete: bool = True,
+    ) -> None:
+        if settings.watch and settings.limit:
+            raise ConfigError(
+                f"data.limit = {settings.limit}: which examples it leaves would change with every "
+                "new one; set data.keep where data.watch is set"
+            )
+        self._task, self._settings = task, settings
+        self._clock, self._may_delete = clock, may_delete
+        self._own = OwnExamples(folder, clock)
+        self._given = [] if settings.watch else load_given(task, settings)
+        self._watched: list[_Added] = []
+        self._learned: list[_Added] = []
+        self._watched_files: _Files | None = None
+        self._learned_files: _Files | None = None
+        self._problems: dict[Source, list[str]] = {}
+        self.examples: list[Example] = []
+        self.facts = DataFacts({}, 0.0, ())
+        if settings.watch:
+            self._read_watched()
+        self.refresh()
+
+    def learn(self, text: str, label: str) -> OwnExample:
+        """Keep an example from the client's owner; it is on the disk when this returns.
+
+        Any thread may call this. The example is used from the next `refresh` on.
+
+        Args:
+            text: text of a row of the task.
+            label: a value of its label, or the label's word.
+
+        Raises:
+            DataError: if the task has no such label or other rows, or the file cannot be written.
+        """
+        (example,) = self._own.learn([row_of_text(self._task, text, label)], self._task)
+        return example
+
+    def refresh(self) -> bool:
+        """Read what has changed on the disk; return whether the examples are others now.
+
+        Watched data that cannot be read any more are used as they were. Examples that the
+        retention settings no longer allow are left out, and deleted from the client's own file.
+
+        Raises:
+            DataError: if the client's own file cannot be read or written.
+        """
+        changes = [self._read_again(), self._read_learned(), not self.facts.counts]
+        if not any(changes) and not self._settings.keep_days:
+            return False
+        before = self.examples
+        added = self._retained([*self._watched, *self._learned])
+        self.examples, sources = _merge(before, self._given, added, self._task)
+        problems = tuple(problem for some in self._problems.values() for problem in some)
+        self._log_new(problems)
+        counts = Counter(
+            (source, example.split) for source, example in zip(sources, self.examples, strict=True)
+        )
+        latest = max((one.row.time for one in added), default=0.0)
+        self.facts = DataFacts(dict(counts), latest, problems)
+        return self.examples != before
+
+    def _read_again(self) -> bool:
+        """Read the watched data if a file has changed; return whether they were read."""
+        if not self._settings.watch:
+            return False
+        try:
+            return self._read_watched()
+        except DataError as error:
+            problem = f"{error}; the examples that were read before are used"
+            if problem in self._problems["watched"]:
+                return False
+            self._problems["watched"], self._watched_files = [problem], None
+            return True
+
+    def _read_watched(self) -> bool:
+        """Read the watched data if a file has changed; return whether one has.
+
+        Raises:
+            DataError: if they cannot be read.
+        """
+        path = self._settings.path
+        files = _files(Path(path))
+        if files == self._watched_files:
+            return False
+        rows, problems = read_growing(path, self._task, self._settings.seed)
+        self._watched = [_Added(row, "watched") for row in rows]
+        self._problems["watched"], self._watched_files = problems, files
+        return True
+
+    def _read_learned(self) -> bool:
+        """Read the client's own file if it has changed; return whether it has."""
+        files = _files(self._own.file)
+        if files == self._learned_files:
+            return False
+        lines, problems = self._own.read()
+        self._learned = []
+        for line in lines:
+            try:
+                rows = line.rows(self._task)
+            except DataError as error:
+                problems.append(f"{self._own.file}: example {line.id}: {error}")
+                continue
+            stable = [with_stable_split(row, self._settings.seed) for row in rows]
+            self._learned += [_Added(row, "learned", line) for row in stable]
+        self._problems["learned"], self._learned_files = problems, files
+        return True
+
+    def _retained(self, added: Sequence[_Added]) -> list[_Added]:
+        """Return the added examples that the retention settings allow; delete others' lines."""
+        keep, days = self._settings.keep, self._settings.keep_days
+        since = self._clock() - days * SECONDS_PER_DAY if days else 0.0
+        kept = [added[index] for index in newest([one.row.time for one in added], keep, since)]
+        lines = {id(one.line) for one in kept}
+        expired = [one.line for one in added if one.line and id(one.line) not in lines]
+        if expired and self._may_delete:
+            self._own.expire(expired)
+            log.info("%d learned examples have expired and were deleted", len(expired))
+        return kept
+
+    def _log_new(self, problems: Sequence[str]) -> None:
+        new = [problem for problem in problems if problem not in self.facts.problems]
+        for problem in new[:_LOGGED_PROBLEMS]:
+            log.warning("not used: %s", problem)
+        if len(new) > _LOGGED_PROBLEMS:
+            log.warning("and %d more; see samara client status", len(new) - _LOGGED_PROBLEMS)
+
+
+def load_given(task: Task, settings: DataSettings) -> list[Example]:
+    """Load the examples of data that do not grow.
+
+    Raises:
+        DataError: if they cannot be read.
+    """
+    if settings.path == EMBEDDED_DATA:
+        return embedded_examples(task, 1, settings.seed)
+    return load_examples(settings.path, task, settings.seed, settings.limit)
+
+
+def _merge(
+    before: Iterable[Example], given: Sequence[Example], added: Sequence[_Added], task: Task
+) -> tuple[list[Example], list[Source]]:
+    """Return all examples with their sources: the given ones, then the others as they came.
+
+    A text counts once, in the split of its first source, with its newest label.
+
+    Args:
+        before: examples before the change, whose order stays.
+        given: data that are read once; texts in them that repeat are kept as they are.
+        added: the others.
+        task: task of the examples.
+    """
+    split_of: dict[Identity, tuple[str, Source]] = {}
+    labelled: dict[Identity, Row] = {}
+    for row, source, _ in added:
+        identity = identity_of(row.example, task)
+        split_of.setdefault(identity, (row.example.split, source))
+        if identity not in labelled or row.time >= labelled[identity].time:
+            labelled[identity] = row
+    examples: list[Example] = []
+    for example in given:
+        newer = labelled.get(identity := identity_of(example, task))
+        examples.append(replace(newer.example, split=example.split) if newer else example)
+        split_of.pop(identity, None)
+    place = {identity_of(example, task): index for index, example in enumerate(before)}
+    sources: list[Source] = ["given"] * len(examples)
+    for identity in sorted(split_of, key=lambda one: place.get(one, len(place))):
+        split, source = split_of[identity]
+        examples.append(replace(labelled[identity].example, split=split))
+        sources.append(source)
+    return examples, sources
+
+
+def _files(path: Path) -> _Files:
+    """Return the files of a source: a file, or those of a folder and its folders."""
+    found = []
+    try:
+        paths = [path, *path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]
+        for one in paths:
+            stat = one.stat()
+            found.append((str(one), stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    except OSError:  # it has gone meanwhile, which reading finds out too
+        return ()
+    return tuple(sorted(found))

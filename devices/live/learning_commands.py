@@ -1,0 +1,94 @@
+"""The commands by which an owner teaches a client, and takes examples back; it need not run."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devices.live.owner_commands import Home, Name
+
+_SHOWN_LETTERS = 60
+
+
+def learn(
+    text: Annotated[
+        str, typer.Argument(help="A text, or - for rows as JSON lines on stdin.", show_default="")
+    ] = "",
+    label: Annotated[str, typer.Option(help="Its label: a value or a word of the task.")] = "",
+    name: Name = "",
+    home: Home = None,
+    show: Annotated[bool, typer.Option("--list", help="Show what was learned.")] = False,
+) -> None:
+    """Give this client an example of your own; it is used from the next round on.
+
+    Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
+    """
+    from client.training.own_examples import OwnExamples, parse_rows, row_of_text
+    from devices.live.settings import ClientSettings, client_folder
+    from shared.errors import ConfigError
+    from shared.tasks.catalog import load_task
+    from shared.tasks.growing import split_of
+
+    folder = client_folder(name, home)
+    config = ClientSettings.read(folder).config
+    if show:
+        _show(folder)
+        return
+    if not text or (text == "-") == bool(label):
+        raise ConfigError("give a TEXT and its --label, or - for rows on stdin, or --list")
+    task, own = load_task(config.task), OwnExamples(folder)
+    rows = parse_rows(sys.stdin.buffer) if text == "-" else [row_of_text(task, text, label)]
+    for example in own.learn(rows, task):
+        splits = {split_of(row, config.data.seed) for row in example.rows(task)}
+        print(f"{example.id} learned, for {_USE[min(splits)]}")
+
+
+def unlearn(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids as `samara client learn --list` shows them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that was learned.")] = False,
+    name: Name = "",
+    home: Home = None,
+) -> None:
+    """Delete examples that this client was given by `learn`; they are used no more.
+
+    What they have already changed stays: a model that was trained on them, and scalars that were
+    sent about them. Example: samara client unlearn 3f2a9c01b7de --name kitchen-orin
+    """
+    from client.training.own_examples import OwnExamples
+    from devices.live.settings import ClientSettings, client_folder
+    from shared.errors import ConfigError
+
+    folder = client_folder(name, home)
+    ClientSettings.read(folder)
+    if bool(ids) == everything:
+        raise ConfigError("give the IDS of examples, or --all")
+    deleted = OwnExamples(folder).delete(None if everything else ids)
+    print(f"{len(deleted)} deleted; what they have already changed stays (docs/own-model.md)")
+
+
+_USE = {"train": "training", "validation": "validation", "test": "test"}
+
+
+def _show(folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from client.training.own_examples import OwnExamples
+
+    examples, problems = OwnExamples(folder).read()
+    table = Table("id", "learned (UTC)", "row", title=f"{len(examples)} learned examples")
+    for one in examples:
+        when = datetime.fromtimestamp(one.time, UTC).strftime("%Y-%m-%d %H:%M")
+        row = ", ".join(f"{key}: {_cut(str(value))}" for key, value in one.row.items())
+        table.add_row(one.id, when, row)
+    Console().print(table)
+    for problem in problems:
+        print(problem)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"

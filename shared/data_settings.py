@@ -1,0 +1,90 @@
+"""The section of a run's settings about data: examples, their division, and an owner's limits."""
+
+from typing import Literal
+
+from shared.settings import Section, Text, setting
+
+EMBEDDED_DATA = "messages"
+"""The value of ``data.path`` that means generated messages, and the task that reads them."""
+
+
+class DataSettings(Section):
+    """The examples, and how they are dealt to clients."""
+
+    path: Text = setting(
+        EMBEDDED_DATA,
+        "a file, a folder, a data set name on the hub, or `messages` for generated messages of as "
+        "many writers as clients",
+        repetition=True,
+    )
+    partition: Literal["auto", "iid", "dirichlet", "user"] = setting(
+        "auto",
+        "division among clients: `iid`, `dirichlet` (by label), or `user`; `auto` is `user` if the "
+        "examples have users, otherwise `iid`",
+    )
+    clients: int = setting(8, "number of clients", ge=1, le=100_000)
+    alpha: float = setting(
+        0.5,
+        "concentration of the Dirichlet partition: the smaller, the more the clients' labels "
+        "differ",
+        gt=0,
+    )
+    limit: int = setting(0, "most training examples of all clients together; 0 is all", ge=0)
+    seed: int = setting(
+        0, "seed of splits, limit, partition and generated messages", ge=0, lt=2**63
+    )
+    scalar_limit: float = setting(
+        0.0,
+        "largest number of scalars (projected gradients, losses, curvatures) that a client sends "
+        "about one set of examples, per trained number and over all its runs; an instruction that "
+        "would exceed it is refused. 0 is no limit",
+        identity=False,
+        page="privacy.md",
+        ge=0,
+    )
+    least_batch: int = setting(
+        1,
+        "fewest of a client's examples that a step may use; an instruction with smaller batches is "
+        "refused. 1 is no limit; `samara client up` and `samara phone up` set 2",
+        identity=False,
+        page="privacy.md",
+        ge=1,
+    )
+    scalars_per_example: float = setting(
+        0.0,
+        "most projected gradients that a client sends in a round, per example of the smallest "
+        "batch; an instruction that would exceed it is refused. 0 is no limit",
+        identity=False,
+        page="privacy.md",
+        ge=0,
+    )
+
+    watch: bool = setting(
+        False,
+        "re-read the file or folder between rounds: examples may be added and deleted while a "
+        "live client runs. Each example's split is then a function of its own content and "
+        "`data.seed`",
+        identity=False,
+        page="own-model.md#data-that-grow",
+    )
+    keep: int = setting(
+        0,
+        "most examples that a live client keeps of those that were added, in watched data or by "
+        "`samara client learn`: the newest. 0 keeps all",
+        identity=False,
+        page="own-model.md#data-that-grow",
+        ge=0,
+    )
+    keep_days: float = setting(
+        0.0,
+        "days after which a live client uses an added example no more. 0 is never",
+        identity=False,
+        page="own-model.md#data-that-grow",
+        ge=0,
+        le=100_000,
+    )
+
+    @property
+    def has_answer_limits(self) -> bool:
+        """Return whether a client's answers are limited."""
+        return bool(self.scalar_limit or self.scalars_per_example or self.least_batch > 1)

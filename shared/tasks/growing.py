@@ -1,0 +1,83 @@
+"""Examples that are added while a client runs: each has a split that no other example moves.
+
+`load_examples` cuts an exact share of the rows it sees, so that one row more can move others. Here
+a row's own content decides, and shares are exact in the mean only.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from shared.tasks.data import CUT_PERCENT, read_splits
+from shared.tasks.kinds import GenerationTask, Task
+from shared.tasks.rows import Example, Row
+
+Identity = tuple[str, str, tuple[str, ...]]
+"""User, text and candidates: examples that share them are the same one, whatever their label."""
+
+
+def identity_of(example: Example, task: Task) -> Identity:
+    """Return what stays the same if an example gets another label."""
+    answers = () if isinstance(task, GenerationTask) else example.answers
+    return example.user, example.text, answers
+
+
+def split_of(row: Row, seed: int, missing: Collection[str] = tuple(CUT_PERCENT)) -> str:
+    """Return the split that a row's content and a seed decide: of 100 about 20, 10 and 70 rows.
+
+    Args:
+        row: the row; its label plays no part.
+        seed: ``data.seed``.
+        missing: splits besides training that are cut from these rows.
+    """
+    digest, _ = row.random_key("split", seed)
+    left = int.from_bytes(digest[:8], "big") * 100 >> 64
+    for split, percent in CUT_PERCENT.items():
+        if left < percent:
+            return split if split in missing else "train"
+        left -= percent
+    return "train"
+
+
+def with_stable_split(row: Row, seed: int, missing: Collection[str] = tuple(CUT_PERCENT)) -> Row:
+    """Return a row whose example has the split of `split_of`."""
+    return row._replace(example=replace(row.example, split=split_of(row, seed, missing)))
+
+
+def read_growing(path: str, task: Task, seed: int) -> tuple[list[Row], list[str]]:
+    """Read a file or folder to which examples are added.
+
+    Args:
+        path: a ``.jsonl`` file, or a folder of such files or of texts, as for `load_examples`.
+        task: task that names the fields and the right answers.
+        seed: ``data.seed``.
+
+    Returns:
+        Sound rows with splits and times, in the order of the source, and the problems with others,
+        each with its place.
+
+    Raises:
+        DataError: if there is no such source, or it cannot be used as a whole.
+    """
+    problems: list[str] = []
+    splits = read_splits(path, task, problems, growing=True)
+    missing = [split for split in CUT_PERCENT if split not in splits]
+    rows = [with_stable_split(row, seed, missing) for row in splits["train"]]
+    for split in CUT_PERCENT:
+        rows += [
+            row._replace(example=replace(row.example, split=split)) for row in splits.get(split, ())
+        ]
+    return rows, problems
+
+
+def newest(times: Sequence[float], count: int, since: float) -> list[int]:
+    """Return the indices of the examples that a retention setting leaves, ascending.
+
+    Args:
+        times: times of examples, of which later ones are newer where times are equal.
+        count: most examples; 0 for any number.
+        since: earliest time.
+    """
+    kept = [index for index, time in enumerate(times) if time >= since]
+    if count:
+        kept = sorted(sorted(kept, key=lambda index: (times[index], index))[-count:])
+    return kept

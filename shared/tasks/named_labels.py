@@ -1,0 +1,44 @@
+"""Labels as people name them, and texts without the row around them."""
+
+from shared.errors import DataError, TaskError
+from shared.tasks.kinds import ClassificationTask, Task
+
+
+def label_value(task: Task, name: str) -> str:
+    """Return the value that stands for a label in a row, given it or the label's word.
+
+    Args:
+        task: task of the label.
+        name: a value of the label, or its word in any case; of tasks without common labels the
+            right answer itself.
+
+    Raises:
+        TaskError: if the task knows no such label.
+    """
+    if not isinstance(task, ClassificationTask):
+        return name
+    if any(name in values for values in task.labels):
+        return name
+    words = [word.strip().casefold() for word in task.words]
+    if (word := name.strip().casefold()) in words:
+        return task.labels[words.index(word)][0]
+    known = ", ".join(
+        f"{values[0]} ({word.strip()})"
+        for values, word in zip(task.labels, task.words, strict=True)
+    )
+    raise TaskError(f"label {name!r} is unknown; task {task.name!r} knows {known}")
+
+
+def only_text_field(task: Task) -> str:
+    """Return the field of a task's only text.
+
+    Raises:
+        DataError: if its rows have several fields, or a list of candidates.
+    """
+    if len(task.fields) != 1 or not isinstance(task, ClassificationTask) or task.each:
+        fields = ", ".join((*task.fields, task.label_names[0]))
+        raise DataError(
+            f"task {task.name!r} reads {fields}: a text and a label alone make no row of it; give "
+            "JSON lines with these fields"
+        )
+    return task.fields[0]

@@ -1,0 +1,153 @@
+"""Files of rows: JSON lines and CSV, each problem with its line."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from shared.errors import DataError
+from shared.tasks.kinds import Task
+from shared.tasks.rows import Row, describe_missing_fields, read_rows
+
+SUFFIXES = (".jsonl", ".csv")
+LATEST_TIME = 2.0**40
+"""Later times, in seconds since 1970, are mistakes."""
+
+_Report = Callable[[int, str], None]
+"""Reports a problem, given the number of its line and a description."""
+_Records = Iterator[tuple[int, Mapping[str, object]]]
+
+
+def read_row_file(
+    path: Path, task: Task, problems: list[str], owner: str = "", growing: bool = False
+) -> list[Row]:
+    """Read the rows of a file of JSON lines, or of CSV.
+
+    Args:
+        path: the file.
+        task: task that names the fields and the right answers.
+        problems: list that the problems with single rows are appended to, each with file and line.
+        owner: user whom all rows belong to; empty if they say so themselves.
+        growing: whether lines may be appended while this reads. The file may be empty then. What
+            follows the last newline is a row if it is whole, and otherwise waited for. Rows get
+            their time: their field ``time`` (seconds since 1970), or that of the file's last
+            change.
+
+    Raises:
+        DataError: if the file has another suffix, or is growing CSV: half a row of it can look like
+            a whole one.
+        OSError: if it cannot be read.
+    """
+
+    def report(line: int, what: str) -> None:
+        problems.append(f"{path}:{line}: {what}")
+
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
+    if growing and suffix == ".csv":
+        raise DataError(
+            f"{path}: CSV cannot be watched, since half a row may look like a whole one; write "
+            "JSON lines"
+        )
+    changed = path.stat().st_mtime if growing else 0.0
+    read = _csv_records if suffix == ".csv" else _json_records
+    before = len(problems)
+    rows = []
+    for line, record in read(_decode(path, report, growing), task, report):
+        try:
+            file_rows = read_rows(record, task)
+        except DataError as error:
+            report(line, str(error))
+            continue
+        for example, content, _ in file_rows:
+            if owner and example.user not in ("", owner):
+                report(
+                    line,
+                    f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
+                    "named; to use the users in its rows, give the path of the file",
+                )
+            time = _time_of(record, changed) if growing else 0.0
+            rows.append(Row(replace(example, user=owner or example.user), content, time))
+    if not rows and not growing and len(problems) == before:
+        report(1, "the file holds no row")
+    return rows
+
+
+def _time_of(record: Mapping[str, object], changed: float) -> float:
+    """Return when a row was written, or the time of its file where it says nothing usable."""
+    time = record.get("time")
+    if isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < LATEST_TIME:
+        return float(time)
+    return changed
+
+
+def _decode(path: Path, report: _Report, growing: bool) -> str:
+    content = path.read_bytes()
+    if growing:
+        content = _whole_lines(content)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        for number, line in enumerate(content.split(b"\n"), 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                report(number, "is not UTF-8; save the file in UTF-8")
+        return content.decode("utf-8-sig", errors="replace")
+
+
+def _whole_lines(content: bytes) -> bytes:
+    """Return lines without the last one if only half of it is there.
+
+    A JSON object cannot be the beginning of a longer one.
+    """
+    end = content.rfind(b"\n") + 1
+    try:
+        json.loads(content[end:])
+    except (ValueError, RecursionError):
+        return content[:end]
+    return content
+
+
+def _json_records(text: str, task: Task, report: _Report) -> _Records:
+    # Not splitlines: JSON strings may hold other line separators than the newline.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            report(number, f"is not JSON: {error.msg} at column {error.colno}")
+            continue
+        except (ValueError, RecursionError) as error:
+            report(number, f"is not JSON that can be read: {error}")
+            continue
+        if not isinstance(record, dict):
+            report(number, 'is not a JSON object such as {"text": "…", "label": 0}')
+        else:
+            yield number, record
+
+
+def _csv_records(text: str, task: Task, report: _Report) -> _Records:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+        if repeated:
+            report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
+            return
+        if missing := describe_missing_fields(task, header):
+            report(1, missing)
+            return
+        line = reader.line_num + 1
+        for cells in reader:
+            if len(cells) == len(header):
+                yield line, dict(zip(header, cells, strict=True))
+            elif cells:
+                report(line, f"has {len(cells)} cells under {len(header)} column names")
+            line = reader.line_num + 1
+    except csv.Error as error:
+        report(reader.line_num, f"is not CSV, and nothing after it was read: {error}")
