@@ -116,12 +116,7 @@ def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
     Raises:
         TrainerError: if no run, or more than one, begins so.
     """
-    folders = [
-        folder
-        for folder in client_folder.glob(f"runs/{'[0-9a-f]' * 16}")
-        if folder.name.startswith(beginning)
-    ]
-    folders.sort(key=_time_of_session, reverse=True)
+    folders = [each for each in run_folders(client_folder) if each.name.startswith(beginning)]
     if not folders:
         which = f"whose id begins with {beginning!r}" if beginning else "yet"
         raise TrainerError(f"{client_folder}: this client has taken part in no run {which}")
@@ -129,6 +124,12 @@ def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
         names = ", ".join(folder.name for folder in folders)
         raise TrainerError(f"--run {beginning}: {names} begin so; name one")
     return folders[0]
+
+
+def run_folders(client_folder: Path) -> list[Path]:
+    """Return the folders of a client's runs, the latest first."""
+    folders = client_folder.glob(f"runs/{'[0-9a-f]' * 16}")
+    return sorted(folders, key=_time_of_session, reverse=True)
 
 
 def _time_of_session(run_folder: Path) -> int:

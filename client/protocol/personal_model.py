@@ -17,6 +17,7 @@ from scipy.special import softmax
 from client.personal.methods import composition
 from client.protocol.client_model import ClientModel
 from client.protocol.joined_runs import find_run_folder
+from client.protocol.model_in_use import find_run_in_use
 from client.protocol.question_limits import BASE, GLOBAL, MAX_CONTEXT, MODELS, PERSONAL
 from client.protocol.resident_trainer import ResidentTrainer
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
@@ -102,7 +103,8 @@ class PersonalModels:
         """Return the models of a run; what is on disk is read again only if it has changed.
 
         Args:
-            run: first digits of a run id, in hexadecimal; empty for the latest run.
+            run: first digits of a run id, in hexadecimal; empty for the run whose model is in use,
+                of those with the loaded base model.
 
         Raises:
             UnknownModelError: if there is no such run, or several.
@@ -119,7 +121,10 @@ class PersonalModels:
     def _find_run(self, run: str) -> Path | None:
         """Return the folder of a run; None if no run is named and none has a state yet."""
         try:
-            folder = find_run_folder(self._resident.folder, run.lower())
+            if run:
+                folder = find_run_folder(self._resident.folder, run.lower())
+            else:
+                folder = find_run_in_use(self._resident.folder, self._resident.runtime.model_id)
         except TrainerError as error:
             if run:
                 raise UnknownModelError(str(error)) from error

@@ -18,6 +18,7 @@ import grpc
 
 from client.forward.turns import Turns, take_turns
 from client.protocol.client_handler import decode_instruction
+from client.protocol.model_in_use import note_validation
 from client.protocol.pauses import Pauses
 from client.protocol.personal_model import PersonalModels
 from client.protocol.protocol_client import ProtocolClient
@@ -45,6 +46,7 @@ from shared.proto.trainer_pb2_grpc import (
     add_PersonalModelServicer_to_server,
     add_TrainerServicer_to_server,
 )
+from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.client")
 
@@ -76,9 +78,13 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return self._answer_unless_paused(request, lambda client: client.train(request.instruction))
 
     def Evaluate(self, request: EvaluateRequest, context: Any) -> Answer:  # noqa: N802
-        return self._answer_unless_paused(
-            request, lambda client: client.evaluate(request.instruction, request.personal)
-        )
+        def evaluate(client: ProtocolClient) -> bytes:
+            answer = client.evaluate(request.instruction, request.personal)
+            if request.personal and kind_of(answer) is Kind.EVALUATION:
+                self._note_validation(decode_instruction(request.instruction).run_id)
+            return answer
+
+        return self._answer_unless_paused(request, evaluate)
 
     def ReceiveBlob(self, request: BlobRequest, context: Any) -> Answer:  # noqa: N802
         frame = self._work(
@@ -120,6 +126,12 @@ class _Service(TrainerServicer):  # type: ignore[misc]
                 self._note_cost(instruction, WorkCost(rounds, seconds, paused, used))
 
         return self._answer(request, answer)
+
+    def _note_validation(self, run_id: bytes) -> None:
+        try:
+            note_validation(self._resident, run_id)
+        except SamaraError as error:  # the answer does not depend on it
+            log.warning("the personal model could not be evaluated: %s", error)
 
     def _note_cost(self, instruction: bytes, cost: WorkCost) -> None:
         try:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from client.protocol.model_in_use import describe_model_in_use
 from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
@@ -21,7 +22,7 @@ class ClientStatus(NamedTuple):
     """The status of a client, for people.
 
     Attributes:
-        activity: whether it runs, as a sentence.
+        activity: whether it runs, and whose model is in use, as lines.
         table: the sent scalars by generation of examples and layout.
         limit: the limit of the scalar ratio, as a sentence.
         passes: the rows that went through the model, by run.
@@ -72,8 +73,9 @@ def read_status(folder: Path) -> ClientStatus:
         costs.add_column(column, justify="right")
     for run_id, cost in sorted(WorkCosts(folder).read().items()):
         costs.add_row(run_id, *_describe_cost(cost))
+    activity = f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}"
     return ClientStatus(
-        f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}",
+        "\n".join(filter(None, (activity, describe_model_in_use(folder)))),
         table,
         f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
         passes,

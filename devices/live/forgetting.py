@@ -11,12 +11,10 @@ from client.protocol.joined_runs import find_run_folder
 from client.protocol.pass_counts import PASSES_FILE
 from client.protocol.resident_trainer import BLOBS_FOLDER
 from client.protocol.work_costs import COSTS_FILE
+from client.training.own_examples import OWN_EXAMPLES_FILE
 from devices.live.processes import stopped_client
 from shared.errors import DeviceError
 from shared.files import sync_folder
-
-EXAMPLES_FILE = "examples.jsonl"
-"""The examples that a client's owner has taught it."""
 
 
 class Forgotten(StrEnum):
@@ -59,10 +57,10 @@ def find_files(folder: Path, what: Forgotten, run: str = "") -> list[KeptFile]:
             chosen = _files_in(find_run_folder(folder, run))
         case Forgotten.PRIVATE:
             chosen = [one for each in folder.glob("runs/*/clients") for one in _files_in(each)]
-            chosen += [folder / EXAMPLES_FILE]
+            chosen += [folder / OWN_EXAMPLES_FILE]
         case Forgotten.ALL:
             chosen = _files_in(folder / "runs") + _files_in(folder / BLOBS_FOLDER)
-            chosen += [folder / name for name in (EXAMPLES_FILE, PASSES_FILE, COSTS_FILE)]
+            chosen += [folder / name for name in (OWN_EXAMPLES_FILE, PASSES_FILE, COSTS_FILE)]
     return [
         KeptFile(path.relative_to(folder).as_posix(), path.lstat().st_size)
         for path in sorted(chosen)

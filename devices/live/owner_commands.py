@@ -26,7 +26,7 @@ def export(
     name: Name = "",
     home: Home = None,
     run: Annotated[
-        str, typer.Option(help="Beginning of the run's id; default the latest run.")
+        str, typer.Option(help="Beginning of the run's id; default the run in use.")
     ] = "",
     form: Annotated[
         Form, typer.Option(help="peft: an adapter. merged: a whole model for from_pretrained.")
@@ -39,12 +39,12 @@ def export(
     from rich.console import Console
 
     from client.personal.model_folder import write_new_folder
-    from client.protocol.client_model import ClientModel
+    from client.protocol.model_in_use import read_model_in_use
     from devices.live.settings import ClientSettings, client_folder
 
     folder = client_folder(name, home)
     settings = ClientSettings.read(folder)
-    model = ClientModel.read(folder, settings.config, settings.client_index, run)
+    model = read_model_in_use(folder, settings.config, settings.client_index, run)
     trained = model.trained
     write = trained.write_merged if form is Form.MERGED else trained.write_peft
     left_out = write_new_folder(out.expanduser().absolute(), write)
