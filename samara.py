@@ -1,6 +1,7 @@
 """The command ``samara``: mounts the commands of each package and prints errors as one message."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -13,21 +14,43 @@ import simulations.commands
 from shared.errors import SamaraError
 
 app = typer.Typer(
-    help="Federated personalization of language models: devices send scalars, nothing else.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulations.commands.demo)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)
+app.command()(simulations.commands.tasks)
 app.add_typer(simulations.adapter_commands.app, name="adapter")
 app.add_typer(server.commands.app, name="server")
 app.add_typer(devices.live.commands.app, name="client")
 app.add_typer(devices.phone.commands.gateway, name="gateway")
 app.add_typer(devices.phone.commands.app, name="phone")
 app.add_typer(devices.commands.app, name="device")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        from shared import DISTRIBUTION
+
+        print(f"{DISTRIBUTION} {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def samara(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Federated personalization of language models: devices send scalars, nothing else."""
 
 
 def run(commands: typer.Typer) -> None:

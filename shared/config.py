@@ -201,7 +201,7 @@ class RunConfig(Settings):
         identity=False,
         owner="device",
     )
-    out: Text = setting("", "folder of the run; empty is `runs/<run id>`", identity=False)
+    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
     model: ModelSettings = setting(ModelSettings(), "Model", owner="device")
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: DataSettings = setting(DataSettings(), "Data", owner="device")
@@ -364,5 +364,10 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: the scenario cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    if {"text", "question", "words", "candidates"} & settings.keys():
+        raise ConfigError(
+            f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
+            "scenario, such as samara simulate sst2"
+        )
     settings |= dict(parse_assignment(assignment) for assignment in assignments)
     return RunConfig.of(settings, str(path))

@@ -5,6 +5,7 @@ A file that must survive a crash is written under another name, fsynced and rena
 
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise an error if a folder could not be made or written, and leave nothing behind.
+
+    Raises:
+        OSError: if it, or the folder that it would be made in, cannot be written.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def make_private_folder(folder: Path) -> None:

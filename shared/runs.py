@@ -7,6 +7,9 @@ from shared.config import RunConfig
 from shared.layout import Layout
 from shared.run_terms import hash_identity
 
+RUNS_FOLDER = Path("runs")
+"""The folder of runs that are not told where to be, in the working directory."""
+
 
 def identity_bytes(config: RunConfig) -> bytes:
     """Return the settings that are part of the run id as sorted JSON."""
@@ -34,8 +37,21 @@ def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
 
 
 def run_folder(config: RunConfig, run_id: bytes) -> Path:
-    """Return the folder of a run on this machine: ``out``, or ``runs/<run id>``."""
-    return Path(config.out) if config.out else Path("runs") / run_id.hex()
+    """Return the folder of a run on this machine: ``out``, or ``runs/<task>-<run id>``.
+
+    Of the run id the first eight digits are enough.
+    """
+    return Path(config.out) if config.out else RUNS_FOLDER / folder_name(config.task, run_id.hex())
+
+
+def folder_name(task: str, identity: str) -> str:
+    """Return a readable name for the folder of a run: its task and the begin of its identity.
+
+    Args:
+        task: name of a shipped task, or path of a task file.
+        identity: hash of all that decides what the run computes, in hexadecimal.
+    """
+    return f"{Path(task).stem}-{identity[:8]}"
 
 
 def client_folder(config: RunConfig, run_id: bytes, client: int) -> Path:

@@ -304,6 +304,14 @@ class EvaluateSettings(Section):
         "evaluated",
         ge=0,
     )
+    limit: int = setting(
+        0,
+        "most validation examples, and most test examples, of each client, chosen by `data.seed`; "
+        "0 is all. Evaluations before the first round take most of the time of a short run",
+        owner="device",
+        before=0,
+        ge=0,
+    )
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     best: bool | Literal["auto", "loss"] = setting(
         "auto",

@@ -22,7 +22,7 @@ class Engine(StrEnum):
 def demo(
     seed: Annotated[int, typer.Option(help="Of the community of writers and of the run.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
 ) -> None:
     """Run a small federation: eight clients, generated messages, and the embedded model.
@@ -44,13 +44,17 @@ def demo(
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file, or the name of a shipped one.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="in-process, or Flower's simulation (extra: samara-fl\\[ray]).")
@@ -65,19 +69,52 @@ def simulate(
     sweep: Annotated[
         Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
     ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show scenarios, tasks, and the runs in runs/.")
+    ] = False,
 ) -> None:
     """Run a federation of simulated clients on this machine.
 
-    Example: samara simulate sst2 --set data.path=DATA --set model.path=MODEL --out runs/first
+    Example: samara simulate sst2 --data DATA --model MODEL --out runs/first
     """
+    if list_:
+        _list()
+        return
     from shared.config import load_scenario
 
+    places = {"model.path": model, "data.path": data}
+    given = [f"{key}={place}" for key, place in places.items() if place is not None]
+    assignments = [*given, *(settings or [])]
     if sweep is not None:
-        _sweep(load_scenario(scenario_file(scenario), settings or []), sweep, out)
+        _sweep(load_scenario(scenario_file(scenario), assignments), sweep, out)
         return
-    assignments = [*(settings or []), *([f"out={out.resolve()}"] if out else [])]
+    assignments += [f"out={out.resolve()}"] if out else []
     config = load_scenario(scenario_file(scenario), assignments)
     _run(config, engine, cohorts_from, clients or [])
+
+
+def tasks() -> None:
+    """Show the tasks that come with Samara.
+
+    Example: samara tasks
+    """
+    from rich.console import Console
+
+    from simulations.listing import tasks_table
+
+    Console().print(tasks_table())
+
+
+def _list() -> None:
+    from rich.console import Console
+
+    from shared.runs import RUNS_FOLDER
+    from simulations.listing import runs_table, scenarios_table
+
+    console = Console()
+    console.print(scenarios_table(), "")
+    tasks()
+    console.print("", runs_table(RUNS_FOLDER))
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
@@ -117,11 +154,14 @@ def _run(
     homes: Sequence[Path] = (),
 ) -> None:
     from shared.result import RunResult
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
     from simulations.client_curves import write_curves
-    from simulations.progress import watched
+    from simulations.progress import stoppable, watched
     from simulations.report.terminal import print_result
 
-    with watched(config) as on_message:
+    check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
+    with stoppable(), watched(config) as on_message:
         from simulations.simulate import simulate as run
 
         logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -208,7 +248,7 @@ def tune(
         typer.Option("--set", help="A setting of docs/tune.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; default runs/<run id>.")
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
 ) -> None:
     """Tune a model on one device, or measure a baseline; little data, drawn by a seed.
@@ -217,7 +257,9 @@ def tune(
     """
     from client.tuning.settings import TuneSettings
     from shared.settings import parse_assignment
-    from simulations.progress import watched_tuning
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
+    from simulations.progress import stoppable, watched_tuning
     from simulations.report.terminal import print_tuning
 
     options: dict[str, Any] = {
@@ -242,7 +284,8 @@ def tune(
     given = {key: value for key, value in options.items() if value is not None}
     given |= dict(parse_assignment(assignment) for assignment in settings or [])
     wanted = TuneSettings.of(given, "tune")
-    with watched_tuning() as on_step:
+    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
+    with stoppable(), watched_tuning() as on_step:
         from client.tuning.run import read_result
         from client.tuning.run import tune as run
 
@@ -250,9 +293,19 @@ def tune(
     print_tuning(folder, read_result(folder))
 
 
-def scenario_file(scenario: Path) -> Path:
-    """Return the path of a scenario, which may be the name of a shipped one."""
-    from importlib import resources
+def scenario_file(scenario: Path | None) -> Path:
+    """Return the path of a scenario, which may be the name of a shipped one.
 
-    shipped: Any = resources.files("simulations") / "scenarios" / f"{scenario}.toml"
-    return Path(str(shipped)) if not scenario.exists() and shipped.is_file() else scenario
+    Raises:
+        ConfigError: if there is no such scenario.
+    """
+    from shared.errors import ConfigError
+    from simulations.listing import describe_missing, shipped_scenarios
+
+    if scenario is None:
+        raise ConfigError(describe_missing(""))
+    if scenario.exists():
+        return scenario
+    if (shipped := shipped_scenarios().get(str(scenario))) is None:
+        raise ConfigError(describe_missing(str(scenario)))
+    return shipped

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -48,23 +49,31 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
         config: settings of the run.
         brief: show only the bar and warnings.
     """
-    with _shown("samara.server", brief) as (console, progress, task):
+    with _shown(("samara.server", "samara.simulation"), brief) as (console, progress, task):
         clients = config.data.clients
         cohort = math.ceil(config.cohort.fraction * clients)
         # in rounds of one client; finetune takes the private ones from zero, too
         private = config.private_rounds * (1 + (config.method == "finetune"))
         whole = config.federated_rounds * cohort + private * clients
         done: set[int] = set()
+        trained: list[int] = []
+
+        def say(text: str) -> None:
+            if not console.is_terminal and not brief:
+                console.print(text)
 
         def on_message(message_type: str, partition: int) -> None:
             if message_type == "train":
                 progress.update(task, advance=1, total=whole)
+                trained.append(partition)
+                quarters = 4 * len(trained) // cohort
+                if quarters > 4 * (len(trained) - 1) // cohort and len(trained) <= cohort:
+                    say(f"first round: {len(trained)} of {cohort} clients")
             elif message_type == _PERSONAL and partition not in done:
                 done.add(partition)
                 text = f"personal models: {len(done)} of {clients} clients"
                 progress.update(task, advance=private, total=whole, description=text)
-                if not console.is_terminal and not brief:
-                    console.print(text)
+                say(text)
             else:
                 progress.update(task, description=message_type)
 
@@ -72,15 +81,31 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
 
 
 @contextmanager
+def stoppable() -> Iterator[None]:
+    """Say how to continue where a run is stopped by Ctrl-C, and end with status 130.
+
+    Raises:
+        SystemExit: instead of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("samara: stopped; the same command continues the run", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+@contextmanager
 def watched_tuning() -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a tuning run; yields the callback that it calls per step."""
-    with _shown("samara.tune") as (_, progress, task):
+    with _shown(("samara.tune",)) as (_, progress, task):
         yield lambda done, steps: progress.update(task, completed=done, total=steps)
 
 
 @contextmanager
-def _shown(logger_name: str, brief: bool = False) -> Iterator[tuple[Console, Progress, TaskID]]:
-    """Show a bar, with the lines of a logger above it."""
+def _shown(
+    loggers: Sequence[str], brief: bool = False
+) -> Iterator[tuple[Console, Progress, TaskID]]:
+    """Show a bar, with the lines of loggers above it."""
     console = Console()
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -91,16 +116,17 @@ def _shown(logger_name: str, brief: bool = False) -> Iterator[tuple[Console, Pro
         disable=not console.is_terminal,
         transient=True,
     )
-    logger = logging.getLogger(logger_name)
     with progress:
-        task = progress.add_task("loading model and data", total=None)
+        task = progress.add_task("loading libraries", total=None)
         handler = _Lines(console, lambda text: progress.update(task, description=text))
         handler.setLevel(logging.WARNING if brief else logging.INFO)
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
+        for name in loggers:
+            logging.getLogger(name).addHandler(handler)
+            logging.getLogger(name).setLevel(logging.INFO)
         if not console.is_terminal and not brief:
-            console.print("loading model and data")
+            console.print("loading libraries")
         try:
             yield console, progress, task
         finally:
-            logger.removeHandler(handler)
+            for name in loggers:
+                logging.getLogger(name).removeHandler(handler)

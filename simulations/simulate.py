@@ -1,6 +1,7 @@
 """Run a federation on this machine, from a configuration to the folder of a finished run."""
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,17 @@ from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features
+from shared.files import check_writable
 from shared.frames.instructions import Split
 from shared.machine import cores
+from shared.model.loading import check_torch_device
+from shared.runs import RUNS_FOLDER, run_folder, run_id_of
 from simulations.engine import InProcessGrid
+from simulations.finished import find_finished
 from simulations.pass_clock import PassClock, PassesInProcess
+from simulations.plan import describe_plan
+
+log = logging.getLogger("samara.simulation")
 
 Engine = Literal["in-process", "flower"]
 
@@ -61,6 +69,19 @@ def simulate(
         "cohorts": "recorded" if cohorts else "sampled",
     }
     check_features(features | config.features, "simulate")
+    folder = Path(config.out) if config.out else RUNS_FOLDER
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
+            "--out"
+        ) from error
+    check_torch_device(config.model.torch_device)
+    if not cohorts and (finished := find_finished(config)):
+        log.info("%s holds the result of this run already", finished)
+        return finished
+    log.info("loading the model and reading the data")
     if emulated:
         from simulations.fleet.run import simulate_fleet
 
@@ -72,10 +93,15 @@ def simulate(
     together = clients_together(config)
     threads = config.threads or max(1, cores() // together)
     of_client = config.model_copy(update={"threads": threads})
-    data = RUNS.run_for(of_client).data
+    run = RUNS.run_for(of_client)
+    data = run.data
     shares = [data.share_of(client, config.data.clients) for client in range(config.data.clients)]
     for share in shares:
         share.tokenized(Split.TRAIN)
+    layout, model_id = run.runtime.layout, run.runtime.model_id
+    folder = run_folder(config, run_id_of(config, layout, model_id))
+    for line in describe_plan(config, run.runtime, shares, folder):
+        log.info("%s", line)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 

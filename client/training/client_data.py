@@ -16,10 +16,11 @@ from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
 from shared.model.scorers import Prompt, Scorer
 from shared.tasks.data import load_examples
-from shared.tasks.embedded import embedded_examples
+from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import Task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example, hash_examples
+from shared.tasks.sampling import limit_evaluation
 
 ExampleReader = Callable[[int], Sequence[Example]]
 """Gives the examples of a task on this machine, for a number of clients among whom they will be
@@ -182,6 +183,7 @@ class ClientDataSource:
         examples: reader of the task's examples.
         settings: settings of their division among clients.
         tokenize: function that turns an example into a prompt.
+        evaluated: most validation examples, and most test examples, of a client; 0 is all.
     """
 
     def __init__(
@@ -189,7 +191,9 @@ class ClientDataSource:
         examples: ExampleReader,
         settings: DataSettings,
         tokenize: Callable[[Example], Prompt],
+        evaluated: int = 0,
     ) -> None:
+        self._evaluated = evaluated
         self._examples, self._settings, self._tokenize = examples, settings, tokenize
         self._divided: dict[int, list[ClientData]] = {}
         self._lock = threading.Lock()
@@ -218,7 +222,7 @@ class ClientDataSource:
         Args:
             client: client index; any 32 bits.
         """
-        return ClientData(client, self._examples(1), self._tokenize)
+        return ClientData(client, self._limited(self._examples(1)), self._tokenize)
 
     def _divide(self, client_count: int) -> list[ClientData]:
         settings, examples = self._settings, self._examples(max(1, client_count))
@@ -226,9 +230,12 @@ class ClientDataSource:
             examples, settings.partition, client_count, settings.alpha, settings.seed
         )
         return [
-            ClientData(client, share, self._tokenize, client_count)
+            ClientData(client, self._limited(share), self._tokenize, client_count)
             for client, share in enumerate(shares)
         ]
+
+    def _limited(self, examples: Sequence[Example]) -> list[Example]:
+        return limit_evaluation(examples, self._evaluated, self._settings.seed)
 
 
 def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
@@ -240,9 +247,10 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
             many writers as there are clients.
 
     Raises:
-        DataError: if the data cannot be read.
+        DataError: if the data cannot be read, or are missing.
         ConfigError: if they may grow, which this does not read.
     """
+    check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
         return lambda client_count: embedded_examples(task, client_count, settings.seed)
     if settings.watch:

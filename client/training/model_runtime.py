@@ -365,7 +365,8 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     model = load_model(config.model)
     keep_freed_memory()
     runtime = ModelRuntime(config, model, task, examples)
-    return LoadedRun(runtime, ClientDataSource(examples, config.data, runtime.tokenize))
+    limit = config.evaluate.limit
+    return LoadedRun(runtime, ClientDataSource(examples, config.data, runtime.tokenize, limit))
 
 
 def evaluation_column(

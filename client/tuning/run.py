@@ -38,6 +38,7 @@ from shared.errors import ConfigError, ModelError
 from shared.events import append_event, read_events
 from shared.files import make_folder, write_durably
 from shared.machine import cores, peak_memory_bytes
+from shared.runs import RUNS_FOLDER, folder_name
 from shared.start import START_FILE
 
 log = logging.getLogger("samara.tune")
@@ -65,7 +66,8 @@ def tune(
     setup = TuningSetup(settings.complete(cores()))
     identity = _identity(setup)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
-    folder = Path(settings.out) if settings.out else Path("runs") / settings_hash[:8].hex()
+    folder = RUNS_FOLDER / folder_name(settings.task, settings_hash.hex())
+    folder = Path(settings.out) if settings.out else folder
     with _locked(folder, identity):
         result_file = folder / RESULT_FILE
         if result_file.exists():

@@ -170,7 +170,7 @@ class TuneSettings(Settings):
         "forward pass",
         ge=0,
     )
-    out: Text = setting("", "folder of the run; empty is `runs/<run id>`", identity=False)
+    out: Text = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
     model: ModelSettings = setting(ModelSettings(), "Model")
     adapter: AdapterSettings = setting(AdapterSettings(), "Adapter")
     data: TuneData = setting(TuneData(), "Data")

@@ -35,7 +35,7 @@ from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inje
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
 from shared.tasks.data import SPLITS, load_examples
-from shared.tasks.embedded import embedded_examples
+from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion, answer_metric, label_metric
 from shared.tasks.objectives import ObjectiveName, objective_for
@@ -290,6 +290,7 @@ class TuningSetup:
 
 def _draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
     data = settings.data
+    check_data_is_given(task, data.path)
     if data.path == EMBEDDED_DATA:
         examples = embedded_examples(task, EMBEDDED_WRITERS, settings.seed)
     else:

@@ -15,7 +15,7 @@ from devices.hardware.profile import DeviceProfile, shipped_devices
 from devices.hardware.roofline import Grouping, Quantization, Workload
 from devices.jetson import telemetry
 from shared.config import RunConfig
-from shared.model.loading import find_embedded_model
+from shared.model.model_folder import find_embedded_model
 from shared.sections import EMBEDDED_MODEL
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ChoiceTask, ClassificationTask

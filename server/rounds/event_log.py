@@ -131,7 +131,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
             f"round {event['round']}: {loss}learning rate {event['learning_rate']:.3g}, "
             f"{event['reports']} reports, "
             f"{event['bytes_up']} bytes up, {event['bytes_down']} bytes down"
-            + (f", {event['problem']}" if event["problem"] else "")
+            + (f", {event['problem']}" if event["problem"] else _nothing_trained(event))
         )
     figures = ", ".join(
         f"{name} {column.get(TRIMMED_ACCURACY, column['accuracy']):.2%}"
@@ -140,6 +140,12 @@ def describe_event(event: Mapping[str, Any]) -> str:
     is_trimmed = any(TRIMMED_ACCURACY in column for column in event["columns"].values())
     kind = "accuracy, trimmed mean of the clients" if is_trimmed else "accuracy"
     return f"round {event['round']}: {event['split']} {kind}: {figures}"
+
+
+def _nothing_trained(event: Mapping[str, Any]) -> str:
+    """Return why a round with reports leaves the model as it was; empty if it does not."""
+    measures = event["reports"] and not event["learning_rate"]
+    return ", which measures the step size and trains nothing" if measures else ""
 
 
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:

@@ -272,9 +272,16 @@ class ScalarStrategy(Strategy):
                 models.
         """
         request = self._planner.plan_evaluation(grid, split, action)
+        self._log_evaluation(grid, split)
         timeout = self._config.cohort.timeout
         replies = grid.send_and_receive(request.messages, timeout=timeout)
         self._record_evaluation(request, replies, personal=action == PERSONAL_ACTION)
+
+    def _log_evaluation(self, grid: Grid, split: Split) -> None:
+        """Log how many examples are about to be evaluated."""
+        entries = self._roster.entries_of(grid.get_node_ids()).values()
+        rows = f"{sum(e.most_examples(split) for e in entries):,} {split.name.lower()} examples"
+        log.info("evaluating %s of %d clients", rows, len(entries))
 
     def return_to_best(self, always: bool = False) -> None:
         """Revert the rounds after the best one on validation, if `evaluate.best` asks for it.

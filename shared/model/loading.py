@@ -1,35 +1,28 @@
 """Loading and identification of a frozen base model from a folder or the Hugging Face hub."""
 
 import copy
-import hashlib
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import nn
 
-from shared import DISTRIBUTION
 from shared.errors import ModelError
 from shared.machine import silence_libraries
 from shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
+from shared.model.model_folder import find_model_folder, model_id
 from shared.model.optional_imports import triton_hidden
 from shared.model.products import use_faster_products
 from shared.model.quantized import Quantization, check_quantization
-from shared.sections import EMBEDDED_MODEL
 
 silence_libraries()  # transformers imports the noisy ones when it loads a model
 
 Family = Literal["causal", "masked", "encoder"]
-_EMBEDDED_FOLDER = Path("shared", "model", "embedded")
 Dtype = Literal["float32", "bfloat16", "float16"]
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_IDENTITY = ("config.json", *_WEIGHTS, "tokenizer*", "vocab*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ def load_base_model(
         ModelError: if the folder is missing or incomplete, or is not what it should be; if
             bitsandbytes is needed and cannot be used.
     """
-    torch_device = _torch_device(device)
+    torch_device = check_torch_device(device)
 
     def network(folder: Path, known_family: Family) -> Any:
         return _network(folder, known_family, quantization, getattr(torch, dtype), torch_device)
@@ -180,18 +173,28 @@ def load_without_blocks(
     def network(folder: Path, known_family: Family) -> Any:
         empty = _empty(folder, known_family, getattr(torch, dtype))
         blocks = _blocks(_body(empty), folder)
-        entries.extend(load_outside_blocks(empty, blocks, folder, _torch_device(device)))
+        entries.extend(load_outside_blocks(empty, blocks, folder, check_torch_device(device)))
         empty.config.use_cache = False
         return empty
 
-    return _load(path, family, _torch_device(device), quantization, network), entries
+    return _load(path, family, check_torch_device(device), quantization, network), entries
 
 
-def _torch_device(name: str) -> torch.device:
+def check_torch_device(name: str) -> torch.device:
+    """Return a torch device by its name.
+
+    Raises:
+        ModelError: if this torch, or this machine, does not have it.
+    """
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ModelError(f"model.torch-device = {name}: torch has no such device") from error
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"model.torch-device = {name}: torch has no such device here ({reason}); set it to cpu"
+        ) from error
+    return device
 
 
 @triton_hidden()
@@ -202,7 +205,7 @@ def _load(
     quantization: Quantization,
     network_of: Callable[[Path, Family], Any],
 ) -> BaseModel:
-    folder = _model_folder(path)
+    folder = find_model_folder(path)
     known_family = detect_family(folder) if family == "auto" else family
     try:
         if quantization != "none":
@@ -236,75 +239,13 @@ def load_structure(path: str, family: Family | Literal["auto"] = "auto") -> Base
     Raises:
         ModelError: if the folder is missing or incomplete.
     """
-    folder = _model_folder(path)
+    folder = find_model_folder(path)
     known_family = detect_family(folder) if family == "auto" else family
     try:
         network = _empty(folder, known_family, torch.float32)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder}: config.json cannot be used: {error}") from error
     return BaseModel(folder, model_id(folder), known_family, network, None, _pooling(folder))
-
-
-def _model_folder(path: str) -> Path:
-    folder = _resolve(path)
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder}: no config.json; model.path must be a Hugging Face model folder"
-        )
-    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
-        raise ModelError(f"{folder}: no weights (model.safetensors); download the whole model")
-    return folder
-
-
-def model_id(folder: Path) -> bytes:
-    """Return the hash of a model folder's config, weight and tokenizer files, 32 bytes."""
-    whole = hashlib.sha256()
-    files = {file for pattern in _IDENTITY for file in folder.glob(pattern) if file.is_file()}
-    for file in sorted(files):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").digest()
-        whole.update(file.name.encode() + b"\0" + content)
-    return whole.digest()
-
-
-def _resolve(path: str) -> Path:
-    if not path:
-        raise ModelError("model.path is empty; set it to a model folder or a name on the hub")
-    if path == EMBEDDED_MODEL:
-        return find_embedded_model()
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
-        raise ModelError(f"{path}: there is no such model folder; check model.path")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelError(
-            f"{path}: neither a folder nor a model that the Hugging Face hub could deliver; "
-            "check model.path, or download the model and give its folder"
-        ) from error
-
-
-def find_embedded_model() -> Path:
-    """Return the folder of the embedded model in the installed distribution.
-
-    The model is not looked up beside this file: in Flower's bundle a copy of this file shadows the
-    installed package, and the bundle holds no weights.
-    """
-    for installed in distributions(name=DISTRIBUTION):
-        roots = [Path(str(installed.locate_file("")))]
-        if origin := installed.read_text("direct_url.json"):
-            roots.append(Path(unquote(urlsplit(json.loads(origin)["url"]).path)))
-        for root in roots:
-            if (root / _EMBEDDED_FOLDER / "model.safetensors").is_file():
-                return root / _EMBEDDED_FOLDER
-    raise ModelError(
-        "the embedded model is not installed here; install Samara with pip, or set model.path"
-    )
 
 
 def detect_family(folder: Path) -> Family:

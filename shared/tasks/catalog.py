@@ -14,6 +14,7 @@ The shipped tasks are files in ``prompts/`` and are loaded by name.
 import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,15 @@ _READER: TypeAdapter[Task] = TypeAdapter(
 )
 
 
+def shipped_tasks() -> dict[str, Any]:
+    """Return the files of the shipped tasks by name."""
+    return {
+        entry.name.removesuffix(".toml"): entry
+        for entry in (resources.files("shared.tasks") / "prompts").iterdir()
+        if entry.name.endswith(".toml")
+    }
+
+
 def load_task(name_or_path: str) -> Task:
     """Load a shipped task by its name, or one of your own by the path of its TOML file.
 
@@ -52,11 +62,7 @@ def load_task(name_or_path: str) -> Task:
         TaskError: if there is no such task or file, or its content is wrong; the message names all
             mistakes of a file.
     """
-    shipped = {
-        entry.name.removesuffix(".toml"): entry
-        for entry in (resources.files("shared.tasks") / "prompts").iterdir()
-        if entry.name.endswith(".toml")
-    }
+    shipped = shipped_tasks()
     source = shipped.get(name_or_path, Path(name_or_path))
     try:
         if not source.is_file():
@@ -90,8 +96,11 @@ def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
             fields = _KINDS[str(kind)].model_fields
             required = [name for name, field in fields.items() if field.is_required()]
             further = [name for name in fields if name not in required]
+            near = get_close_matches(key, [*required, *further], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
             what = (
-                f"unknown key; a task has {', '.join(required)}, and if needed {', '.join(further)}"
+                f"unknown key{hint}; a task has {', '.join(required)}, and if needed "
+                f"{', '.join(further)}"
             )
         case "missing":
             what = "is missing"

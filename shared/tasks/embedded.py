@@ -1,11 +1,30 @@
 """Generated messages as data of a federation, for runs without data of their own."""
 
-from shared.errors import TaskError
+from shared.errors import DataError, TaskError
+from shared.sections import EMBEDDED_DATA
 from shared.tasks.kinds import ClassificationTask, Task
 from shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
 from shared.tasks.rows import Example
 
 MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 256, "validation": 20, "test": 100}
+
+
+def check_data_is_given(task: Task, path: str) -> None:
+    """Refuse to read generated messages for a task about other texts, whose data were forgotten.
+
+    Args:
+        task: the task.
+        path: value of ``data.path``.
+
+    Raises:
+        DataError: if no data are given for a task other than ``messages``.
+    """
+    if path == EMBEDDED_DATA and task.name != EMBEDDED_DATA:
+        raise DataError(
+            f"task {task.name!r} has no data: give data.path (--data), a file, a folder or a name "
+            "on the hub, and model.path (--model), a model that can read it; generated messages "
+            f"are data of the task {EMBEDDED_DATA} alone"
+        )
 
 
 def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:

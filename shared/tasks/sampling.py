@@ -43,15 +43,40 @@ def sample_splits(
             )
     kept: set[int] = set()
     for split, count in counts.items():
-        indices = [index for index, example in enumerate(examples) if example.split == split]
-        if not indices:
+        drawn = _draw(examples, split, count, seed)
+        if not drawn:
             raise DataError(
                 f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
                 "is cut from the training rows"
             )
-        order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
-        kept.update(indices[rank] for rank in order[:count])
+        kept.update(drawn)
     return [example for index, example in enumerate(examples) if index in kept]
+
+
+def limit_evaluation(examples: Sequence[Example], limit: int, seed: int) -> list[Example]:
+    """Return a client's examples with some of the validation and of the test split alone.
+
+    Args:
+        examples: examples of all splits.
+        limit: number of examples of each of the two splits, at most; 0 keeps all.
+        seed: seed of the choice, at least 0.
+
+    Returns:
+        The examples in their original order.
+    """
+    if not limit:
+        return list(examples)
+    kept = {index for index, example in enumerate(examples) if example.split == "train"}
+    for split in ("validation", "test"):
+        kept.update(_draw(examples, split, limit, seed))
+    return [example for index, example in enumerate(examples) if index in kept]
+
+
+def _draw(examples: Sequence[Example], split: str, count: int, seed: int) -> list[int]:
+    """Return the indices of as many examples of a split, or of all if it has fewer."""
+    indices = [index for index, example in enumerate(examples) if example.split == split]
+    order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
+    return [indices[rank] for rank in order[:count]]
 
 
 def _sort_key(split: str, seed: int, rank: int) -> bytes:

@@ -17,8 +17,9 @@ from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
 from shared.directions import directions
 from shared.errors import ModelError, TaskError
-from shared.model.loading import BaseModel, load_base_model, model_id
+from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import LABEL_BIAS, Adapter, Perturbations, inject
+from shared.model.model_folder import model_id
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask

@@ -1,0 +1,145 @@
+"""The plan of a simulation: its data, clients and evaluations, and the time they may take."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from client.training.client_data import ClientData
+from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime
+from devices.hardware.model_shape import model_shape
+from devices.hardware.roofline import Workload, base_pass_time
+from devices.live.memory_check import default_profile, expected_footprint
+from shared.columns import requested_columns
+from shared.config import RunConfig
+from shared.errors import SamaraError
+from shared.frames.instructions import Split
+from shared.sections import EMBEDDED_DATA
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ClassificationTask
+from simulations.report.fleet import span_of
+
+_TYPICAL = 64
+"""The number of training examples whose length is typical for all."""
+
+
+def describe_plan(
+    config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
+) -> list[str]:
+    """Return lines about a run that has not begun.
+
+    Args:
+        config: settings of the run.
+        runtime: loaded model.
+        shares: data of the clients.
+        folder: folder of the run.
+    """
+    counts = {split: _count(shares, split) for split in Split}
+    generated = config.data.path == EMBEDDED_DATA
+    users = len({example.user for share in shares for example in share.examples} - {""})
+    lines = [
+        f"data: {'generated messages' if generated else config.data.path}: "
+        + ", ".join(f"{count:,} {split.name.lower()}" for split, count in counts.items())
+        + " examples",
+        f"labels in training: {_labels(config, shares)}",
+        f"clients: {len(shares)} with {_range(shares)} training examples"
+        + (f", of {users:,} users" if users else ""),
+        f"model: {config.model.path}, adapter {config.adapter.layers}, "
+        f"{runtime.layout.size:,} trained numbers",
+        f"evaluations: {_evaluations(config)}",
+    ]
+    try:
+        lines.append(_estimate(config, runtime, shares, counts))
+    except SamaraError as error:
+        lines.append(f"no estimate of time and memory: {error}")
+    return [*lines, f"results: {folder.absolute()}"]
+
+
+def _count(shares: Sequence[ClientData], split: Split) -> int:
+    return sum(len(share.in_split(split)) for share in shares)
+
+
+def _labels(config: RunConfig, shares: Sequence[ClientData]) -> str:
+    task = load_task(config.task)
+    if not isinstance(task, ClassificationTask):
+        return "the rows' own candidates"
+    found = Counter(e.label for share in shares for e in share.in_split(Split.TRAIN))
+    whole = max(1, found.total())
+    return ", ".join(f"{word} {found[i] / whole:.0%}" for i, word in enumerate(task.words))
+
+
+def _range(shares: Sequence[ClientData]) -> str:
+    sizes = [len(share.in_split(Split.TRAIN)) for share in shares]
+    return f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{sizes[0]:,}"
+
+
+def validations(config: RunConfig) -> int:
+    """Return how often a run validates the global model: at both ends, and in between."""
+    rounds, every = config.federated_rounds, config.evaluate.every
+    return (2 if rounds else 1) + ((rounds - 1) // every if every and rounds else 0)
+
+
+def _evaluations(config: RunConfig) -> str:
+    every = f", every {config.evaluate.every} rounds" if config.evaluate.every else ""
+    text = f"validation before round 1{every} and after the last, {validations(config)} in all"
+    if config.evaluate.test:
+        text += "; test before round 1 and after the last"
+    if config.evaluate.limit:
+        text += f"; at most {config.evaluate.limit} examples of each split of a client"
+    return text + ("; then every client's personal model" if config.makes_personal_models else "")
+
+
+def evaluated_rows(config: RunConfig, validation: int, test: int) -> tuple[int, int]:
+    """Return how many rows are evaluated before round 1, and in the whole run.
+
+    Args:
+        config: settings of the run.
+        validation, test: number of examples of all clients.
+    """
+    test *= config.evaluate.test
+    whole = validations(config) * validation + 2 * test
+    if config.makes_personal_models:
+        for split, count in ((Split.VALIDATION, validation), (Split.TEST, test)):
+            whole += len(requested_columns(config, split, personal=True)) * count
+    return validation + test, whole
+
+
+def trained_rows(config: RunConfig) -> int:
+    """Return how many rows all clients' steps score, at most, with adapters inside the model."""
+    cohort = math.ceil(config.cohort.fraction * config.data.clients)
+    rounds = config.federated_rounds * cohort + config.private_rounds * config.data.clients
+    points = config.queries + 1 if config.differences == "forward" else 2 * config.queries
+    return rounds * config.steps * config.batch * (2 if config.gradients == "exact" else points)
+
+
+def _estimate(
+    config: RunConfig,
+    runtime: ModelRuntime,
+    shares: Sequence[ClientData],
+    counts: dict[Split, int],
+) -> str:
+    """Return a line with the time of the model's passes and the memory, by a shipped profile."""
+    local = config.model.model_copy(update={"path": str(runtime.model_folder)})
+    config = config.model_copy(update={"model": local})
+    profile, shape = default_profile(local.torch_device), model_shape(local.path)
+    first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]
+    tokens = [sum(map(len, prompt.sequences)) for prompt in first[:_TYPICAL]]
+    work = Workload(
+        sequence=min(max(1, round(np.mean(tokens))), shape.context or local.max_length),
+        batch=EVALUATION_MICRO_BATCH,
+        quantization="fp32" if local.dtype == "float32" else "fp16",
+    )
+    a_row = base_pass_time(shape, profile, work).total / work.batch
+    before, evaluated = evaluated_rows(config, counts[Split.VALIDATION], counts[Split.TEST])
+    if runtime.has_readout_alone:
+        whole = before + counts[Split.TRAIN]  # representations are kept
+    else:
+        whole = evaluated + trained_rows(config)
+    memory = expected_footprint(config, profile).total / 2**20
+    return (
+        f"estimate for a machine like the profile {profile.name}: {span_of(before * a_row)} before "
+        f"round 1 for {before:,} rows (evaluate.limit takes fewer), about "
+        f"{span_of(whole * a_row)} of passes through the model in all, {memory:,.0f} MiB"
+    )
