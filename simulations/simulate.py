@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,8 @@ from shared.frames.instructions import Split
 from shared.machine import cores
 from shared.model.loading import check_torch_device
 from shared.runs import RUNS_FOLDER, run_folder, run_id_of
+from shared.tasks.catalog import load_task
+from shared.tasks.data import check_labels
 from simulations.engine import InProcessGrid
 from simulations.finished import find_finished
 from simulations.pass_clock import PassClock, PassesInProcess
@@ -96,6 +99,8 @@ def simulate(
     run = RUNS.run_for(of_client)
     data = run.data
     shares = [data.share_of(client, config.data.clients) for client in range(config.data.clients)]
+    examples = chain.from_iterable(share.examples for share in shares)
+    check_labels(examples, load_task(config.task), config.data.path)
     for share in shares:
         share.tokenized(Split.TRAIN)
     layout, model_id = run.runtime.layout, run.runtime.model_id

@@ -15,15 +15,14 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from client.tuning.baselines.first_order import FirstOrder
 from client.tuning.baselines.icl import InContext
@@ -31,19 +30,21 @@ from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.settings import TuneSettings
 from client.tuning.training_method import TrainingMethod
 from client.tuning.tuning_curves import Curves, open_curves
+from client.tuning.tuning_folder import RESULT_FILE, check_folder, find_ended, identity_of, locked
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared import DISTRIBUTION
 from shared.errors import ConfigError, ModelError
 from shared.events import append_event, read_events
-from shared.files import make_folder, write_durably
+from shared.files import write_durably
 from shared.machine import cores, peak_memory_bytes
+from shared.model.loading import check_torch_device
 from shared.runs import RUNS_FOLDER, folder_name
 from shared.start import START_FILE
 
 log = logging.getLogger("samara.tune")
 
-IDENTITY_FILE, METRICS_FILE, RESULT_FILE = "tune.json", "metrics.jsonl", "result.json"
+METRICS_FILE = "metrics.jsonl"
 
 
 def tune(
@@ -63,12 +64,19 @@ def tune(
         SamaraError: if the run cannot begin, or cannot continue.
     """
     begun = time.monotonic()
-    setup = TuningSetup(settings.complete(cores()))
-    identity = _identity(setup)
+    settings = settings.complete(cores())
+    check_folder(Path(settings.out) if settings.out else RUNS_FOLDER)
+    check_torch_device(settings.model.torch_device)
+    if ended := find_ended(settings):
+        log.info("%s holds the result of this run already", ended)
+        return ended
+    log.info("loading the model and reading the data")
+    setup = TuningSetup(settings)
+    identity = identity_of(settings, setup.task, setup.base.model_id, setup.examples)
     settings_hash = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
     folder = RUNS_FOLDER / folder_name(settings.task, settings_hash.hex())
     folder = Path(settings.out) if settings.out else folder
-    with _locked(folder, identity):
+    with locked(folder, identity):
         result_file = folder / RESULT_FILE
         if result_file.exists():
             log.info("%s: the run has ended already", folder)
@@ -126,6 +134,7 @@ class _EvaluationLog:
         for event in self._events:
             if key.items() <= event.items():
                 return EvaluationResult(event["examples"], event["loss"], event[self._metric])
+        log.info("evaluating the %s split, %s", split, state if step == 0 else f"step {step}")
         result = evaluate()
         event = key | self.to_json(result)
         append_event(self._file, event)
@@ -168,7 +177,8 @@ def _train(
     if method.warning:
         log.warning("%s", method.warning)
     with closing(method), closing(open_curves(folder, method.steps)) as curves:
-        validations = _take_steps(setup, method, evaluations, curves, on_step, folder)
+        at_zero = None if setup.settings.space == "prefix" else before["validation"]
+        validations = _take_steps(setup, method, evaluations, curves, on_step, folder, at_zero)
         best = _best_step(validations)
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
@@ -220,10 +230,13 @@ def _take_steps(
     curves: Curves,
     on_step: Callable[[int, int], None],
     folder: Path,
+    at_zero: EvaluationResult | None,
 ) -> dict[int, EvaluationResult]:
     """Take all remaining steps and return the validations of the whole run, by step from 0.
 
-    The start is written when its state is reached, and replaced by a better one.
+    The start is written when its state is reached, and replaced by a better one. Before the first
+    step the model is the base model, whose validation is not made twice; a prefix is there from
+    the beginning.
     """
     settings, validation = setup.settings, setup.splits["validation"]
     first = method.steps
@@ -236,9 +249,10 @@ def _take_steps(
             on_step(method.steps, settings.steps)
         if stop >= first:
             method.save()
-        validations[stop] = result = evaluations.result(
-            "step", "validation", stop, partial(_evaluate_at, method, stop, validation)
-        )
+        evaluate = partial(_evaluate_at, method, stop, validation)
+        if stop == 0 and at_zero is not None:
+            evaluate = partial(_same, at_zero)
+        validations[stop] = result = evaluations.result("step", "validation", stop, evaluate)
         if _best_step(validations) == stop == method.steps:
             method.keep_best()
         if _start_step(validations) == stop == method.steps:
@@ -257,6 +271,10 @@ def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> Evaluat
             f"{method.steps}; begin it in another folder"
         )
     return method.evaluate(split)
+
+
+def _same(result: EvaluationResult) -> EvaluationResult:
+    return result
 
 
 def _best_step(validations: dict[int, EvaluationResult]) -> int:
@@ -292,59 +310,6 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
         for name, split in splits.items()
     }
     return {name: evaluations.to_json(result) for name, result in results.items()} | details
-
-
-def _identity(setup: TuningSetup) -> dict[str, Any]:
-    """Return all that decides what a run computes, by key."""
-    return {
-        "config": setup.settings.identity(),
-        "model_id": setup.base.model_id.hex(),
-        "task": setup.task.digest,
-        "metric": setup.task.metric,
-        "data": setup.data_hash,
-        "examples": {name: len(split.labels) for name, split in setup.splits.items()},
-    }
-
-
-@contextmanager
-def _locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Lock a folder for this process, and check that it is empty or holds this run.
-
-    Raises:
-        ConfigError: if it holds another run, another process works in it, or it cannot be written.
-    """
-    try:
-        make_folder(folder)
-        try:
-            lock = FileLock(folder / "lock").acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(f"{folder}: another process is running it") from None
-        with lock:
-            _check_same(folder / IDENTITY_FILE, identity)
-            yield
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
-
-
-def _check_same(file: Path, identity: dict[str, Any]) -> None:
-    if not file.exists():
-        write_durably(file, (json.dumps(identity, indent=2, sort_keys=True) + "\n").encode())
-        return
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        stored |= stored.pop("config")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{file}: damaged: {error!r}; begin the run in another folder") from error
-    expected = identity | identity["config"]
-    del expected["config"]
-    different = [key for key in expected | stored if stored.get(key) != expected.get(key)]
-    if different:
-        differences = ", ".join(
-            f"{key} ({stored.get(key)} there, {expected.get(key)} here)" for key in different
-        )
-        raise ConfigError(
-            f"{file}: another run is in this folder: {differences}; use another folder"
-        )
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
-from shared.tasks.data import SPLITS, load_examples
+from shared.tasks.data import SPLITS, check_labels, load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion, answer_metric, label_metric
@@ -94,6 +94,7 @@ class TuningSetup:
     Attributes:
         settings: settings without open values.
         task: task that is trained and evaluated.
+        examples: drawn examples of all splits.
         goal: name of the objective.
         splits: splits by name.
         loaded: loaded model, with its blocks if they are streamed.
@@ -129,8 +130,7 @@ class TuningSetup:
         self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
         self.objective = objective_for(self.task, default if self.decodes else self.goal)
         self._evaluation_loss = objective_for(self.task, default)
-        examples = _draw_examples(settings, self.task)
-        self.data_hash = _hash_examples(examples)
+        self.examples = draw_examples(settings, self.task)
         self.load()
         self._representations = make_representation_store(
             self.base, self.scorer.labels, settings.trunk_cache
@@ -140,7 +140,7 @@ class TuningSetup:
         )
         keep_freed_memory()
         self.splits = {
-            name: self._make_split([example for example in examples if example.split == name])
+            name: self._make_split([example for example in self.examples if example.split == name])
             for name in SPLITS
         }
 
@@ -288,13 +288,19 @@ class TuningSetup:
         )
 
 
-def _draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
+def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
+    """Return the examples of a tuning run, drawn by its seed.
+
+    Raises:
+        DataError: if the data cannot be read, or are missing.
+    """
     data = settings.data
     check_data_is_given(task, data.path)
     if data.path == EMBEDDED_DATA:
         examples = embedded_examples(task, EMBEDDED_WRITERS, settings.seed)
     else:
         examples = load_examples(data.path, task, settings.seed)
+        check_labels(examples, task, data.path)
     counts: Mapping[str, int] = {
         "train": data.train,
         "validation": data.validation,
@@ -303,7 +309,7 @@ def _draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
     return sample_splits(examples, counts, settings.seed)
 
 
-def _hash_examples(examples: Iterable[Example]) -> str:
+def hash_whole_examples(examples: Iterable[Example]) -> str:
     """Return a hash of all fields of some examples, in hexadecimal."""
     whole = hashlib.sha256()
     for example in examples:

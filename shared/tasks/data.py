@@ -9,13 +9,13 @@ saved in the other format, or when the wording of the prompt changes.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shared.errors import DataError
-from shared.tasks.kinds import Task
+from shared.tasks.kinds import ClassificationTask, Task
 from shared.tasks.row_files import SUFFIXES, read_row_file
 from shared.tasks.rows import (
     Example,
@@ -30,6 +30,7 @@ from shared.tasks.text_folders import read_text_folders
 SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
 SHOWN_PROBLEMS = 5
+_HUB_SECONDS = 5.0
 
 
 def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Example]:
@@ -72,6 +73,30 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
         drawn = sorted(range(len(train)), key=lambda index: train[index].random_key("limit", seed))
         splits["train"] = [train[index] for index in sorted(drawn[:limit])]
     return [replace(row.example, split=split) for split in SPLITS for row in splits[split]]
+
+
+def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
+    """Refuse training examples of a classification that all have the same label.
+
+    The examples are those of all clients: one person's own may well have one label.
+
+    Args:
+        examples: examples of all splits.
+        task: task of the examples.
+        path: name of their source.
+
+    Raises:
+        DataError: if one label is all that there is to learn.
+    """
+    if not isinstance(task, ClassificationTask):
+        return
+    labels = {example.label for example in examples if example.split == "train"}
+    if len(labels) == 1:
+        word = task.words[labels.pop()]
+        raise DataError(
+            f"{path}: every training row has the label of {word!r}, so there is nothing to learn; "
+            f"add rows of the other labels, or correct labels of the task {task.name!r}"
+        )
 
 
 def _cut_splits(rows: Sequence[Row], missing: Sequence[str], seed: int) -> dict[str, list[Row]]:
@@ -167,6 +192,8 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
     # Imported here because it takes seconds.
     import datasets
 
+    # Retries take half a minute; what was downloaded before is found without a connection.
+    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE or not _hub_answers()
     repository, _, configuration = name.partition(":")
     try:
         data_set = datasets.load_dataset(repository, configuration or None)
@@ -193,6 +220,22 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
     if "train" not in splits and not problems:
         raise DataError(f"{name!r}: no row of its split 'train' has a label; use other data")
     return splits
+
+
+def _hub_answers() -> bool:
+    """Return whether the Hugging Face hub can be reached, through a proxy if there is one."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants
+
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_SECONDS):
+            return True
+    except HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def _read_hub_rows(split: Any, source: str, task: Task, problems: list[str]) -> list[Row]:

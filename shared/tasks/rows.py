@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 from shared.errors import DataError, TaskError
@@ -266,6 +267,9 @@ class _ExampleReader:
             kind = "null" if value is None else f"a {type(value).__name__}"
             what = "is missing" if value is _ABSENT else f"is {kind}, not text or a number"
             self.mistakes.append(f"{name!r} {what}")
+            return ""
+        if isinstance(value, float) and not isfinite(value):
+            self.mistakes.append(f"{name!r} is {value}, not text or a number")
             return ""
         text = str(value)
         try:

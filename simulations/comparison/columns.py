@@ -1,11 +1,19 @@
 """The columns of a result: one model or baseline each, with the figures of every client."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LABEL_BIAS, LOCAL, ZERO_SHOT
+from shared.columns import (
+    BASE_RATE,
+    GLOBAL,
+    INTERCEPT,
+    LABEL_BIAS,
+    LOCAL,
+    PERSONALIZED,
+    ZERO_SHOT,
+)
 from shared.errors import SamaraError
 from shared.result import ClientMetrics, RunResult
 from shared.tasks.metrics import Confusion
@@ -22,6 +30,24 @@ TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
 """The common columns that depend on how a run trains, or on what it begins with."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
 """The common columns that are the same in every run on the same clients."""
+
+MEANINGS = {
+    MAJORITY: "the commonest label of all clients, always",
+    BASE_RATE: "the client's own commonest label, always",
+    ZERO_SHOT: "the base model",
+    LABEL_BIAS: "the base model and a private number per label",
+    START: "the weights that the run began with",
+    LOCAL: "private rounds alone",
+    GLOBAL: "the federation's model",
+    INTERCEPT: "global and a private number per label",
+    PERSONALIZED: "global and what is private",
+}
+"""The columns in words, for the notes under tables."""
+
+
+def explain_columns(names: Iterable[str]) -> str:
+    """Return what columns mean, in a line."""
+    return "; ".join(f"{name}: {MEANINGS[name]}" for name in names if name in MEANINGS)
 
 
 def client_columns(result: RunResult) -> dict[str, Figures]:

@@ -26,6 +26,7 @@ from simulations.comparison.variants import (
     Variant,
     read_comparison_set,
 )
+from simulations.comparison.verdict import Verdict
 
 FLOAT32_BYTES = 4
 
@@ -180,10 +181,24 @@ class Comparison:
         main = self.main
         one, other = self.name_of(main.condition), self.name_of(main.against)
         if not main.is_significant:
+            if main.accuracy.mean < 0:
+                return f"{one} is not shown to be better than {other}"
             return f"No difference between {one} and {other} is shown"
         return (
             f"{one} serves clients {'better' if main.accuracy.mean > 0 else 'worse'} than {other}"
         )
+
+    def warnings(self) -> list[str]:
+        """Return by which baseline a variant's own model is beaten, and what to try."""
+        lines = []
+        for variant in self.runs.variants:
+            accuracies = {name: own.accuracy for name, own in variant.conditions.items()}
+            verdict = Verdict.of(accuracies)
+            if verdict is not None and verdict.loses:
+                which = f"{variant.label}: " if len(self.runs.variants) > 1 else ""
+                advice = verdict.what_to_try(variant.first.config)
+                lines.append(f"{which}{verdict.sentence()}. {advice}")
+        return lines
 
     def evidence(self) -> str:
         """Return the figures behind the headline."""

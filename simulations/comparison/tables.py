@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.result import ClientCost
+from simulations.comparison.columns import explain_columns
 from simulations.comparison.comparison import (
     Comparison,
     TestedDifference,
@@ -26,6 +27,8 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     """Yield the answer, the conditions, the differences, the clients that lose, and the costs."""
     runs = comparison.runs
     yield Text(comparison.answer(), style="bold")
+    for warning in comparison.warnings():
+        yield Text(warning, style="yellow")
     if len(runs.variants) > 1 or len(runs.variants[0].runs) > 1:
         labels = comparison.labels().items()
         yield Group(*[Text(f"{label}  {what}") for label, what in labels])
@@ -139,6 +142,8 @@ def _notes(comparison: Comparison) -> RenderableType:
             f"With {len(clients)} clients and {len(comparison.tested)} comparisons no corrected p "
             "can fall below 0.05."
         )
+    names = dict.fromkeys(line.condition.name for line in comparison.summaries)
+    lines.append(f"{explain_columns(names)}.")
     lines.append(
         "Interval: BCa bootstrap over clients. p: Wilcoxon signed-rank, two-sided, corrected by "
         "Holm. Effect: matched-pairs rank-biserial correlation. Every client counts once."

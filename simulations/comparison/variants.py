@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from shared.columns import BASE_RATE, GLOBAL, ZERO_SHOT
+from shared.columns import GLOBAL
 from shared.config import RunConfig, reads
 from shared.errors import SamaraError
 from shared.result import RunResult
 from shared.settings import describe
 from simulations.comparison.columns import (
     COMMON,
-    START,
     TRAINED,
     UNTRAINED,
     Figures,
@@ -205,9 +204,9 @@ class ComparisonSet:
         """Return the pair that the headline reports.
 
         With different methods: the best method against the best condition it is tested against.
-        With one variant: the personal model against the global one or against each client's base
-        rate, whichever is better, so that a gain over the global model that answering without
-        reading would have too is not reported as one.
+        With one variant: the personal model, or the global one, against the best of all
+        baselines, so that a gain that the base model or an answer without reading would have too
+        is not reported as one.
         """
         if self.compares_methods:
             pairs = self.pairs()
@@ -220,10 +219,8 @@ class ComparisonSet:
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
-        before = START if START in first.conditions else ZERO_SHOT
-        against = (GLOBAL, BASE_RATE) if first.personal else (before,)
-        known = [first.conditions[name] for name in against if name in first.conditions]
-        return first.conditions[names[-1]], max(known, key=lambda each: each.accuracy.mean())
+        against = [first.conditions[name] for name in names[:-1] if name in COMMON]
+        return first.conditions[names[-1]], max(against, key=lambda each: each.accuracy.mean())
 
 
 def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:

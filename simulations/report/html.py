@@ -13,6 +13,7 @@ import tomli_w
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.settings import nest
+from simulations.comparison.columns import explain_columns
 from simulations.comparison.comparison import Comparison, format_p, format_percent, points
 from simulations.comparison.variants import Variant
 from simulations.report.figures import DRAWN_CLIENTS, figures_of
@@ -74,6 +75,9 @@ def page_of(comparison: Comparison) -> str:
         several=len(variants) > 1,
         shown=DRAWN_CLIENTS,
         labels=comparison.labels(),
+        explained=explain_columns(
+            dict.fromkeys(line.condition.name for line in comparison.summaries)
+        ),
         costs={variant.label: comparison.cost(variant) for variant in variants},
         devices={variant.label: list(_kinds(variant)) for variant in variants},
         scenarios={variant.label: scenario(variant.first.config) for variant in variants},

@@ -13,7 +13,13 @@ from shared.columns import GLOBAL
 from shared.data_settings import EMBEDDED_DATA
 from shared.result import RESULT_FILE, Evaluation, Fleet, RunResult
 from shared.tasks.embedded import embedded_ceilings
-from simulations.comparison.columns import Figures, client_columns, first_column
+from simulations.comparison.columns import (
+    Figures,
+    client_columns,
+    explain_columns,
+    first_column,
+)
+from simulations.comparison.verdict import verdict_of
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
@@ -25,7 +31,14 @@ def print_result(folder: Path, result: RunResult) -> None:
     console = Console()
     console.print(splits_table(result.evaluations, first_column(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
-        console.print(clients_table(client_columns(result)))
+        columns = client_columns(result)
+        console.print(clients_table(columns))
+        console.print(Text(explain_columns(columns), style="dim"))
+        verdict = verdict_of(columns)
+        if verdict is not None:
+            console.print(Text(verdict.sentence(), style="bold"))
+            if verdict.loses:
+                console.print(Text(verdict.what_to_try(result.config), style="yellow"))
     clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
     # For the best common rule every writer votes on every message of every writer.
     if result.config["data.path"] == EMBEDDED_DATA and clients <= _CLIENTS_SHOWN:

@@ -140,7 +140,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
         f"{path}:2: question: must hold {{word}} exactly once and no other field; it has no field",
         f"{path}:3: words: holds good more than once",
         f"{path}:4: labels: holds 0 more than once",
-        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, question, words",
+        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, question",
         f"{path}:6: extra: unknown key",
     ]
     assert len(lines) == len(starts)

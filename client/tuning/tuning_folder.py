@@ -1,0 +1,115 @@
+"""The folder of a tuning run: which run is in it, whether it has ended, and who works in it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from client.tuning.settings import TuneSettings
+from client.tuning.tuning_setup import draw_examples, hash_whole_examples
+from shared.errors import ConfigError
+from shared.files import check_writable, make_folder, write_durably
+from shared.model.model_folder import model_id_of
+from shared.runs import RUNS_FOLDER, folder_name
+from shared.tasks.catalog import load_task
+from shared.tasks.data import SPLITS
+from shared.tasks.kinds import Task
+from shared.tasks.rows import Example
+
+IDENTITY_FILE, RESULT_FILE = "tune.json", "result.json"
+
+
+def identity_of(
+    settings: TuneSettings, task: Task, model_id: bytes, examples: Sequence[Example]
+) -> dict[str, Any]:
+    """Return all that decides what a run computes, by key."""
+    counts = Counter(example.split for example in examples)
+    return {
+        "config": settings.identity(),
+        "model_id": model_id.hex(),
+        "task": task.digest,
+        "metric": task.metric,
+        "data": hash_whole_examples(examples),
+        "examples": {name: counts[name] for name in SPLITS},
+    }
+
+
+def find_ended(settings: TuneSettings) -> Path | None:
+    """Return the folder of this run if it has ended, without loading the model.
+
+    Raises:
+        ConfigError: if `out` holds another run, naming what differs.
+    """
+    own = RUNS_FOLDER.glob(folder_name(settings.task, "*"))
+    folders = [Path(settings.out)] if settings.out else sorted(own)
+    files = [f / IDENTITY_FILE for f in folders if (f / IDENTITY_FILE).exists()]
+    files = [file for file in files if file.with_name(RESULT_FILE).exists()]
+    if not files:
+        return None
+    task = load_task(settings.task)
+    examples = draw_examples(settings, task)
+    identity = identity_of(settings, task, model_id_of(settings.model.path), examples)
+    for file in files:
+        try:
+            _check_same(file, identity)
+            return file.parent
+        except ConfigError:
+            if settings.out:
+                raise
+    return None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a ConfigError if results could not be written to a folder."""
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
+            "--out"
+        ) from error
+
+
+@contextmanager
+def locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
+    """Lock a folder for this process, and check that it is empty or holds this run.
+
+    Raises:
+        ConfigError: if it holds another run, another process works in it, or it cannot be written.
+    """
+    try:
+        make_folder(folder)
+        try:
+            lock = FileLock(folder / "lock").acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"{folder}: another process is running it") from None
+        with lock:
+            _check_same(folder / IDENTITY_FILE, identity)
+            yield
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _check_same(file: Path, identity: dict[str, Any]) -> None:
+    if not file.exists():
+        write_durably(file, (json.dumps(identity, indent=2, sort_keys=True) + "\n").encode())
+        return
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored |= stored.pop("config")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{file}: damaged: {error!r}; begin the run in another folder") from error
+    expected = identity | identity["config"]
+    del expected["config"]
+    different = [key for key in expected | stored if stored.get(key) != expected.get(key)]
+    if different:
+        differences = ", ".join(
+            f"{key} ({stored.get(key)} there, {expected.get(key)} here)" for key in different
+        )
+        raise ConfigError(
+            f"{file}: another run is in this folder: {differences}; use another folder"
+        )

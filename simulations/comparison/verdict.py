@@ -1,0 +1,107 @@
+"""The verdict on a run: its model beside the best baseline, and what to try where it loses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from shared.columns import BASE_RATE, GLOBAL, LOCAL
+from simulations.comparison.columns import COMMON, MAJORITY, Figures
+from simulations.comparison.statistics import Numbers
+
+_LOST = (
+    ("evaluate.best", "true", "to return to the best validated round"),
+    ("adapter.layers", "readout", "to train the last representation alone"),
+    ("learning-rate", "auto", "or a tenth of the present one"),
+    ("method", "readout", "for a private intercept and readout of every client"),
+)
+"""Settings to try where training has made the model worse, each with what it is good for."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The model that clients have in the end beside the best of the baselines.
+
+    Attributes:
+        name: column of the model.
+        against: baseline with the highest mean accuracy.
+        differences: accuracy of each client less that of the baseline, float64 [clients].
+    """
+
+    name: str
+    against: str
+    differences: Numbers
+
+    @classmethod
+    def of(cls, accuracies: Mapping[str, Numbers]) -> Self | None:
+        """Return the verdict on the last column, or None if there is no baseline.
+
+        Args:
+            accuracies: accuracy of every client by column, float64 [clients].
+        """
+        name = list(accuracies)[-1]
+        baselines = [other for other in accuracies if other in COMMON and other != name]
+        if not baselines:
+            return None
+        best = max(baselines, key=lambda other: accuracies[other].mean())
+        # Equal shares must tie, whatever binary fractions make of them.
+        return cls(name, best, np.round(accuracies[name] - accuracies[best], 12))
+
+    @property
+    def loses(self) -> bool:
+        """Return whether the mean over clients is below the baseline's."""
+        return bool(self.differences.mean() < 0)
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        mean, clients = round(float(self.differences.mean()) * 100, 1), len(self.differences)
+        gaining, losing = int((self.differences > 0).sum()), int((self.differences < 0).sum())
+        where = (
+            f"{abs(mean):.1f} points {'below' if mean < 0 else 'above'}" if mean else "level with"
+        )
+        return (
+            f"{self.name} is {where} {self.against}, the best baseline: "
+            f"{gaining} of {clients} clients gain, {losing} lose"
+        )
+
+    def what_to_try(self, config: Mapping[str, Any]) -> str:
+        """Return settings to try where the model loses, of those that the run did not have.
+
+        Args:
+            config: settings of the run by dotted key.
+        """
+        if self.against == GLOBAL:
+            advice = "method = global, or lower personal.rounds and personal.learning-rate"
+        elif self.against == LOCAL:
+            advice = "method = local or ditto, or more rounds"
+        elif self.against in (MAJORITY, BASE_RATE):
+            advice = (
+                "method = readout, whose private intercept is a client's base rate, and look at "
+                "macro-F1: here labels say more than texts"
+            )
+        else:
+            settings = [
+                f"{key} = {value} ({why})"
+                for key, value, why in _LOST
+                if str(config.get(key)).lower() != value
+            ]
+            advice = "; ".join([*settings, "more training examples"])
+        return f"Try {advice}; samara simulate SCENARIO --sweep FILE searches on validation."
+
+
+def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:
+    """Return the verdict on the last of a run's columns, over the clients that have all of them.
+
+    Args:
+        columns: columns from `client_columns`.
+    """
+    clients = sorted(set.intersection(*(set(figures) for figures in columns.values())))
+    if not clients:
+        return None
+    return Verdict.of(
+        {
+            name: np.array([figures[client].accuracy for client in clients])
+            for name, figures in columns.items()
+        }
+    )
