@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 keys = typer.Typer(help="The keys of the clients that may join a run.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
-Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Run = Annotated[Path | None, typer.Argument(help="Folder of a run.")]
+RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
@@ -226,7 +227,8 @@ def list_keys(run: RunOption) -> None:
 
 @app.command()
 def status(
-    run: RunOption,
+    run: Run = None,
+    run_too: RunToo = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
     ] = None,
@@ -240,7 +242,7 @@ def status(
 
     from server.live.status import read_status
 
-    run_status = read_status(run)
+    run_status = read_status(run := _the_run(run, run_too))
     title = f"round {run_status.round}, digest {run_status.digest[:16] or '-'}, "
     title += f"{run_status.bytes_up:,} bytes up, {run_status.bytes_down:,} bytes down"
     table = Table("client", "has round", "last report", "reports", "failures", title=title)
@@ -273,7 +275,7 @@ def status(
 
 
 @app.command()
-def inspect(run: Run) -> None:
+def inspect(run: Run = None, run_too: RunToo = None) -> None:
     """Show the rounds of a run, also while it is running, and the files that hold them.
 
     Example: samara server inspect runs/first
@@ -284,6 +286,7 @@ def inspect(run: Run) -> None:
     from server.store import ledger_of, read_layout
     from shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
 
+    run = _the_run(run, run_too)
     layout, ledger = read_layout(run), ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
@@ -310,7 +313,7 @@ def inspect(run: Run) -> None:
 
 
 @app.command()
-def verify(run: Run) -> None:
+def verify(run: Run = None, run_too: RunToo = None) -> None:
     """Replay a run from as far back as its ledger goes and prove every digest and snapshot.
 
     Example: samara server verify runs/first
@@ -323,6 +326,7 @@ def verify(run: Run) -> None:
     from shared.replay import digest
     from shared.result import RESULT_FILE, read_result
 
+    run = _the_run(run, run_too)
     if clusters := cluster_folders(run):
         for cluster in clusters:
             verify(cluster)
@@ -356,6 +360,20 @@ def verify(run: Run) -> None:
             pass
     if personal:
         Console().print(f"personal ledgers of {len(personal)} clients: every digest reproduced")
+
+
+def _the_run(argument: Path | None, option: Path | None) -> Path:
+    """Return the folder that was given in one of two ways.
+
+    Raises:
+        ConfigError: if it was given in none, or in both.
+    """
+    from shared.errors import ConfigError
+
+    given = [folder for folder in (argument, option) if folder is not None]
+    if len(given) != 1:
+        raise ConfigError("name the folder of a run once, such as samara server inspect runs/first")
+    return given[0]
 
 
 def _read_config(scenario: Path | None, assignments: list[str], command: str) -> "RunConfig":

@@ -40,15 +40,15 @@ def find_finished(config: RunConfig) -> Path | None:
         run_id = hash_identity(identity, layout_hash, model_id).hex()
         if (run_id, files) == (result.run_id, file_settings(stored)):
             return folder
-        if config.out:
-            other = _differences({**stored.identity(), **file_settings(stored)}, config)
-            if model_id.hex() != result.model_id:
-                other.append("the base model")
+        other = _differences({**stored.identity(), **file_settings(stored)}, config)
+        if model_id.hex() != result.model_id:
+            other.append("the base model")
+        if config.out and other:
             raise ConfigError(
                 f"{folder}: holds another run, which has ended, and differs in "
-                f"{', '.join(other) or 'what an earlier Samara computed'}; a finished run cannot "
-                "be extended: repeat it with its own settings, or choose another --out (with "
-                "adapter.start = this folder a new run begins with its model)"
+                f"{', '.join(other)}; a finished run cannot be extended: repeat it with its own "
+                "settings, or choose another --out (with adapter.start = this folder a new run "
+                "begins with its model)"
             )
     return None
 

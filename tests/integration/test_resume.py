@@ -18,7 +18,7 @@ from server.rounds import round_aggregator
 from server.rounds.aggregation import observe_round
 from server.store import read_layout, replay_run
 from shared.config import RunConfig
-from shared.errors import LedgerError, RefusalCode
+from shared.errors import ConfigError, LedgerError, RefusalCode
 from shared.frames.instructions import TrainInstruction
 from shared.frames.refusal import Refusal
 from shared.ledger import ledger as ledgers
@@ -215,7 +215,8 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
 
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
     simulate(config_of(settings))
-    with pytest.raises(LedgerError, match="another run"):
+    differs = r"another run, which has ended, and differs in learning-rate \(0.1 there, 0.2 here\)"
+    with pytest.raises(ConfigError, match=differs):
         simulate(config_of(settings, learning_rate=0.2))
 
 
