@@ -264,7 +264,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Compare finished runs.
 
     Raises:
-        SamaraError: if they cannot be paired_difference; see `read_comparison_set`.
+        SamaraError: if they cannot be compared; see `read_comparison_set`.
     """
     return Comparison(read_comparison_set(folders))
 

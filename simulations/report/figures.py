@@ -22,6 +22,8 @@ from simulations.report.drawing import (
     draw_figure,
 )
 
+_STYLES = ("-", "--", ":", "-.")
+"""The line styles of variants."""
 DRAWN_CLIENTS = 300
 """The largest number of clients drawn; of more, an even selection by rank is drawn."""
 
@@ -43,6 +45,7 @@ def figures_of(comparison: Comparison) -> list[Figure]:
 def _slopes(comparison: Comparison, variant: Variant) -> Figure:
     stops = [name for name in (ZERO_SHOT, START, GLOBAL) if name in variant.conditions]
     stops += variant.personal
+    names = [_stop_name(comparison, variant, name) for name in stops]
     values = np.array([variant.conditions[name].accuracy for name in stops]) * 100
     everywhere = np.concatenate(
         [
@@ -67,7 +70,7 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
         axes.set_ylim(*_around(everywhere * 100))
         labels = [
             f"{name}\n{format_percent(mean / 100)} %"
-            for name, mean in zip(stops, means, strict=True)
+            for name, mean in zip(names, means, strict=True)
         ]
         axes.set_xticks(places, labels, color=INK)
         axes.grid(axis="y")
@@ -78,18 +81,25 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
     )
     means = ", ".join(
         f"{name} {format_percent(mean / 100)} %"
-        for name, mean in zip(stops, values.mean(axis=1), strict=True)
+        for name, mean in zip(names, values.mean(axis=1), strict=True)
     )
     return draw_figure(
         f"slopes{variant.label}",
         f"Every client's way{of}",
-        f"Accuracy, %. A line is a client, rust where {stops[-1]} is worse than {stops[-2]}; "
+        f"Accuracy, %. A line is a client, rust where {names[-1]} is worse than {names[-2]}; "
         f"the bold one is the mean.{thinned}",
         f"Slope chart of accuracy for {len(gains)} clients. Means: {means}. "
         f"{int((~gains).sum())} clients fall at the last step.",
         draw,
         3.6,
     )
+
+
+def _stop_name(comparison: Comparison, variant: Variant, column: str) -> str:
+    """Return the name of a column; beside a method `global`, other global models are "shared"."""
+    if comparison.runs.compares_methods and column == GLOBAL and variant.personal:
+        return "its shared model"
+    return column
 
 
 def _differences(comparison: Comparison) -> Figure:
@@ -153,7 +163,7 @@ def _distribution(comparison: Comparison) -> Figure:
     )
     return draw_figure(
         "distribution",
-        "How have_equal_row_counts clients are served",
+        "How evenly clients are served",
         "A dot is a client; the bold mark is their mean.",
         f"Distribution of accuracy over clients. {description}.",
         draw,
@@ -173,7 +183,7 @@ def _learning(comparison: Comparison) -> Figure:
                 drawn = [np.column_stack([rounds, own[:, i]]) for i in _chosen(own[-1])]
                 axes.add_collection(LineCollection(drawn, colors=colour, linewidths=1, alpha=0.3))
             means = [moment.accuracy.mean() * 100 for moment in curve]
-            axes.plot(rounds, means, color=colour, linewidth=2.6)
+            axes.plot(rounds, means, _style(comparison, variant.label), color=colour, linewidth=2.6)
             if len(rounds) > 1:
                 ends[variant.label] = float(rounds[-1]), float(means[-1])
         _label_ends(axes, comparison, ends, -1)
@@ -219,7 +229,8 @@ def _loss(comparison: Comparison) -> Figure:
             colour = _series(comparison, label)
             known = np.flatnonzero(np.isfinite(losses))
             if len(known):
-                axes.plot(known + 1, losses[known], color=colour, linewidth=1.8)
+                style = _style(comparison, label)
+                axes.plot(known + 1, losses[known], style, color=colour, linewidth=1.8)
                 ends[label] = float(known[-1] + 1), float(losses[known[-1]])
         _label_ends(axes, comparison, ends, 1)
         axes.grid(axis="y")
@@ -251,7 +262,8 @@ def _cost(comparison: Comparison) -> Figure:
             spent = [moment.bytes / 1024 for moment in curve]
             means = [moment.accuracy.mean() * 100 for moment in curve]
             colour = _series(comparison, variant.label)
-            axes.plot(spent, means, color=colour, linewidth=2.2, marker="o", markersize=5)
+            style = _style(comparison, variant.label)
+            axes.plot(spent, means, style, color=colour, linewidth=2.2, marker="o", markersize=5)
             if len(spent) > 1:
                 ends[variant.label] = float(spent[-1]), float(means[-1])
         _label_ends(axes, comparison, ends, -1)
@@ -330,6 +342,12 @@ def _label_ends(
 def _series(comparison: Comparison, label: str) -> str:
     labels = [variant.label for variant in comparison.runs.variants]
     return SERIES[labels.index(label) % len(SERIES)]
+
+
+def _style(comparison: Comparison, label: str) -> str:
+    """Return the line style of a variant, so that a curve is seen through another one above it."""
+    labels = [variant.label for variant in comparison.runs.variants]
+    return _STYLES[labels.index(label) % len(_STYLES)]
 
 
 def _chosen(values: Numbers) -> list[int]:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
+from shared.columns import GLOBAL
 from shared.result import FleetJob, FleetRound, RunResult
 from simulations.report.drawing import DOWN, INK, MUTED, SERIES, Figure, draw_figure
 from simulations.report.fleet import HOUR, Kind, Unit, kinds_of, span_of, unit_for, unit_of_parts
@@ -56,7 +57,50 @@ def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
         return []
     rounds = [event.fleet for event in result.rounds if event.fleet is not None]
     kinds = kinds_of(result.fleet)
-    return [_rounds(letter, rounds, kinds), _days(letter, rounds, kinds), _split(letter, kinds)]
+    drawn = [_rounds(letter, rounds, kinds), _days(letter, rounds, kinds), _split(letter, kinds)]
+    reached = accuracy_over_time(result)
+    return [_accuracy(letter, reached, rounds), *drawn] if len(reached) > 1 else drawn
+
+
+def accuracy_over_time(result: RunResult) -> list[tuple[float, float]]:
+    """Return the virtual second of each validation, and the clients' mean accuracy in it.
+
+    A validation after a round that reverts others has the time of the round before.
+    """
+    ends = {event.round: event.fleet.ended for event in result.rounds if event.fleet is not None}
+    begun = [event.fleet.begun for event in result.rounds if event.fleet is not None]
+    reached = []
+    for evaluation in result.evaluations:
+        column = evaluation.columns.get(GLOBAL)
+        if evaluation.split == "validation" and column is not None and begun:
+            past = [end for number, end in ends.items() if number <= evaluation.round]
+            reached.append((max(past, default=begun[0]), column.mean_client_accuracy))
+    return reached
+
+
+def _accuracy(
+    letter: str, reached: Sequence[tuple[float, float]], rounds: Sequence[FleetRound]
+) -> Figure:
+    """Draw the accuracy of the global model over virtual time."""
+    clock = _Clock.of(rounds)
+
+    def draw(axes: Axes) -> None:
+        seconds, accuracy = zip(*reached, strict=True)
+        hours = [clock.position(second) for second in seconds]
+        axes.plot(hours, [100 * share for share in accuracy], color=INK, marker="o", markersize=5)
+        axes.grid(axis="y")
+        axes.set_xlabel(clock.label)
+
+    (first, before), (last, after) = reached[0], reached[-1]
+    return draw_figure(
+        f"reached{letter}",
+        "What the fleet reaches, and when",
+        "Accuracy of the global model on validation examples, %, mean over clients.",
+        f"Validation accuracy over virtual time: from {before:.1%} to {after:.1%} in "
+        f"{span_of(last - first)}.",
+        draw,
+        3.0,
+    )
 
 
 def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:

@@ -31,6 +31,8 @@ frame.onload = () => {{
   const sheet = frame.contentWindow.getComputedStyle(page.body);
   document.getElementById("found").textContent = JSON.stringify({{
     wide: page.documentElement.scrollWidth,
+    cut: [...page.querySelectorAll("section > .scroll")].filter(
+      (table) => table.scrollWidth > table.clientWidth + 1).length,
     paper: sheet.backgroundColor, ink: sheet.color,
     figures: [...page.querySelectorAll("figure")].map((figure) => {{
       const svg = figure.querySelector("svg"), box = svg.getBoundingClientRect();
@@ -77,6 +79,7 @@ def test_the_page_is_whole_and_legible(width: int, dark: bool, page: str, tmp_pa
     assert told is not None
     found: dict[str, Any] = json.loads(unescape(told[1]))
     assert found["wide"] <= width
+    assert found["cut"] == 0
     assert sum(map(int, re.findall(r"\d+", found["paper"])[:3])) < 200 or not dark
     names = ["slopesA", "slopesB", "differences", "distribution", "learning", "loss", "cost"]
     assert [figure["id"] for figure in found["figures"]] == names

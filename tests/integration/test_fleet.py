@@ -21,7 +21,7 @@ from shared.frames.instructions import SeedPolicy, TrainInstruction
 from shared.frames.report import Report
 from shared.replay import zero_state
 from shared.result import RunResult
-from simulations.report.fleet_figures import fleet_figures
+from simulations.report.fleet_figures import accuracy_over_time, fleet_figures
 from simulations.simulate import simulate
 
 SCENARIOS = Path(__file__).parents[2] / "simulations" / "scenarios"
@@ -102,9 +102,14 @@ def test_what_is_told_of_a_fleet_adds_up(fleet: Settings) -> None:
     assert outcomes["reported"] > 10
     assert outcomes["late"] > 0
     assert outcomes["dropped out"] > 0
-    svgs = [figure.svg for figure in fleet_figures("A", result)]
-    assert len(svgs) == 3
-    assert all(svg.startswith("<svg role=") for svg in svgs)
+    figures = fleet_figures("A", result)
+    assert [figure.name for figure in figures] == ["reachedA", "roundsA", "daysA", "splitA"]
+    assert all(figure.svg.startswith("<svg role=") for figure in figures)
+    (begun, before), *_, (ended, after) = accuracy_over_time(result)
+    assert (begun, ended) == (12 * 3600, result.fleet.ended)
+    validations = [e.columns["global"] for e in result.evaluations if e.split == "validation"]
+    assert before == validations[0].mean_client_accuracy
+    assert after == validations[-1].mean_client_accuracy
 
 
 def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None:

@@ -15,7 +15,7 @@ from client.forward.readout import RepresentationScorer
 from client.tuning.baselines.first_order import FirstOrder
 from client.tuning.run import tune
 from client.tuning.trajectory import read_trajectory
-from client.tuning.tuning_setup import EvaluationResult
+from client.tuning.tuning_setup import EvaluationResult, TuningSetup
 from client.tuning.zeroth_order import TRAJECTORY_FILE
 from shared.errors import ConfigError
 from shared.start import START_FILE
@@ -114,6 +114,10 @@ def test_the_start_is_the_state_with_the_lowest_loss(
         kept.append(method.steps)
         return plain(method)
 
+    def evaluate_base(setup: TuningSetup, split: Any) -> EvaluationResult:
+        return EvaluationResult(12, losses[0], metrics[0])
+
+    monkeypatch.setattr(TuningSetup, "evaluate_base", evaluate_base)
     monkeypatch.setattr(FirstOrder, "evaluate", evaluate)
     monkeypatch.setattr(FirstOrder, "make_start", make_start)
     config = tuning_of(settings, method="fo-adam")

@@ -61,6 +61,22 @@ def test_the_headline_is_the_gain_over_the_better_of_global_and_base_rate(compar
     assert comparison.answer().startswith("personalized serves clients better than base rate: +")
 
 
+def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compare) -> None:
+    """Zero-shot above global and personalized: the gain over global is no gain."""
+    result = result_of(clients=4)
+    columns = result["evaluations"][-1]["columns"]
+    columns["zero-shot"], columns["personalized"] = columns["personalized"], columns["zero-shot"]
+    comparison = compare(result)
+    assert comparison.main.against.name == "zero-shot"
+    assert comparison.headline() == "personalized is not shown to be better than zero-shot"
+    assert "0 of 4 clients gain, 4 lose" in comparison.answer()
+    (warning,) = comparison.warnings()
+    assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in warning
+    assert "Try evaluate.best = true" in warning
+    assert said(comparison).count("--sweep FILE searches on validation") == 1
+    assert not compare(result_of(clients=4)).warnings()
+
+
 def test_without_personal_models_the_global_one_is_tested(compare: Compare) -> None:
     comparison = compare(result_of(personal=False))
     assert {row.against.name for row in comparison.tested} == {"majority", "zero-shot"}

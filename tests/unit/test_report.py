@@ -82,6 +82,39 @@ def test_colours_come_from_the_page(plain: str) -> None:
     assert not re.search(r"#[0-9a-f]{6}\b", drawings.replace("#000000", ""))
 
 
+def test_colours_of_variants_are_not_those_of_losing(plain: str) -> None:
+    colours = re.findall(r"--(\w+): (#[0-9a-f]{6});", plain)
+    losing = {colour for name, colour in colours if name == "down"}
+    series = {colour for name, colour in colours if name.startswith("series")}
+    assert len(losing) == 3  # light, dark and print
+    assert not losing & series
+
+
+def test_a_curve_is_seen_under_another_one(tmp_path: Path) -> None:
+    """Two runs with the very same validations have lines of different styles."""
+    text = page(tmp_path, result_of(), result_of(learning_rate=0.02))
+    learning = re.search(r'<figure id="learning">.*?</figure>', text, re.DOTALL)
+    assert learning is not None
+    lines = re.findall(r'style="[^"]*stroke: var\(--series[^"]*"', learning[0])
+    assert len({"stroke-dasharray" in line for line in lines}) == 2
+
+
+def test_cells_say_their_column_where_a_phone_shows_rows_as_cards(plain: str) -> None:
+    cards = re.findall(r'<table class="[^"]*cards">.*?</table>', plain, re.DOTALL)
+    assert len(cards) == 3
+    for table in cards:
+        heads = re.findall(r'<th scope="col">([^<]+)</th>', table)
+        for row in table.partition("<tbody>")[2].split("</tr>")[:-1]:
+            assert re.findall(r'<td data-label="([^"]*)"', row) == heads
+
+
+def test_a_model_below_the_best_baseline_is_warned_about(tmp_path: Path) -> None:
+    text = " ".join(Parsed(page(tmp_path, result_of(gain=-0.2))).texts)
+    assert "is not shown to be better than" in text or "worse than global" in text
+    assert "points below global, the best baseline" in text
+    assert "Try method = global" in text
+
+
 def test_the_same_runs_make_the_same_page(plain: str, tmp_path: Path) -> None:
     again = page(tmp_path, result_of(clients=20))
     named = re.compile(r"[^ >]*/0 ends after")

@@ -29,3 +29,17 @@ def test_a_client_that_refuses_several_evaluations_is_counted_once(
     folder = write_result(tmp_path / "run", content)
     print_result(folder, RunResult.read(folder))
     assert words in capsys.readouterr().out
+
+
+def test_the_verdict_is_about_the_best_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = result_of(clients=4)
+    columns = content["evaluations"][-1]["columns"]
+    columns["zero-shot"], columns["personalized"] = columns["personalized"], columns["zero-shot"]
+    folder = write_result(tmp_path / "run", content)
+    print_result(folder, RunResult.read(folder))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "points below zero-shot, the best baseline: 0 of 4 clients gain, 4 lose" in printed
+    assert "Try evaluate.best = true" in printed
+    assert "base rate: the client's own commonest label, always" in printed
