@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from devices.hardware.estimate import StepEstimate
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _FIRST_PASS_EXAMPLES = 8
 """The examples of a forward pass before the first step with a readout, as `micro-batch`."""
+_WITH_SCENARIO = ("scenario", "device", "model", "target", "power", "json", "seq", "batch")
+"""The parameters of an estimate that a scenario does not decide."""
 _STAGES = {
     "forward": "on the device",
     "backward": "on the device",
@@ -110,10 +113,17 @@ def list_() -> None:
 
 @app.command()
 def estimate(
+    context: typer.Context,
     device: Annotated[str, typer.Option(help="Profile: a name from device list, or a file.")],
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario whose settings the step has, as in simulate.")
+    ] = None,
     model: Annotated[
         str, typer.Option(help="tinyllama-1.1b, llama2-7b, or a config.json or its folder.")
-    ],
+    ] = "",
+    target: Annotated[
+        str, typer.Option(help="With SCENARIO: time until so many points of accuracy, e.g. +3.")
+    ] = "",
     method: Annotated[
         Method, typer.Option(help="prge, or first order: all on the device, or offloaded.")
     ] = Method.PRGE,
@@ -158,6 +168,8 @@ def estimate(
 ) -> None:
     """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
+    With SCENARIO the step is that of `samara simulate`, and --target says how long it may take.
+
     Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """
     from dataclasses import replace
@@ -169,6 +181,12 @@ def estimate(
     from devices.hardware.roofline import Workload
     from shared.errors import ConfigError
 
+    if scenario is not None:
+        _estimate_scenario(context, scenario, target)
+        return
+    if target or not model:
+        missing = "--target: give the SCENARIO" if target else "--model is missing"
+        raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
     if stream is Stream.HOST:
         raise ConfigError(
             "--stream host: the processors of a profiled device share one memory, so it saves "
@@ -225,6 +243,44 @@ def estimate(
         typer.echo(dumps(result.as_json()))
     else:
         _print(result)
+
+
+def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> None:
+    """Print the estimate of a step as a scenario has it, and the time until a target."""
+    from json import dumps
+
+    from devices.hardware.profile import load_device
+    from devices.hardware.target import estimate_target, parse_points, step_of
+    from shared.config import load_scenario
+    from shared.errors import ConfigError
+    from shared.scenarios import scenario_file
+
+    given = context.params
+    typed = ParameterSource.COMMANDLINE
+    asked = [name for name in given if context.get_parameter_source(name) is typed]
+    if foreign := [name for name in asked if name not in _WITH_SCENARIO]:
+        raise ConfigError(
+            f"--{foreign[0].replace('_', '-')}: the scenario decides it; change it there, or leave "
+            "SCENARIO out"
+        )
+    points = parse_points(target) if target else 0.0
+    places = [f"model.path={given['model']}"] if given["model"] else []
+    places += [f"batch={given['batch']}"] if "batch" in asked else []
+    config = load_scenario(scenario_file(scenario), places)
+    profile = load_device(given["device"])
+    profile = profile.with_power_mode(given["power"]) if given["power"] else profile
+    step = step_of(config, profile, given["seq"] if "seq" in asked else 0)
+    reached = estimate_target(config, step, points) if points else None
+    if given["json"]:
+        typer.echo(dumps(step.as_json() | ({"target": reached.as_json()} if reached else {})))
+        return
+    _print(step)
+    typer.echo(
+        f"{scenario}: {config.steps} steps a round of {config.queries} directions on up to "
+        f"{config.batch:,} examples of {step.work.sequence} tokens, adapter {config.adapter.layers}"
+    )
+    if reached:
+        typer.echo(reached.describe())
 
 
 def _print(result: "StepEstimate") -> None:

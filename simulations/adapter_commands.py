@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from simulations.commands import scenario_file
+from shared.scenarios import scenario_file
 
 app = typer.Typer(help="Look at models of runs, carry them away.", no_args_is_help=True)
 

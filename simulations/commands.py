@@ -81,6 +81,7 @@ def simulate(
         _list()
         return
     from shared.config import load_scenario
+    from shared.scenarios import scenario_file
 
     places = {"model.path": model, "data.path": data}
     given = [f"{key}={place}" for key, place in places.items() if place is not None]
@@ -291,21 +292,3 @@ def tune(
 
         folder = run(wanted, on_step)
     print_tuning(folder, read_result(folder))
-
-
-def scenario_file(scenario: Path | None) -> Path:
-    """Return the path of a scenario, which may be the name of a shipped one.
-
-    Raises:
-        ConfigError: if there is no such scenario.
-    """
-    from shared.errors import ConfigError
-    from simulations.listing import describe_missing, shipped_scenarios
-
-    if scenario is None:
-        raise ConfigError(describe_missing(""))
-    if scenario.exists():
-        return scenario
-    if (shipped := shipped_scenarios().get(str(scenario))) is None:
-        raise ConfigError(describe_missing(str(scenario)))
-    return shipped

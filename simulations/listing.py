@@ -2,22 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 from rich.table import Table
 
 from shared.result import RESULT_FILE
+from shared.scenarios import shipped_scenarios
 from shared.tasks.catalog import load_task, shipped_tasks
 from shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 _SHOWN_WORDS = 60
-
-
-def shipped_scenarios() -> dict[str, Path]:
-    """Return the files of the shipped scenarios by name."""
-    folder = Path(str(resources.files("simulations") / "scenarios"))
-    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
 def scenarios_table() -> Table:
@@ -82,15 +76,6 @@ def _first_comment(text: str) -> Iterator[str]:
             yield word
             if word.endswith("."):
                 return
-
-
-def describe_missing(name: str) -> str:
-    """Return the message for a scenario that does not exist; empty names none at all."""
-    what = f"{name}: neither a scenario file nor a shipped scenario; give" if name else "give"
-    return (
-        f"{what} a TOML file or one of {', '.join(shipped_scenarios())}; "
-        "samara simulate --list shows what they run"
-    )
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -121,7 +121,7 @@ def _estimate(
     counts: dict[Split, int],
 ) -> str:
     """Return a line with the time of the model's passes and the memory, by a shipped profile."""
-    local = config.model.model_copy(update={"path": str(runtime.model_folder)})
+    local = config.model.model_copy(update={"path": str(runtime.base.folder)})
     config = config.model_copy(update={"model": local})
     profile, shape = default_profile(local.torch_device), model_shape(local.path)
     first = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts[:8]]

@@ -21,13 +21,9 @@ from client.protocol.scenario_folder import ScenarioFolder
 from client.streaming.loading import choose_tier, stream_folder
 from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
+from devices.hardware.run_step import examples_in_pass
 from devices.jetson import telemetry
-from devices.live.memory_check import (
-    default_profile,
-    examples_in_pass,
-    expected_footprint,
-    free_memory,
-)
+from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.settings import ClientSettings, parse_address
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError

@@ -1,0 +1,79 @@
+"""The work of a run's step on a device: shape of the model, examples of a pass, directions."""
+
+from client.streaming.loading import choose_tier
+from client.training.model_runtime import EVALUATION_MICRO_BATCH
+from devices.hardware.estimate import UNIT
+from devices.hardware.model_shape import ModelShape, model_shape
+from devices.hardware.roofline import Grouping, Quantization, Workload
+from shared.config import RunConfig
+from shared.model.model_folder import find_embedded_model
+from shared.sections import EMBEDDED_MODEL
+from shared.tasks.catalog import load_task
+from shared.tasks.kinds import ChoiceTask, ClassificationTask
+
+_GROUPINGS: dict[str, Grouping] = {
+    "sequential": "sequential",
+    "inner": "inner",
+    "outer": "outer",
+    "both": "both",
+    "auto": "sequential",  # the least of them: auto takes what fits
+}
+
+
+def shape_of(config: RunConfig) -> ModelShape:
+    """Return the shape of a run's model.
+
+    Raises:
+        ModelError: if it cannot be read, for example before the model's download.
+    """
+    path = config.model.path
+    return model_shape(str(find_embedded_model()) if path == EMBEDDED_MODEL else path)
+
+
+def workload_of(config: RunConfig, shape: ModelShape) -> Workload:
+    """Return the work of a step on the examples that share a forward pass.
+
+    Args:
+        config: settings of the run.
+        shape: shape of its model.
+    """
+    model, inner = config.model, config.adapter.inner_layers
+    return Workload(
+        sequence=min(model.max_length, shape.context or model.max_length),
+        batch=examples_in_pass(config),
+        queries=config.queries,
+        grouping=_GROUPINGS[config.grouping],
+        differences=config.differences,
+        curvature=config.learning_rate == "auto",
+        quantization=_stored(config),
+        top=int(inner.removeprefix("top:")) if inner.startswith("top:") else 0,
+        rank=config.adapter.rank,
+        stream="disk" if choose_tier(model) == "disk" else "off",
+    )
+
+
+def examples_in_pass(config: RunConfig) -> int:
+    """Return the most examples of a forward pass."""
+    if config.adapter.inner_layers:
+        return min(config.batch, config.micro_batch or config.batch)
+    return min(config.batch, config.micro_batch or EVALUATION_MICRO_BATCH, UNIT)
+
+
+def label_count(task: str) -> int:
+    """Return the number of labels of a task; 1 where a readout is not possible.
+
+    Raises:
+        SamaraError: if the task cannot be read.
+    """
+    match load_task(task):
+        case ClassificationTask(words=labels) | ChoiceTask(candidates=tuple() as labels):
+            return len(labels)
+        case _:
+            return 1
+
+
+def _stored(config: RunConfig) -> Quantization:
+    """Return the storage type of the weights in the blocks, as the time model names it."""
+    if config.model.quantization != "none":
+        return config.model.quantization
+    return "fp32" if config.model.dtype == "float32" else "fp16"
