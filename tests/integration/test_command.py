@@ -1,6 +1,7 @@
 """The command line: what it prints, and that every mistake is one clear message."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def test_compare_averages_seeds_and_writes_every_client(
     assert "seed 0, 1" in printed.replace("\n", "")
     ends = [read_result(out)["evaluations"][-1]["columns"]["global"] for out in folders]
     mean = sum(end["mean_client_accuracy"] for end in ends) / 2
-    line = next(line for line in printed.splitlines() if line.startswith("global "))
+    line = next(line for line in printed.splitlines() if re.match(r"global +\d", line))
     assert f"{mean * 100:.1f}" in line
     rows = file.read_text().splitlines()
     assert len(rows) == 1 + 3 * 3  # three clients under majority, zero-shot, global
