@@ -381,6 +381,7 @@ def _read_config(scenario: Path | None, assignments: list[str], command: str) ->
     from shared.blob_store import BlobStore
     from shared.blobs import publish_blobs
     from shared.config import RunConfig, load_scenario
+    from shared.errors import ConfigError
     from shared.features import check_features
     from shared.settings import parse_assignment
 
@@ -388,6 +389,8 @@ def _read_config(scenario: Path | None, assignments: list[str], command: str) ->
         config = load_scenario(scenario, assignments)
     else:
         config = RunConfig.of(dict(map(parse_assignment, assignments)), "--set")
+    if config.evaluate.limit:
+        raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
     cohort = config.cohort
     config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
     config = publish_blobs(config, BlobStore())

@@ -306,9 +306,9 @@ class EvaluateSettings(Section):
     )
     limit: int = setting(
         0,
-        "most validation examples, and most test examples, of each client, chosen by `data.seed`; "
-        "0 is all. Evaluations before the first round take most of the time of a short run",
-        owner="device",
+        "most validation examples, and most test examples, of each simulated client, chosen by "
+        "`data.seed`; 0 is all. Evaluations before the first round take most of the time of a "
+        "short run. Live clients evaluate all they have",
         before=0,
         ge=0,
     )

@@ -14,9 +14,9 @@ from devices.hardware.roofline import Workload, base_pass_time
 from devices.live.memory_check import default_profile, expected_footprint
 from shared.columns import requested_columns
 from shared.config import RunConfig
+from shared.data_settings import EMBEDDED_DATA
 from shared.errors import SamaraError
 from shared.frames.instructions import Split
-from shared.sections import EMBEDDED_DATA
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 from simulations.report.fleet import span_of

@@ -183,7 +183,7 @@ class ClientDataSource:
         examples: reader of the task's examples.
         settings: settings of their division among clients.
         tokenize: function that turns an example into a prompt.
-        evaluated: most validation examples, and most test examples, of a client; 0 is all.
+        evaluated: most validation examples, and most test examples, of a share; 0 is all.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ClientDataSource:
         Args:
             client: client index; any 32 bits.
         """
-        return ClientData(client, self._limited(self._examples(1)), self._tokenize)
+        return ClientData(client, self._examples(1), self._tokenize)
 
     def _divide(self, client_count: int) -> list[ClientData]:
         settings, examples = self._settings, self._examples(max(1, client_count))

@@ -16,7 +16,7 @@ from client.training.own_examples import OwnExample, OwnExamples, row_of_text
 from shared.data_settings import EMBEDDED_DATA, DataSettings
 from shared.errors import ConfigError, DataError
 from shared.tasks.data import load_examples
-from shared.tasks.embedded import embedded_examples
+from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.growing import Identity, identity_of, newest, read_growing, with_stable_split
 from shared.tasks.kinds import Task
 from shared.tasks.rows import Example, Row
@@ -211,8 +211,9 @@ def load_given(task: Task, settings: DataSettings) -> list[Example]:
     """Load the examples of data that do not grow.
 
     Raises:
-        DataError: if they cannot be read.
+        DataError: if they cannot be read, or are missing.
     """
+    check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
         return embedded_examples(task, 1, settings.seed)
     return load_examples(settings.path, task, settings.seed, settings.limit)

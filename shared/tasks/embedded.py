@@ -1,7 +1,7 @@
 """Generated messages as data of a federation, for runs without data of their own."""
 
+from shared.data_settings import EMBEDDED_DATA
 from shared.errors import DataError, TaskError
-from shared.sections import EMBEDDED_DATA
 from shared.tasks.kinds import ClassificationTask, Task
 from shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
 from shared.tasks.rows import Example

@@ -245,8 +245,7 @@ def test_a_device_owns_model_data_task_and_execution() -> None:
         *("gradients", "grouping", "micro-batch", "memory-budget", "task", "threads"),
         *("trunk-cache", "trunk-cache-folder"),
     }
-    assert {key.split(".")[0] for key in owned if "." in key} == {"model", "data", "evaluate"}
-    assert "evaluate.every" not in owned
+    assert {key.split(".")[0] for key in owned if "." in key} == {"model", "data"}
 
 
 def test_a_live_client_keeps_its_own_values_and_takes_the_servers_others() -> None:
