@@ -72,6 +72,8 @@ def simulate(
         "cohorts": "recorded" if cohorts else "sampled",
     }
     check_features(features | config.features, "simulate")
+    if homes and not cohorts:
+        raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     folder = Path(config.out) if config.out else RUNS_FOLDER
     try:
         check_writable(folder)
@@ -89,8 +91,6 @@ def simulate(
         from simulations.fleet.run import simulate_fleet
 
         return simulate_fleet(config, on_message)
-    if homes and not cohorts:
-        raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     if homes:
         return _repeated(config, on_message, cohorts, homes)
     together = clients_together(config)
