@@ -26,6 +26,7 @@ def learn(
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
     from client.training.own_examples import OwnExamples, parse_rows, row_of_text
+    from devices.live.moving import check_not_moved
     from devices.live.settings import ClientSettings, client_folder
     from shared.errors import ConfigError
     from shared.tasks.catalog import load_task
@@ -38,6 +39,7 @@ def learn(
         return
     if not text or (text == "-") == bool(label):
         raise ConfigError("give a TEXT and its --label, or - for rows on stdin, or --list")
+    check_not_moved(folder)
     task, own = load_task(config.task), OwnExamples(folder)
     rows = parse_rows(sys.stdin.buffer) if text == "-" else [row_of_text(task, text, label)]
     for example in own.learn(rows, task):

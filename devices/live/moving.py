@@ -90,12 +90,14 @@ def move_client(folder: Path, file: Path, passphrase: str, is_copy: bool = False
         raise DeviceError(f"{file}: exists; name a new file")
     with stopped_client(folder):
         check_not_moved(folder)
-        files, left_out = _files_of(folder, settings)
         marker = folder / MOVED_FILE
         try:
-            if not is_copy:  # first, so that no crash leaves two clients
+            if (
+                not is_copy
+            ):  # first, so that no crash leaves two clients, and nothing is learned meanwhile
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 write_durably(marker, json.dumps({"time": now, "file": str(file)}).encode())
+            files, left_out = _files_of(folder, settings)
             size = write_archive(file, files, passphrase)
         except BaseException:
             if not file.exists():

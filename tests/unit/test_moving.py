@@ -118,6 +118,8 @@ def test_the_old_folder_serves_no_more_unless_it_was_a_copy(home: Path, tmp_path
         with pytest.raises(DeviceError, match=r"has moved on .* to .*/moved.*delete .*moved\.json"):
             refused()
     assert not (tmp_path / "twice").exists()
+    shown = run_command("learn", "hi", "--label", "1", "--home", str(home))
+    assert "has moved on" in str(shown.exception)
     (home / MOVED_FILE).write_text("rubbish")
     with pytest.raises(DeviceError, match="has moved to another device"):
         check_not_moved(home)
