@@ -51,8 +51,8 @@ def _notes(setting: Setting, run: bool) -> str:
         notes.append(f" ([{setting.page.split('#')[0]}]({setting.page}))")
     if setting.read_by:
         notes.append(f". Read by {', '.join(f'`{name}`' for name in setting.read_by)}")
-    if run and setting.owner == "device":
-        notes.append(". *Device*")
+    if run and setting.owner != "server":
+        notes.append(". *Device*" if setting.owner == "device" else ". *Device, if set there*")
     if run and not setting.identity:
         notes.append(". *Not in the run id*")
     return "".join(notes)

@@ -255,6 +255,7 @@ class RunConfig(Settings):
             "basis": "informed" if self.adapter.basis else "none",
             "scalar limit": "set" if self.data.has_answer_limits else "none",
             "start": "given" if self.adapter.start else "none",
+            "private rounds": "at the end" if self.personal.when == "end" else "earlier",
         }
 
     @classmethod
@@ -320,6 +321,8 @@ class RunConfig(Settings):
     def _the_method_has_what_it_needs(self) -> Self:
         if self.method in ("ditto", "mixture", "partial") and not self.personal.rounds:
             raise ValueError(f"method: {self.method} needs private rounds; set personal.rounds")
+        if self.method == "finetune" and self.personal.when != "end" and not self.personal.rounds:
+            raise ValueError(f"personal.when: {self.personal.when} needs personal.rounds above 0")
         names = [name.strip() for name in self.personal.part.split(",")]
         if self.method == "partial" and names == [LABEL_BIAS_GROUP] and not self.adapter.label_bias:
             raise ValueError(

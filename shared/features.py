@@ -33,12 +33,14 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "basis": ("none", "informed"),
     "scalar limit": ("none", "set"),
     "start": ("none", "given"),
+    "private rounds": ("at the end", "earlier"),
 }
 """``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
 and a live SuperLink. ``clients``: ``emulated`` are those of ``fleet.devices``. ``task``: the
 candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each row.
 ``aggregation``: rules that weigh whole reports, or medians and trimmed means ``coordinates`` by
-coordinate. ``basis``: ``informed`` is `adapter.basis`.
+coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``: ``earlier`` is any
+`personal.when` but ``end``.
 ``adapter``: ``inner`` are LoRA-FA adapters inside the model, ``both`` a readout beside them."""
 
 
@@ -92,6 +94,19 @@ EXCLUSIONS = (
         {"method": ("readout",), "clients": ("emulated",)},
         "emulated devices train from one state, and here every client adds an intercept of its "
         "own; leave fleet.devices out, or choose another method",
+    ),
+    Exclusion(
+        {"method": ("local",), "private rounds": ("earlier",)},
+        "there are no rounds with others to take private ones between; set personal.when to end",
+    ),
+    Exclusion(
+        {"method": ("global", "cluster"), "private rounds": ("earlier",)},
+        "there are no private rounds; set personal.when to end, or choose another method",
+    ),
+    Exclusion(
+        {"clients": ("emulated",), "private rounds": ("earlier",)},
+        "the time model of emulated devices has private rounds after the last round only; set "
+        "personal.when to end, or leave fleet.devices out",
     ),
     Exclusion(
         {"method": ("readout",), "clients": ("phone",)},

@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from shared.errors import ConfigError
 
 Scalar = bool | int | float | str
-Owner = Literal["server", "device"]
+Owner = Literal["server", "device", "either"]
+"""Who decides a setting; ``either`` is the server unless the device's owner sets it."""
 
 
 def _number_as_text(value: object) -> object:
@@ -43,7 +44,8 @@ class Setting:
         help: meaning, for people.
         identity: whether the value is part of the run id.
         repetition: whether two runs that differ in this setting alone repeat each other.
-        owner: the side that decides it; a live device keeps its own value.
+        owner: the side that decides it; a live device keeps its own value, of one that ``either``
+            may decide only if its owner has set it.
         read_by: methods that the value means something to; empty for all.
         page: page and anchor under docs/ that says more; may be empty.
         former: key under which earlier versions stored it; may be empty.
@@ -143,12 +145,13 @@ class Section(BaseModel):
     def with_owners_values(self, other: Self, owner: Owner) -> Self:
         """Return these settings with those of an owner taken from other ones.
 
-        The result is not validated: each side has checked its own settings.
+        Those that either side may decide are taken if the other settings set them. The result is
+        not validated: each side has checked its own settings.
         """
         changes: dict[str, Any] = {}
         for name, info in type(self).model_fields.items():
-            own, others = getattr(self, name), getattr(other, name)
-            if _about(info)["owner"] == owner:
+            own, others, decides = getattr(self, name), getattr(other, name), _about(info)["owner"]
+            if decides == owner or (decides == "either" and name in other.model_fields_set):
                 changes[name] = others
             elif isinstance(own, Section):
                 changes[name] = own.with_owners_values(others, owner)

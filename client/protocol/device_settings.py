@@ -1,7 +1,7 @@
 """The settings that a client decides for itself, whatever the server's values are.
 
 Each setting declares its owner (`shared.settings.setting`): model, data, task and how steps are
-executed are the device's.
+executed are the device's. When private rounds are taken is the run's, unless the device's owner says.
 """
 
 from shared.config import RunConfig
@@ -12,5 +12,5 @@ index, and its settings as a JSON object."""
 
 
 def with_device_settings(server_config: RunConfig, device_config: RunConfig) -> RunConfig:
-    """Return a run's settings with those that a device owns replaced by the device's values."""
+    """Return a run's settings with those that a device decides replaced by the device's values."""
     return server_config.with_owners_values(device_config, "device")

@@ -151,7 +151,7 @@ def resolve_device_settings(
     }
     described = describe(RunConfig)
     for key, value in map(parse_assignment, assignments):
-        if key in described and described[key].owner != "device":
+        if key in described and described[key].owner == "server":
             raise ConfigError(f"--set {key}: the server decides this setting; set it there")
         device_settings[key] = value
     config = RunConfig.of(device_settings, "client up")

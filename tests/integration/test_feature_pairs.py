@@ -72,6 +72,7 @@ def run(settings: Settings, tmp_path: Path) -> Callable[[Combination], RunResult
             "cohort.clustering-rounds": 1,
             "rounds": 1,
             "personal.rounds": 1,
+            "personal.when": "always" if combination["private rounds"] == "earlier" else "end",
             "steps": 1,
             "pool-size": 8,
             "personal.learning-rate": 0.1,

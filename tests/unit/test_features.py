@@ -54,6 +54,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
         own["data.scalar-limit"] = 1.0
     if combination.get("clients") == "emulated":
         own["fleet.devices"] = FLEET
+    if combination.get("private rounds") == "earlier":
+        own["personal.when"] = "every 2 rounds"
     return own | {key: combination[key] for key in _SETTINGS if key in combination}
 
 
