@@ -122,6 +122,21 @@ class DenseValues:
             )
         return cls(first, scaled.astype(np.int64))
 
+    @classmethod
+    def of(cls, first: int, values: NDArray[np.int64]) -> Self:
+        """Return values with unit 2⁻⁵¹, int64 [n].
+
+        Raises:
+            ReplayError: if a value is beyond ±1,024.
+        """
+        dense = cls(first, values)
+        if dense.bound > MAX_DENSE_VALUE:
+            raise ReplayError(
+                f"a private value of {dense.bound / 2**STATE_BITS:g} cannot be stored: it is "
+                f"beyond ±{MAX_DENSE_VALUE >> STATE_BITS:,}"
+            )
+        return dense
+
     @property
     def bound(self) -> int:
         """The largest absolute value."""

@@ -248,6 +248,14 @@ class RunTerms:
             differences="forward",
         )
 
+    def is_last(self, number: int) -> bool:
+        """Return whether the global model stays as it is after a round, whatever follows.
+
+        Where a further round may return to the best one, this is known after that round only.
+        """
+        last = self.rounds_of_federation
+        return number == last + bool(last and self.returns_to_best)
+
     def is_evaluated(self, number: int, split: Split, personal: bool = False) -> bool:
         """Return whether clients evaluate the state after a round on a split.
 

@@ -5,12 +5,8 @@ from numpy.typing import NDArray
 
 from client.personal.label_bias import base_rate, fit_label_bias
 from client.personal.methods import composition
-from client.personal.private_fit import (
-    intercept_state,
-    make_private_fit,
-    make_recorded_private_fit,
-)
-from client.personal.private_rounds import run_private_rounds, run_recorded_private_rounds
+from client.personal.private_fit import intercept_state, make_private_fit
+from client.personal.private_rounds import run_private_rounds
 from client.training.client_data import ClientData
 from client.training.local_steps import prepare_evaluated_examples
 from client.training.model_runtime import ModelRuntime, evaluation_column
@@ -68,11 +64,11 @@ def evaluate_personal_model(
     runtime: ModelRuntime,
     data: ClientData,
     config: RunConfig,
-    run_id: bytes,
     state: NDArray[np.int64],
+    private: NDArray[np.int64],
     split: Split = Split.TEST,
 ) -> tuple[EvaluationColumn, ...]:
-    """Make the private part that is missing, and evaluate every column on a client's test examples.
+    """Evaluate every column on a client's test examples.
 
     Base rate always answers the client's most frequent training label, without reading the text.
     Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
@@ -86,23 +82,18 @@ def evaluate_personal_model(
         runtime: model runtime.
         data: examples of the client.
         config: settings of the run.
-        run_id: run id, 8 bytes.
         state: int64 [d], state of the federation.
+        private: int64 [d], private state of the client.
         split: split to evaluate on; on others than test only the personal model is evaluated.
 
     Raises:
-        TrainingError: if the loss is not finite in the first private round, or a label bias or
-            private readout cannot be fitted.
-        ReplayError: if the first private round leaves the exact range of the state.
-        LedgerError: if the personal ledger cannot be read or written.
+        TrainingError: if a label bias cannot be fitted, or a loss is not finite in the first round
+            of local-only.
+        ReplayError: if that round leaves the exact range of the state.
     """
     parts = composition(config, runtime.layout)
     train = data.tokenized(Split.TRAIN)
     examples = prepare_evaluated_examples(runtime, data, split)
-    make_private = (
-        make_recorded_private_fit if config.method == "readout" else run_recorded_private_rounds
-    )
-    private = make_private(runtime, data, config, run_id, state)
     personal = runtime.scores(parts.model(state, private), examples.prompts)
     if split is not Split.TEST:
         return (evaluation_column(PERSONALIZED, personal, examples.labels),)

@@ -6,12 +6,9 @@ as dense values and never fitted again. While the common model is trained, every
 intercept of its own to it, so that what all learn is not their different base rates.
 """
 
-from contextlib import closing
-
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.private_rounds import open_personal_ledger
 from client.personal.softmax_fit import Examples, SoftmaxFit, fit_intercept, fit_private_part
 from client.training.client_data import ClientData
 from client.training.local_steps import prepare_training_examples
@@ -19,6 +16,7 @@ from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from shared.ledger.ledger import Ledger
 from shared.model.readout import contrasts
 from shared.replay import DenseValues, replay, zero_state
 from shared.round_delta import RoundDelta
@@ -50,32 +48,37 @@ def intercept_for_training(
     return _state_of(fit_intercept(examples, _contrasts(examples)), runtime.layout)
 
 
-def make_recorded_private_fit(
+def record_private_fit(
     runtime: ModelRuntime,
     data: ClientData,
     config: RunConfig,
-    run_id: bytes,
     state: NDArray[np.int64],
+    ledger: Ledger,
+    first: int = 1,
 ) -> NDArray[np.int64]:
-    """Return the private state in the client's personal ledger, which is fitted at the first call.
+    """Return the private state in a client's personal ledger, which is fitted if it is not there.
+
+    A later fit is recorded as its difference from the one before.
 
     Args:
         runtime: model runtime.
         data: examples of the client.
         config: settings of the run.
-        run_id: run id, 8 bytes.
         state: int64 [d], state of the federation.
+        ledger: personal ledger of the client.
+        first: number of the fit's record.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
         ReplayError: if a fitted number is beyond the range of dense values.
-        LedgerError: if the personal ledger cannot be read or written.
+        LedgerError: if the personal ledger cannot be written.
     """
-    with closing(open_personal_ledger(runtime, config, run_id, data.client)) as ledger:
-        if not ledger.position.round:
-            values = _dense_values(_fit(runtime, data, config, state), runtime.layout)
-            ledger.append(RoundDelta(1, PERSONAL_TRACK, bytes(8), (), values))
-        return ledger.state
+    if ledger.position.round < first:
+        fitted = _state_of(_fit(runtime, data, config, state), runtime.layout)
+        values = _difference(fitted, ledger.state, runtime.layout)
+        ledger.append(RoundDelta(first, PERSONAL_TRACK, bytes(8), (), values))
+        ledger.compact(first)
+    return ledger.state
 
 
 def make_private_fit(
@@ -147,6 +150,24 @@ def _dense_values(fit: SoftmaxFit, layout: Layout) -> tuple[DenseValues, ...]:
             parts.append(DenseValues.from_numbers(first, fit.intercept))
         elif part.group == READOUT_GROUP and fit.readout.any():
             parts.append(DenseValues.from_numbers(first, fit.readout.ravel()))
+    return tuple(parts)
+
+
+def _difference(
+    fitted: NDArray[np.int64], before: NDArray[np.int64], layout: Layout
+) -> tuple[DenseValues, ...]:
+    """Return what leads from one private state to another, tensor by tensor, where they differ.
+
+    The label bias is there even if it does not change, so that no record is empty.
+
+    Raises:
+        ReplayError: if a difference is beyond the range of dense values.
+    """
+    parts = []
+    for part in layout.parts:
+        values = fitted[part.numbers] - before[part.numbers]
+        if values.any() or part.group == LABEL_BIAS_GROUP:
+            parts.append(DenseValues.of(part.numbers.start, values))
     return tuple(parts)
 
 

@@ -8,7 +8,6 @@ determines how the two states make the model that a person uses.
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -53,19 +52,15 @@ def personal_ledger(config: RunConfig, run_id: bytes, client: int) -> Path:
     return client_folder(config, run_id, client) / "personal.ledger"
 
 
-def run_recorded_private_rounds(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
-    run_id: bytes,
-    state: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Take the private rounds that the client's personal ledger lacks, and record them in it.
+def step_size_file(ledger: Path, first: int) -> Path:
+    """Return the file of the step sizes of the private rounds from a state.
 
-    Args, returns and raises are those of `run_private_rounds`.
+    Args:
+        ledger: folder of the personal ledger.
+        first: number of the first of these rounds.
     """
-    with closing(open_personal_ledger(runtime, config, run_id, data.client)) as ledger:
-        return run_private_rounds(runtime, data, config, state, ledger)
+    name = f"personal_{STEP_SIZE_FILE}"
+    return ledger.with_name(name if first == 1 else f"{first}_{name}")
 
 
 def open_personal_ledger(
@@ -90,8 +85,9 @@ def run_private_rounds(
     config: RunConfig,
     state: NDArray[np.int64],
     ledger: Ledger | None = None,
+    first: int = 1,
 ) -> NDArray[np.int64]:
-    """Take the private rounds of a client, and return its private state.
+    """Take the private rounds of a client from one state, and return its private state.
 
     Args:
         runtime: model runtime.
@@ -100,6 +96,9 @@ def run_private_rounds(
             and batch.
         state: int64 [d], state of the federation; it is not changed.
         ledger: personal ledger that records the rounds; those in it already are not repeated.
+        first: number in the ledger of the first round from this state. Those before it were taken
+            from other states. The private state goes on from them, or with `personal.retrain` from
+            zero: then the first record erases it.
 
     Returns:
         int64 [d], for `Composition.model`.
@@ -113,9 +112,8 @@ def run_private_rounds(
     layout, rounds = runtime.layout, config.private_rounds
     parts, pull = composition(config, layout), pull_shrinks(config)
     private = ledger.state if ledger else zero_state(layout.size)
-    recorded_rounds = ledger.position.round if ledger else 0
+    recorded = ledger.position.round if ledger else 0
     deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
-    step_sizes = _step_record(config, ledger, min(recorded_rounds, rounds))
 
     def apply(delta: RoundDelta) -> NDArray[np.int64]:
         """Record a round delta, and return the private state after it."""
@@ -127,39 +125,47 @@ def run_private_rounds(
         ledger.compact(delta.round)
         return ledger.state
 
-    for number in range(recorded_rounds + 1, rounds + 1):
+    before = first - 1  # records before the first round
+    if config.personal.retrain and first > 1:
+        before += 1
+        if recorded < before:
+            private = apply(RoundDelta(before, PERSONAL_TRACK, bytes(8), (), ERASURE))
+    done = max(recorded - before, 0)
+    step_sizes = _step_record(config, ledger, first, min(done, rounds))
+    for number in range(before + done + 1, before + rounds + 1):
         model = parts.model(state, private)
         instruction = _private_instruction(config, number, layout, model, step_sizes.size)
         report: Report | None = None
         try:
             report = take_local_steps(runtime, data, instruction, model, parts.private)
         except (ReplayError, TrainingError):
-            if number == 1:
+            if number == before + 1:
                 raise
         size = step_sizes.record(_observation(instruction, report))
         if report is not None and size.back_to is None:
             private = apply(_private_delta(instruction, report, pull))
             continue
-        reverted = [delta for delta in deltas if delta.round > (size.back_to or 0)]
+        back_to = before + (size.back_to or 0)
+        reverted = [delta for delta in deltas if delta.round > back_to]
         private = apply(_revert_or_erase(instruction, reverted, private))
         log.warning(
             "client %d: the loss rises too far in private round %d; reverting to the state after "
             "round %d, learning rate %.3g from now on",
-            *(data.client, number, size.back_to or 0, size.learning_rate),
+            *(data.client, number, back_to, size.learning_rate),
         )
-    if config.method == "mixture" and recorded_rounds <= rounds:
+    if config.method == "mixture" and done <= rounds:
         shrinks = _mixture_shrinks(runtime, data, state, private)
-        private = apply(RoundDelta(rounds + 1, PERSONAL_TRACK, bytes(8), (), shrinks))
+        private = apply(RoundDelta(before + rounds + 1, PERSONAL_TRACK, bytes(8), (), shrinks))
     return private
 
 
 def _step_record(
-    config: RunConfig, ledger: Ledger | None, recorded_rounds: int
+    config: RunConfig, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
-    """Return the step sizes of the private rounds, which the ledger's folder keeps."""
+    """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
     rate = config.personal.learning_rate
     size = StepSize(config.private_rounds, None if rate == "auto" else rate, config.epsilon)
-    file = ledger.folder.with_name(f"personal_{STEP_SIZE_FILE}") if ledger else None
+    file = step_size_file(ledger.folder, first) if ledger else None
     return RecordedStepSize(size, file, recorded_rounds)
 
 

@@ -1,7 +1,7 @@
 """The settings that a client decides for itself, whatever the server's values are.
 
 Each setting declares its owner (`shared.settings.setting`): model, data, task and how steps are
-executed are the device's. When private rounds are taken is the run's, unless the device's owner says.
+executed are the device's. When private rounds are taken is the run's, unless the owner says so.
 """
 
 from shared.config import RunConfig

@@ -1,13 +1,17 @@
 """The protocol client: replies to instructions with a model runtime and a client's data."""
 
 import json
+import logging
 import platform
 from importlib.metadata import version
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
+from client.personal.personalizer import Personalizer, make_recorded_private_part
 from client.personal.private_fit import intercept_for_training
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_limits import AnswerLimits
@@ -30,7 +34,7 @@ from client.training.local_step_plan import smallest_batch
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
-from shared.errors import DataError, FrameError
+from shared.errors import DataError, FrameError, SamaraError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -38,6 +42,8 @@ from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.runs import run_id_of
 from shared.tasks.rows import data_fingerprint
+
+log = logging.getLogger("samara.client")
 
 
 class ProtocolClient(ClientHandler):
@@ -55,6 +61,8 @@ class ProtocolClient(ClientHandler):
         answered: what the client has answered in each run, on disk; None keeps nothing.
         answer_log: log of the answers, on disk; None logs nothing.
         generations: which examples came together, on disk; None counts all as one generation.
+        has_idle_time: whether private rounds are taken by `take_private_rounds` between messages,
+            and not as soon as they are due.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class ProtocolClient(ClientHandler):
         answered: AnsweredRuns | None = None,
         answer_log: AnswerLog | None = None,
         generations: Generations | None = None,
+        has_idle_time: bool = False,
     ) -> None:
 
         def generations_of(split: Split) -> tuple[str, ...]:
@@ -91,19 +100,17 @@ class ProtocolClient(ClientHandler):
         super().__init__(data.client, sessions, guard, answer_log, size, signed_runs)
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
-        self._pass_counts = pass_counts
+        self._pass_counts, self._has_idle_time = pass_counts, has_idle_time
 
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""
 
         def introduce() -> bytes:
-            runtime = self._runtime
-            run_id = run_id_of(self._server_config, runtime.layout, runtime.model_id)
-            session = self._sessions.read_session(run_id)
+            session = self._sessions.read_session(self._run_id)
             last_round = session.position.round if session else 0
             counts = {split: len(self._data.in_split(split)) for split in Split}
-            self._guard.add_introduction(run_id, counts)
-            return introduction(runtime, self._data, last_round).encode()
+            self._guard.add_introduction(self._run_id, counts)
+            return introduction(self._runtime, self._data, last_round).encode()
 
         return self._reply_or_refuse(b"", introduce)
 
@@ -141,13 +148,65 @@ class ProtocolClient(ClientHandler):
         """
         return self.refuse(part, FrameError("a blob part was sent to a client that lacks no blob"))
 
+    def take_private_rounds(self) -> None:
+        """Take the private rounds that are due in this client's run; nothing is sent.
+
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
+        """
+        if session := self._sessions.read_session(self._run_id):
+            personalizer = self._personalizer_of(self._run_id)
+            personalizer.note(session.position.round, session.state, session.digest)
+            try:
+                personalizer.take()
+            finally:
+                self._record_passes(self._run_id)
+
     def _catch_up(self, frame: bytes, catch_up: CatchUp) -> bytes:
         instruction = decode_instruction(frame)
         session = self._sessions.read_session(instruction.run_id)
         if session is None or session.token != token_of(frame):
             session = self._session_at(instruction, catch_up)
             self._sessions.write_session(instruction.run_id, session)
+            if self._takes_private_rounds_between:
+                self._note_private_rounds(instruction.run_id, session)
         return b""
+
+    @property
+    def _run_id(self) -> bytes:
+        """The id of the run of these settings."""
+        runtime = self._runtime
+        return run_id_of(self._server_config, runtime.layout, runtime.model_id)
+
+    @property
+    def _takes_private_rounds_between(self) -> bool:
+        """Return whether private rounds are taken before the server asks for the personal model."""
+        return self._has_idle_time or self._config.personal.when != "end"
+
+    def _note_private_rounds(self, run_id: bytes, session: Session) -> None:
+        """Note the session's state if private rounds are due; without idle time, take them.
+
+        An error is logged: what the federation asks for is carried out all the same.
+        """
+        try:
+            personalizer = self._personalizer_of(run_id)
+            noted = personalizer.note(session.position.round, session.state, session.digest)
+            if noted and not self._has_idle_time:
+                personalizer.take()
+        except SamaraError as error:
+            log.warning("client %d: the private rounds failed: %s", self._client, error)
+
+    def _personalizer_of(self, run_id: bytes) -> Personalizer:
+        return Personalizer(self._runtime, self._data, self._config, run_id)
+
+    def _private_state(self, run_id: bytes, session: Session) -> NDArray[np.int64]:
+        """Return the private state for the personal comparison; what is missing in it is taken."""
+        runtime, data, config = self._runtime, self._data, self._config
+        if not self._takes_private_rounds_between:
+            return make_recorded_private_part(runtime, data, config, run_id, session.state)
+        return self._personalizer_of(run_id).private_state(
+            session.position.round, session.state, session.digest
+        )
 
     def _train(self, frame: bytes) -> bytes:
         parts = composition(self._config, self._runtime.layout)
@@ -156,7 +215,7 @@ class ProtocolClient(ClientHandler):
             private = intercept_for_training(self._runtime, self._data, self._config, session.state)
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
-            self._record_passes(instruction)
+            self._record_passes(instruction.run_id)
             return report
 
         return self._report_once(frame, self._session_at, train)
@@ -165,24 +224,25 @@ class ProtocolClient(ClientHandler):
         runtime, data, config = self._runtime, self._data, self._config
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
-            state, split = self._session_at(instruction).state, instruction.split
+            session, split = self._session_at(instruction), instruction.split
+            state = session.state
             if not data.in_split(Split.TRAIN) and (personal or config.method == "readout"):
                 raise DataError("this client has no training example left to personalize with")
             data.most_evaluated = self._guard.introduced(instruction.run_id)
             if personal:
-                run_id = instruction.run_id
-                columns = evaluate_personal_model(runtime, data, config, run_id, state, split)
+                private = self._private_state(instruction.run_id, session)
+                columns = evaluate_personal_model(runtime, data, config, state, private, split)
             else:
                 columns = evaluate_global_model(runtime, data, config, state, split)
-            self._record_passes(instruction)
+            self._record_passes(instruction.run_id)
             return columns
 
         return self._evaluate_once(frame, personal, evaluate)
 
-    def _record_passes(self, instruction: Instruction) -> None:
-        """Write the rows that went through the model for an instruction."""
+    def _record_passes(self, run_id: bytes) -> None:
+        """Write the rows that went through the model for a run since the call before."""
         if self._pass_counts:
-            self._pass_counts.add(instruction.run_id, self._data.take_passes())
+            self._pass_counts.add(run_id, self._data.take_passes())
 
     def _session_at(self, instruction: Instruction, catch_up: CatchUp | None = None) -> Session:
         """Return the session at an instruction's start, without a catch-up the stored one."""

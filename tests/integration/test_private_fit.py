@@ -13,7 +13,7 @@ from test_command import Run, run
 
 from client.personal import private_fit
 from client.personal.methods import composition
-from client.personal.private_fit import make_recorded_private_fit
+from client.personal.personalizer import make_recorded_private_part
 from client.personal.private_rounds import personal_ledger
 from client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
 from client.training.model_runtime import load_run
@@ -100,7 +100,7 @@ def test_a_readout_adapter_gets_a_private_readout_too(
         examples = source.share_of(client, 2).tokenized(Split.TRAIN).labels
         assert rows == len(examples)
     passes = runtime.passes
-    private = make_recorded_private_fit(
+    private = make_recorded_private_part(
         runtime, source.share_of(0, 2), config, bytes.fromhex(opened.result.run_id), w
     )
     assert runtime.passes == passes  # every example went through the model once
@@ -177,7 +177,7 @@ def test_what_is_recorded_is_read_and_never_fitted_again(
     ledger = personal_ledger(config, RUN_ID, 0)
 
     def make(w: NDArray[np.int64] = state) -> NDArray[np.int64]:
-        return make_recorded_private_fit(runtime, data, config, RUN_ID, w)
+        return make_recorded_private_part(runtime, data, config, RUN_ID, w)
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -234,7 +234,7 @@ def test_a_score_that_is_not_finite_is_refused_and_nothing_is_recorded(
     count = len(data.tokenized(Split.TRAIN).labels)
     monkeypatch.setattr(runtime, "scores", lambda *_: np.full((count, 2), np.nan, np.float32))
     with pytest.raises(TrainingError, match="not finite"):
-        make_recorded_private_fit(runtime, data, config, RUN_ID, state)
+        make_recorded_private_part(runtime, data, config, RUN_ID, state)
     assert list(read_ledger(personal_ledger(config, RUN_ID, 0))) == []
 
 

@@ -1,0 +1,320 @@
+"""The personalizations of a client in a run, in files of its owner's, which never leave it.
+
+A personalization is the private rounds, or the private fit, that a client takes from one state of
+the federation. That state is kept until they are finished, since new rounds of the federation move
+the client's session meanwhile. What is finished is a line of a file that people can read.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import LedgerError
+from shared.events import append_event, read_events
+from shared.files import make_folder, write_durably
+from shared.layout import Layout
+from shared.replay import digest
+
+log = logging.getLogger("samara.client")
+
+PERSONALIZATIONS_FILE = "personalizations.jsonl"
+_BEGUN, _NEXT = "personalization", "personalization.next"
+_MOST_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Score:
+    """The quality of a personal model on the owner's validation examples.
+
+    Attributes:
+        accuracy: share of right answers.
+        loss: mean cross-entropy.
+        examples: number of examples.
+    """
+
+    accuracy: float
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True, eq=False)
+class StartState:
+    """A state of the federation that a client takes private rounds from.
+
+    Attributes:
+        round: last round of the federation in it.
+        state: int64 [d].
+        digest: digest of the state, 32 bytes.
+        first: number of the first private round from it in the personal ledger; 0 before it.
+        data: hash of the training examples when they began; empty before.
+        before: score of the personal model when they began; None without validation examples.
+    """
+
+    round: int
+    state: NDArray[np.int64]
+    digest: bytes
+    first: int = 0
+    data: str = ""
+    before: Score | None = None
+
+    def encode(self) -> bytes:
+        """Return the start as a file: a line of JSON, and the state."""
+        head = {
+            "round": self.round,
+            "digest": self.digest.hex(),
+            "first": self.first,
+            "data": self.data,
+            "before": self.before and asdict(self.before),
+        }
+        return json.dumps(head).encode() + b"\n" + self.state.astype("<i8").tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes, layout: Layout) -> Self:
+        """Read a file of `encode`.
+
+        Raises:
+            LedgerError: if it is damaged.
+        """
+        line, _, numbers = data.partition(b"\n")
+        try:
+            head = json.loads(line)
+            start = cls(
+                int(head["round"]),
+                np.frombuffer(numbers, "<i8").astype(np.int64),
+                bytes.fromhex(head["digest"]),
+                int(head["first"]),
+                str(head["data"]),
+                _score(head["before"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"it is damaged: {error!r}") from error
+        if len(start.state) != layout.size or digest(layout.hash, start.state) != start.digest:
+            raise LedgerError("it is damaged: the state is not the one that it names")
+        return start
+
+
+class LatestStart(NamedTuple):
+    """What is known of a state that private rounds were or will be taken from.
+
+    Attributes:
+        round: last round of the federation in it.
+        digest: digest of the state, 32 bytes.
+        data: hash of the training examples when the rounds began; empty before.
+    """
+
+    round: int
+    digest: bytes
+    data: str
+
+
+@dataclass(frozen=True)
+class Personalization:
+    """The private rounds that a client has taken from one state of the federation.
+
+    Attributes:
+        global_round: last round of the federation in that state.
+        global_digest: digest of that state, in hex.
+        first, last: numbers of their first and last record in the personal ledger.
+        digest: digest of the private state after them, in hex.
+        data: hash of the training examples when they began.
+        before: score of the personal model before them, under that state; None without examples.
+        after: score after them.
+    """
+
+    global_round: int
+    global_digest: str
+    first: int
+    last: int
+    digest: str
+    data: str
+    before: Score | None
+    after: Score | None
+
+    @classmethod
+    def parse(cls, event: dict[str, Any]) -> Self:
+        """Read a line of the file.
+
+        Raises:
+            ValueError, KeyError, TypeError: if it is none.
+        """
+        return cls(
+            int(event["global_round"]),
+            str(event["global_digest"]),
+            int(event["first"]),
+            int(event["last"]),
+            str(event["digest"]),
+            str(event["data"]),
+            _score(event["before"]),
+            _score(event["after"]),
+        )
+
+
+class Personalizations:
+    """The files of one client in a run.
+
+    Args:
+        folder: folder of the client's files in the run's.
+        layout: layout of the adapter.
+    """
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self._folder, self._layout = folder, layout
+
+    @property
+    def begun(self) -> StartState | None:
+        """The state whose private rounds have begun and are not finished."""
+        start, last = self._read(_BEGUN), self.finished
+        if start and last and last.first >= start.first:
+            self._delete(_BEGUN)  # a crash came between its line and this
+            return None
+        following = start and self._read(_NEXT)
+        if start and following and following.digest == start.digest:
+            self._delete(_NEXT)  # a crash came between beginning with it and this
+        return start
+
+    @property
+    def next(self) -> StartState | None:
+        """The state from which the private rounds begin after those that have begun."""
+        return self._read(_NEXT)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Return whether there is a state from which private rounds are to be taken."""
+        return any((self._folder / name).exists() for name in (_BEGUN, _NEXT))
+
+    @property
+    def latest(self) -> LatestStart | None:
+        """The latest state that private rounds are, will be, or were taken from; None without."""
+        for name in (_NEXT, _BEGUN):
+            try:
+                with (self._folder / name).open("rb") as file:
+                    head = json.loads(file.readline(_MOST_HEAD_BYTES))
+                return LatestStart(head["round"], bytes.fromhex(head["digest"]), head["data"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        if (last := self.finished) is None:
+            return None
+        return LatestStart(last.global_round, bytes.fromhex(last.global_digest), last.data)
+
+    @property
+    def finished(self) -> Personalization | None:
+        """The latest personalization that is finished."""
+        every = read_personalizations(self._folder)
+        return every[-1] if every else None
+
+    def write_next(self, start: StartState) -> None:
+        """Keep a state as the next to take private rounds from; an earlier next one is left out.
+
+        Raises:
+            LedgerError: if it cannot be written.
+        """
+        self._write(_NEXT, start)
+
+    def begin(self, start: StartState) -> None:
+        """Keep a state as the one whose private rounds have begun; there is no next one then.
+
+        Raises:
+            LedgerError: if it cannot be written.
+        """
+        self._write(_BEGUN, start)
+        self._delete(_NEXT)
+
+    def drop_begun(self) -> None:
+        """Leave out the state whose private rounds have begun; recorded ones stay.
+
+        Raises:
+            LedgerError: if it cannot be deleted.
+        """
+        self._delete(_BEGUN)
+
+    def finish(self, start: StartState, last: int, end: bytes, after: Score | None) -> None:
+        """Record that the private rounds from a state are finished.
+
+        Args:
+            start: the state.
+            last: number of the last record.
+            end: digest of the private state, 32 bytes.
+            after: score of the personal model.
+
+        Raises:
+            LedgerError: if it cannot be written.
+        """
+        done = Personalization(
+            start.round,
+            start.digest.hex(),
+            start.first,
+            last,
+            end.hex(),
+            start.data,
+            start.before,
+            after,
+        )
+        file = self._folder / PERSONALIZATIONS_FILE
+        try:
+            read_events(file)  # cuts half of a last line off
+            append_event(file, asdict(done))
+        except OSError as error:
+            raise LedgerError(f"{file}: cannot be written: {error.strerror}") from error
+        self._delete(_BEGUN)
+
+    def _read(self, name: str) -> StartState | None:
+        file = self._folder / name
+        try:
+            return StartState.decode(file.read_bytes(), self._layout)
+        except FileNotFoundError:
+            return None
+        except (OSError, LedgerError) as error:
+            log.warning("%s: %s; the private rounds from it are left out", file, error)
+            self._delete(name)
+            return None
+
+    def _write(self, name: str, start: StartState) -> None:
+        file = self._folder / name
+        try:
+            make_folder(self._folder)
+            write_durably(file, start.encode())
+        except OSError as error:
+            raise LedgerError(f"{file}: cannot be written: {error.strerror}") from error
+
+    def _delete(self, name: str) -> None:
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"{self._folder / name}: cannot be deleted: {error.strerror}"
+            ) from error
+
+
+def read_personalizations(folder: Path) -> list[Personalization]:
+    """Return the finished personalizations of a client; lines that cannot be read are left out.
+
+    Args:
+        folder: folder of the client's files in a run's.
+    """
+    try:
+        lines = (folder / PERSONALIZATIONS_FILE).read_bytes().splitlines()
+    except OSError:
+        return []
+    every = []
+    for line in lines:
+        try:
+            every.append(Personalization.parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return every
+
+
+def _score(content: Any) -> Score | None:
+    """Read a score.
+
+    Raises:
+        ValueError, KeyError, TypeError: if it is none.
+    """
+    if content is None:
+        return None
+    return Score(float(content["accuracy"]), float(content["loss"]), int(content["examples"]))

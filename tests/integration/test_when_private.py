@@ -1,0 +1,249 @@
+"""When private rounds are taken: from which states, how often, and that nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import RecordingGrid, Settings, config_of, grid_of
+from helpers import files_of
+
+from client.personal.methods import ERASURE
+from client.personal.personalizations import Personalization, read_personalizations
+from client.personal.personalizer import Personalizer
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime, load_run
+from server.app import serve
+from shared.config import RunConfig
+from shared.errors import ConfigError, TrainingError
+from shared.ledger.reading import read_ledger
+from shared.replay import digest, zero_state
+from simulations.adapter import FinishedRun, export_ledger
+from simulations.simulate import simulate
+
+RUN_ID = bytes(range(8))
+TIMES = ("every 2 rounds", "always", "on-data")
+
+
+def personal_files(folder: Path, client: int = 0) -> dict[str, bytes]:
+    return files_of(folder / "clients" / str(client) / "personal.ledger")
+
+
+def taken(folder: Path, client: int = 0) -> list[Personalization]:
+    return read_personalizations(folder / "clients" / str(client))
+
+
+@pytest.fixture
+def four_rounds(small: Settings) -> Settings:
+    return small | {"rounds": 4, "evaluate.every": 0}
+
+
+@pytest.mark.parametrize(
+    ("when", "rounds"),
+    [
+        ("every 2 rounds", [2, 4]),
+        ("every 3 rounds", [3, 4]),
+        ("every 9 rounds", [4]),
+        ("always", [1, 2, 3, 4]),
+        ("on-data", [1, 4]),
+    ],
+)
+def test_private_rounds_begin_with_these_rounds_of_the_federation(
+    when: str, rounds: list[int], four_rounds: Settings
+) -> None:
+    config = config_of(four_rounds, personal__when=when)
+    folder = simulate(config)
+    layout, w = FinishedRun.at(folder).layout, zero_state(FinishedRun.at(folder).layout.size)
+    digests = {0: digest(layout.hash, w).hex()}
+    for record in read_ledger(folder / "ledger"):
+        digests[record.delta.round] = record.end_digest.hex()
+    for client in (0, 1):
+        found = taken(folder, client)
+        assert [one.global_round for one in found] == rounds
+        assert [one.global_digest for one in found] == [digests[number] for number in rounds]
+        each = config.private_rounds
+        assert [(one.first, one.last) for one in found] == [
+            (each * n + 1, each * (n + 1)) for n in range(len(rounds))
+        ]
+        records = list(read_ledger(folder / "clients" / str(client) / "personal.ledger"))
+        assert [record.end_digest.hex() for record in records][each - 1 :: each] == [
+            one.digest for one in found
+        ]
+        assert all(one.before and one.after and one.before.examples for one in found)
+
+
+@pytest.mark.parametrize("method", ["finetune", "ditto", "mixture", "partial", "readout"])
+@pytest.mark.parametrize("retrain", [False, True])
+def test_the_personal_model_is_the_last_common_one_with_all_private_rounds(
+    method: str, retrain: bool, four_rounds: Settings
+) -> None:
+    config = config_of(
+        four_rounds, method=method, personal__when="every 2 rounds", personal__retrain=retrain
+    )
+    folder = simulate(config)
+    opened = FinishedRun.at(folder)
+    ledger = folder / "clients" / "0" / "personal.ledger"
+    records = list(read_ledger(ledger))
+    again = retrain and method != "readout"
+    last = taken(folder)[-1]
+    assert last.last == len(records)
+    erased = [record.delta.round for record in records if record.delta.entries == ERASURE]
+    assert erased == ([last.first] if again else [])
+    p = opened.personal_state(0)
+    assert digest(opened.layout.hash, p).hex() == last.digest
+    assert p.any()
+    model = opened.model(0)
+    from_both = p if opened.config.method == "partial" else p + opened.global_state()
+    moved = model != opened.global_state()
+    np.testing.assert_array_equal(model[moved], from_both[moved])
+
+
+def test_what_others_train_does_not_depend_on_when_private_rounds_are_taken(
+    four_rounds: Settings, tmp_path: Path
+) -> None:
+    at_end = simulate(config_of(four_rounds, out=str(tmp_path / "end")))
+    for when in TIMES:
+        folder = simulate(config_of(four_rounds, personal__when=when, out=str(tmp_path / when)))
+        other, end = FinishedRun.at(folder), FinishedRun.at(at_end)
+        assert other.result.final_digest == end.result.final_digest
+        assert other.result.run_id != end.result.run_id
+        assert other.result.bytes_up == end.result.bytes_up
+
+
+@pytest.mark.parametrize("when", TIMES)
+def test_nothing_of_them_is_sent(when: str, four_rounds: Settings) -> None:
+    config = config_of(four_rounds, personal__when=when)
+    grid = grid_of(config, RecordingGrid)
+    grid.traffic = []  # type: ignore[attr-defined]
+    folder = serve(config, grid)
+    plain = config_of(four_rounds, out=config.out + "-end")
+    other = grid_of(plain, RecordingGrid)
+    other.traffic = []  # type: ignore[attr-defined]
+    serve(plain, other)
+    sent = b"".join(grid.traffic)  # type: ignore[attr-defined]
+    for record in read_ledger(folder / "clients" / "0" / "personal.ledger"):
+        assert record.end_digest not in sent
+        for group in record.delta.groups:
+            assert group.scalars.coefficients.astype("<i4").tobytes() not in sent
+    # the personal comparison alone tells that p is another one
+    assert len(grid.traffic) == len(other.traffic)  # type: ignore[attr-defined]
+    assert sum(map(len, grid.traffic)) == sum(map(len, other.traffic))  # type: ignore[attr-defined]
+
+
+def test_a_file_of_private_rounds_from_several_states_is_the_private_state(
+    four_rounds: Settings, tmp_path: Path
+) -> None:
+    folder = simulate(config_of(four_rounds, personal__when="every 2 rounds"))
+    opened = FinishedRun.at(folder)
+    export_ledger(folder, 1, tmp_path / "own.samara")
+    np.testing.assert_array_equal(
+        opened.state_in(tmp_path / "own.samara"), opened.personal_state(1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"personal.when": "every 0 rounds"}, "personal.when"),
+        ({"personal.when": "each round"}, "personal.when"),
+        ({"personal.when": "always", "personal.rounds": 0}, "needs personal.rounds above 0"),
+        ({"personal.when": "always", "method": "local"}, "no rounds with others"),
+        ({"personal.when": "on-data", "method": "global"}, "there are no private rounds"),
+        ({"personal.when": "every 2 rounds", "method": "cluster"}, "there are no private rounds"),
+        (
+            {"personal.when": "always", "fleet.devices": '[{"device": "laptop", "share": 1}]'},
+            "after the last round only",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.of(settings, "test")
+
+
+@pytest.fixture
+def loaded(small: Settings) -> tuple[ModelRuntime, ClientData, RunConfig]:
+    config = config_of(small, personal__when="on-data", personal__rounds=3)
+    runtime, source = load_run(config)
+    return runtime, source.share_of(0, 3), config
+
+
+def note(personalizer: Personalizer, runtime: ModelRuntime, number: int, moved: int = 0) -> bool:
+    state = zero_state(runtime.layout.size) + moved
+    return personalizer.note(number, state, digest(runtime.layout.hash, state))
+
+
+def test_new_examples_make_private_rounds_due(
+    loaded: tuple[ModelRuntime, ClientData, RunConfig],
+) -> None:
+    runtime, data, config = loaded
+    personalizer = Personalizer(runtime, data, config, RUN_ID)
+    assert not note(personalizer, runtime, 0)
+    assert note(personalizer, runtime, 1)
+    assert not note(personalizer, runtime, 1)
+    personalizer.take()
+    assert not note(personalizer, runtime, 1, 2**40)
+    grown = ClientData(0, [*data.examples, data.examples[0]], runtime.tokenize, 3)
+    personalizer = Personalizer(runtime, grown, config, RUN_ID)
+    assert note(personalizer, runtime, 1)
+    personalizer.take()
+    assert not note(personalizer, runtime, 1)
+    folder = Path(config.out) / "clients" / "0"
+    assert [(one.first, one.last) for one in read_personalizations(folder)] == [(1, 3), (4, 6)]
+
+
+def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
+    loaded: tuple[ModelRuntime, ClientData, RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, data, config = loaded
+    config = config.model_copy(
+        update={"personal": config.personal.model_copy(update={"when": "always"})}
+    )
+    personalizer = Personalizer(runtime, data, config, RUN_ID)
+    assert note(personalizer, runtime, 1)
+    plain, steps = runtime.forward.scores, [0]
+
+    def interrupt(*arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 9:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    monkeypatch.setattr(runtime.forward, "scores", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        personalizer.take()
+    assert note(personalizer, runtime, 2, 2**40)
+    assert note(personalizer, runtime, 3, 2**41)
+    personalizer.take()
+    folder = Path(config.out) / "clients" / "0"
+    assert [one.global_round for one in read_personalizations(folder)] == [1, 3]
+    assert not personalizer.is_due
+    undisturbed = config.model_copy(update={"out": config.out + "-undisturbed"})
+    for number, moved in ((1, 0), (3, 2**41)):
+        other = Personalizer(runtime, data, undisturbed, RUN_ID)
+        note(other, runtime, number, moved)
+        other.take()
+    assert personal_files(Path(config.out)) == personal_files(Path(undisturbed.out))
+
+
+def test_private_rounds_that_fail_are_left_out_and_the_federation_goes_on(
+    four_rounds: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from client.personal import private_rounds
+
+    plain = private_rounds.take_local_steps
+    config = config_of(four_rounds, personal__when="every 2 rounds")
+
+    def fail(runtime: Any, data: Any, instruction: Any, *rest: Any) -> Any:
+        if instruction.round == 1 and data.client == 0 and not failed:
+            failed.append(True)
+            raise TrainingError("no number", (1, 0))
+        return plain(runtime, data, instruction, *rest)
+
+    failed: list[bool] = []
+    monkeypatch.setattr(private_rounds, "take_local_steps", fail)
+    folder = simulate(config)
+    assert failed
+    assert [one.global_round for one in taken(folder, 0)] == [4]
+    assert [one.global_round for one in taken(folder, 1)] == [2, 4]
+    assert not any(event.refused for event in FinishedRun.at(folder).result.rounds)
