@@ -23,7 +23,7 @@ from shared.errors import ConfigError
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
-"""Who decides a setting; ``either`` is the server unless the device's owner sets it."""
+"""The side that decides a setting; ``either`` is the server unless the device's owner sets it."""
 
 
 def _number_as_text(value: object) -> object:

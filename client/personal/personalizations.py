@@ -99,7 +99,7 @@ class StartState:
 
 
 class LatestStart(NamedTuple):
-    """What is known of a state that private rounds were or will be taken from.
+    """A state that private rounds were or will be taken from, without its numbers.
 
     Attributes:
         round: last round of the federation in it.

@@ -1,4 +1,4 @@
-"""When a client takes its private rounds, and their taking.
+"""The private rounds of a client: from which states they are taken, and when.
 
 A state of the federation from which private rounds are due is noted as soon as the client has it.
 The private rounds are taken from exactly this state, at once in a simulation, later in the idle
