@@ -19,6 +19,7 @@ from shared.errors import ConfigError
 from shared.features import refusals
 from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
+from shared.personal_settings import PersonalSettings
 from shared.run_terms import RunTerms, federated_rounds
 from shared.sections import (
     EMBEDDED_MODEL,
@@ -29,7 +30,6 @@ from shared.sections import (
     LearningRate,
     LedgerSettings,
     ModelSettings,
-    PersonalSettings,
     adapter_kind,
     aggregation_kind,
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from shared.layout import LABEL_BIAS_GROUP, RANDOM_TOKENS
+from shared.layout import RANDOM_TOKENS
 from shared.settings import Section, Text, setting
 
 EMBEDDED_MODEL = "embedded"
@@ -262,71 +262,6 @@ class AggregationSettings(Section):
 def aggregation_kind(rule: AggregationRule) -> Literal["reports", "coordinates"]:
     """Return what a value of ``aggregation.rule`` is in the feature matrix."""
     return "coordinates" if rule in ("trimmed-mean", "median") else "reports"
-
-
-class PersonalSettings(Section):
-    """The private rounds that a client takes; they never leave it."""
-
-    rounds: int = setting(
-        5,
-        "private rounds that each client takes after the last round, and whenever `personal.when` "
-        "asks for them; 0 is no personal model",
-        ge=0,
-        le=1_000_000,
-    )
-    when: Text = setting(
-        "end",
-        "when a client takes its private rounds: `end`, after the last round; `every N rounds` of "
-        "the federation that the client has seen, such as `every 5 rounds`; `on-data`, as soon as "
-        "its training examples are others than those of its latest private rounds; `always`, after "
-        "every round and on new examples. All of them also after the last round",
-        owner="either",
-        read_by=("finetune", "ditto", "mixture", "partial", "readout"),
-        before="end",
-        page="personal.md#when-the-private-rounds-are-taken",
-        pattern=r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$",
-    )
-    retrain: bool = setting(
-        False,
-        "whether private rounds that are taken again begin without the earlier ones, and do not "
-        "go on from them",
-        owner="either",
-        read_by=("finetune", "ditto", "mixture", "partial"),
-        before=False,
-        page="personal.md#when-the-private-rounds-are-taken",
-    )
-    learning_rate: LearningRate = setting(
-        "auto",
-        "η of the private rounds, or `auto`",
-        read_by=("local", "finetune", "ditto", "mixture", "partial"),
-    )
-    pull: float = setting(
-        0.0625,
-        "share by which the personal model moves towards the global one after each private round, "
-        "rounded to a power of 2; η·λ·K in the paper's terms",
-        read_by=("ditto",),
-        gt=0,
-        le=0.5,
-    )
-    part: Text = setting(
-        LABEL_BIAS_GROUP,
-        "private tensors: comma-separated names, with `*` for any letters, or groups such as "
-        "`label bias`",
-        read_by=("partial",),
-        min_length=1,
-    )
-
-    @property
-    def interval(self) -> int:
-        """The rounds of the federation between private ones; 0 if only the last one counts."""
-        if self.when == "always":
-            return 1
-        return int(self.when.split()[1]) if self.when.startswith("every") else 0
-
-    @property
-    def follows_data(self) -> bool:
-        """Return whether private rounds are taken when the training examples have changed."""
-        return self.when in ("on-data", "always")
 
 
 class EvaluateSettings(Section):
