@@ -27,6 +27,26 @@ def take_turns(taker: TurnTaker) -> None:
     _taker.set(taker)
 
 
+@contextmanager
+def checked_passes(check: Callable[[], None]) -> Iterator[None]:
+    """Have this thread call a function before each forward pass for as long as the context lasts.
+
+    Args:
+        check: function that raises an exception to end the work before its next pass.
+    """
+    taker = _taker.get()
+
+    def taken_after_check() -> AbstractContextManager[None]:
+        check()
+        return taker()
+
+    token = _taker.set(taken_after_check)
+    try:
+        yield
+    finally:
+        _taker.reset(token)
+
+
 class Turns:
     """The turns of one thread that trains and of any number of questions, which go first.
 

@@ -85,6 +85,7 @@ class ResidentTrainer:
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._current = self._other = (b"", runtime)
         self._settings: str | None = None  # no message gets the client under the device's own
+        self._has_opened_run = False  # the latest run's, before a message comes
         self._client = self.client_under(config)
 
     @classmethod
@@ -208,6 +209,7 @@ class ResidentTrainer:
             self._answered,
             self._answer_log,
             self._generations,
+            has_idle_time=True,
         )
 
     def runtime_of(self, run: JoinedRun) -> ModelRuntime:
@@ -234,6 +236,25 @@ class ResidentTrainer:
         """Return a server's settings with the device's own and the paths of local files."""
         config = with_device_settings(server_config, self.config)
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
+
+    def take_private_rounds(self) -> None:
+        """Take the private rounds that are due in the latest run, also before any message.
+
+        Nothing is sent. What interrupts it costs no whole round.
+
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
+            TrainerError: if the latest run or the counts of passes cannot be read or written.
+            DataError: if what the owner has taught this client cannot be read.
+        """
+        self.refresh_data()
+        if not self._has_opened_run and self._settings is None:
+            self._has_opened_run = True
+            if self._sessions.has_sessions:
+                run = self._runs.find()
+                if run.model_id == self.runtime.model_id:
+                    self._client = self.client_under(run.config)
+        self._client.take_private_rounds()
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
         """Return the signed scenario with a server's settings; None if there are no scenarios.

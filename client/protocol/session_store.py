@@ -60,6 +60,11 @@ class SessionFolder:
         except OSError as error:
             raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
 
+    @property
+    def has_sessions(self) -> bool:
+        """Return whether there is a session of any run."""
+        return any(self._folder.glob("runs/*/session"))
+
     def folder_of(self, run_id: bytes) -> Path:
         """Return the folder of a run's files."""
         return self._folder / "runs" / run_id.hex()

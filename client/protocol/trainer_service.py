@@ -1,8 +1,9 @@
 """The gRPC service of a resident trainer, on a Unix socket that only its owner may open.
 
 One thread loads the model and does all the work in the order of the calls, so that no result
-depends on the thread that computed it. Between its forward passes another thread answers the
-owner's questions, which go first. The status is answered by a third one, at any time.
+depends on the thread that computed it. Between calls it takes the client's private rounds. Between
+its forward passes another thread answers the owner's questions, which go first. The status is
+answered by a third one, at any time.
 """
 
 import logging
@@ -18,6 +19,7 @@ import grpc
 
 from client.forward.turns import Turns, take_turns
 from client.protocol.client_handler import decode_instruction
+from client.protocol.idle_work import IdleWork
 from client.protocol.model_in_use import note_validation
 from client.protocol.pauses import Pauses
 from client.protocol.personal_model import PersonalModels
@@ -62,10 +64,11 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         self,
         resident: ResidentTrainer,
         worker: ThreadPoolExecutor,
+        idle: IdleWork,
         pauses: Pauses,
         joules: Callable[[], float | None],
     ) -> None:
-        self._resident, self._worker = resident, worker
+        self._resident, self._worker, self._idle = resident, worker, idle
         self._pauses, self._joules = pauses, joules
         self._costs = WorkCosts(resident.folder)
         self._call_count, self._busy_seconds = 0, 0.0
@@ -165,7 +168,8 @@ class _Service(TrainerServicer):  # type: ignore[misc]
                 self._call_count += 1
                 self._busy_seconds += time.monotonic() - start
 
-        return self._worker.submit(work).result()
+        with self._idle.message():
+            return self._worker.submit(work).result()
 
 
 def _deadline_of(instruction: bytes) -> float:
@@ -205,7 +209,8 @@ def serve_trainer(
     ):
         resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
-        service = _Service(resident, worker, pauses, joules)
+        idle = IdleWork(worker, resident.take_private_rounds, pauses.reason)
+        service = _Service(resident, worker, idle, pauses, joules)
         add_TrainerServicer_to_server(service, server)
         questions = QuestionService(PersonalModels(resident), QuestionRunner(turns, answerer))
         add_PersonalModelServicer_to_server(questions, server)
@@ -219,8 +224,10 @@ def serve_trainer(
         finally:
             os.umask(previous)
         server.start()
+        idle.begin()
         try:
             yield resident
         finally:
+            idle.close()
             server.stop(None).wait()
             socket.unlink(missing_ok=True)

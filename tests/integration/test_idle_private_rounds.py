@@ -1,0 +1,233 @@
+"""Private rounds of live clients: between messages, interrupted by them, the simulation's bits."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import Settings, config_of
+from live import attempts
+from test_resident import CLIENTS, Live, device_settings, process, resident
+
+from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
+from client.protocol.idle_work import IdleWork
+from client.protocol.trainer_service import serve_trainer
+from server.app import serve
+from shared.config import RunConfig
+from shared.ledger.reading import read_ledger
+from shared.ledger.verification import verify_ledger
+from shared.result import read_result
+from simulations.simulate import simulate
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for the name of a socket."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def server_config(settings: Settings) -> RunConfig:
+    theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
+    own = {"rounds": 4, "personal.rounds": 2, "personal.learning-rate": 0.1, "evaluate.every": 0}
+    return config_of(settings | theirs | own, cohort__available=1)
+
+
+def under(home: Path) -> Path:
+    """The folder of a client's private files in its only run."""
+    (folder,) = home.glob("runs/*/clients/*")
+    return folder
+
+
+def rounds_of(folder: Path) -> list[tuple[bytes, bytes]]:
+    """The private rounds of a client, and the digest of the state after each; not the run id."""
+    records = list(read_ledger(folder / "personal.ledger"))
+    assert records
+    return [(record.delta.encode(), record.end_digest) for record in records]
+
+
+def is_idle(home: Path) -> bool:
+    """Return whether a client has no private rounds to take."""
+    return not list(home.glob("runs/*/clients/*/personalization")) + list(
+        home.glob("runs/*/clients/*/personalization.next")
+    )
+
+
+class Unhurried(Live):
+    """Delivers messages as long as no client has private rounds to take."""
+
+    def __init__(
+        self, sockets: Sequence[Path], config: RunConfig, is_ready: Callable[[], bool]
+    ) -> None:
+        super().__init__(sockets, config)
+        self._is_ready = is_ready
+
+    def push_messages(self, messages: Any) -> Any:
+        for _ in attempts("the private rounds"):
+            if self._is_ready():
+                return super().push_messages(messages)
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [
+        ("finetune", "every 2 rounds"),
+        ("finetune", "end"),
+        pytest.param("finetune", "always", marks=pytest.mark.slow),
+        pytest.param("finetune", "on-data", marks=pytest.mark.slow),
+        pytest.param("ditto", "every 2 rounds", marks=pytest.mark.exhaustive),
+        pytest.param("mixture", "every 3 rounds", marks=pytest.mark.exhaustive),
+        pytest.param("partial", "every 2 rounds", marks=pytest.mark.exhaustive),
+        pytest.param("readout", "every 2 rounds", marks=pytest.mark.slow),
+    ],
+)
+def test_live_clients_have_the_private_ledgers_of_the_simulation(
+    method: str, when: str, settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    config = config_of(
+        server_config.flat(), method=method, personal__when=when, adapter__label_bias=True
+    )
+    homes = [short / str(client) for client in CLIENTS]
+    residents = [resident(settings, d, f) for d, f in zip(CLIENTS, homes, strict=True)]
+    sockets = [short / f"{client}.sock" for client in CLIENTS]
+    with (
+        serve_trainer(lambda: residents[0], sockets[0]),
+        serve_trainer(lambda: residents[1], sockets[1]),
+    ):
+        ready = lambda: all(is_idle(home) for home in homes)  # noqa: E731
+        folder = serve(config, Unhurried(sockets, config, ready))
+    for client, home in zip(CLIENTS, homes, strict=True):
+        device_settings(settings, client, home).write()
+    repeated = config_of(config.flat(), out=str(short / "again"))
+    again = simulate(repeated, cohorts_from=folder, homes=homes)
+    assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]
+    for client, home in zip(CLIENTS, homes, strict=True):
+        simulated = again / "clients" / str(client)
+        assert rounds_of(under(home)) == rounds_of(simulated)
+        if when != "end":
+            assert read_personalizations(under(home)) == read_personalizations(simulated)
+
+
+def test_the_owner_decides_when_and_needs_no_server(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    home, socket = short / "h", short / "t.sock"
+    away = resident(settings, 7, home)
+    with serve_trainer(lambda: away, socket):
+        stopped = Live([socket], server_config)
+        plain, evaluated = stopped._deliver, list[str]()
+
+        def stops(message: Any) -> Any:
+            evaluated.append(message.metadata.message_type)
+            if message.metadata.message_type == "train" and evaluated.count("train") == 3:
+                raise KeyboardInterrupt
+            return plain(message)
+
+        stopped._deliver = stops  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            serve(config_of(server_config.flat(), out=str(short / "stopped")), stopped)
+    assert not list(home.glob("runs/*/clients/*/personal.ledger"))
+    own = device_settings(settings, 7, home)
+    own = own.model_copy(
+        update={"device_settings": own.device_settings | {"personal.when": "always"}}
+    )
+    returned = type(away).load(own.config, 7, home)
+    with serve_trainer(lambda: returned, socket):
+        for _ in attempts("private rounds without a server"):
+            if list(home.glob(f"runs/*/clients/7/{PERSONALIZATIONS_FILE}")):
+                break
+    (one,) = read_personalizations(under(home))
+    assert (one.global_round, one.first, one.last) == (1, 1, 2)
+
+
+@pytest.mark.slow
+def test_killing_the_trainer_in_private_rounds_leaves_whole_ones(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    config = config_of(
+        server_config.flat(),
+        personal__when="every 2 rounds",
+        personal__rounds=20,
+        personal__learning_rate=0.01,
+    )
+    undisturbed = resident(settings, 7, short / "u")
+    with serve_trainer(lambda: undisturbed, short / "u.sock"):
+        ready = lambda: is_idle(short / "u")  # noqa: E731
+        serve(config, Unhurried([short / "u.sock"], config, ready))
+    mine, layout = device_settings(settings, 7, short / "k"), undisturbed.runtime.layout
+    rounds = list[int]()
+
+    with process(mine) as kill:
+
+        def killed_meanwhile() -> bool:
+            ledgers = list(mine.folder.glob("runs/*/clients/7/personal.ledger/*.seg"))
+            if ledgers and not is_idle(mine.folder) and len(rounds) < 3:
+                kill()
+                ledger = ledgers[0].parent
+                rounds.append(sum(1 for _ in read_ledger(ledger)))
+            return is_idle(mine.folder)
+
+        disturbed = config_of(config.flat(), out=str(short / "disturbed"))
+        serve(disturbed, Unhurried([mine.socket], disturbed, killed_meanwhile))
+    assert rounds
+    *_, last = verify_ledger(under(mine.folder) / "personal.ledger", layout)
+    assert last.round == 40
+    assert rounds_of(under(mine.folder)) == rounds_of(under(short / "u"))
+
+
+def test_a_message_interrupts_idle_work_before_its_next_pass() -> None:
+    passes, begun, go = list[int](), threading.Event(), threading.Event()
+
+    def work() -> None:
+        from client.forward.turns import forward_pass
+
+        for number in range(3):
+            with forward_pass():
+                passes.append(number)
+                begun.set()
+                go.wait(60)
+        done.set()
+
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as worker:
+        idle = IdleWork(worker, work, seconds=3600)
+        idle.begin()
+        assert begun.wait(60)
+        with idle.message():
+            answer = worker.submit(lambda: list(passes))
+            go.set()
+            assert answer.result(60) == [0]  # the pass that ran was finished, and no other began
+        assert done.wait(60)  # and the work began again afterwards
+        idle.close()
+    assert passes == [0, 0, 1, 2]
+
+
+def test_idle_work_pauses_within_the_limits_of_the_device() -> None:
+    reasons, done = ["on battery"], threading.Event()
+    with ThreadPoolExecutor(1) as worker:
+        idle = IdleWork(worker, done.set, lambda: reasons[0], seconds=0.01)
+        idle.begin()
+        worker.submit(lambda: None).result(60)
+        assert not done.is_set()
+        reasons[0] = ""
+        assert done.wait(60)
+        idle.close()
+
+
+def test_an_error_of_idle_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ran = threading.Event()
+
+    def fail() -> None:
+        ran.set()
+        raise ValueError("a mistake")
+
+    with ThreadPoolExecutor(1) as worker:
+        idle = IdleWork(worker, fail, seconds=3600)
+        idle.begin()
+        assert ran.wait(60)
+        worker.submit(lambda: None).result(60)
+        idle.close()
+    assert "the private rounds failed" in caplog.text
