@@ -191,12 +191,8 @@ class Personalizations:
     def latest(self) -> LatestStart | None:
         """The latest state that private rounds are, will be, or were taken from; None without."""
         for name in (_NEXT, _BEGUN):
-            try:
-                with (self._folder / name).open("rb") as file:
-                    head = json.loads(file.readline(_MOST_HEAD_BYTES))
-                return LatestStart(head["round"], bytes.fromhex(head["digest"]), head["data"])
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+            if head := _read_head(self._folder / name):
+                return head
         if (last := self.finished) is None:
             return None
         return LatestStart(last.global_round, bytes.fromhex(last.global_digest), last.data)
@@ -307,6 +303,47 @@ def read_personalizations(folder: Path) -> list[Personalization]:
         except (ValueError, KeyError, TypeError):
             continue
     return every
+
+
+def describe_personalizations(folder: Path) -> list[tuple[str, str, str, str, str, str]]:
+    """Return what is shown of a client's private rounds, one row per run that has any.
+
+    Args:
+        folder: folder of the client.
+
+    Returns:
+        By run: its id in hex, the number of records, the round of the federation that the latest
+        ones started from, accuracy on the owner's validation examples before and after them, and
+        the round from which private rounds are going on or waiting.
+    """
+    rows = []
+    for own in sorted(folder.glob("runs/*/clients/*")):
+        finished = read_personalizations(own)
+        waiting = [head.round for name in (_BEGUN, _NEXT) if (head := _read_head(own / name))]
+        if not finished and not waiting:
+            continue
+        done, since, before, after = "0", "", "", ""
+        if finished:
+            last = finished[-1]
+            done, since = f"{last.last:,}", f"{last.global_round:,}"
+            before, after = _shown(last.before), _shown(last.after)
+        of_rounds = ", ".join(f"{number:,}" for number in waiting)
+        rows.append((own.parent.parent.name, done, since, before, after, of_rounds))
+    return rows
+
+
+def _shown(score: Score | None) -> str:
+    return f"{score.accuracy:.1%} of {score.examples:,}" if score else "no examples"
+
+
+def _read_head(file: Path) -> LatestStart | None:
+    """Return what the first line of a state's file says; None if there is none."""
+    try:
+        with file.open("rb") as content:
+            head = json.loads(content.readline(_MOST_HEAD_BYTES))
+        return LatestStart(int(head["round"]), bytes.fromhex(head["digest"]), str(head["data"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _score(content: Any) -> Score | None:

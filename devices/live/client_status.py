@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from client.personal.personalizations import describe_personalizations
 from client.protocol.model_in_use import describe_model_in_use
 from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
@@ -27,6 +28,7 @@ class ClientStatus(NamedTuple):
         limit: the limit of the scalar ratio, as a sentence.
         passes: the rows that went through the model, by run.
         costs: seconds, pauses and energy, by run.
+        private: the private rounds, by run.
         scenarios: what the operator has signed, and what was refused for it, as lines.
         examples: the examples by source and split.
         notes_on_examples: the newest example, and rows that are not used, as lines.
@@ -37,6 +39,7 @@ class ClientStatus(NamedTuple):
     limit: str
     passes: Table
     costs: Table
+    private: Table
     scenarios: str
     examples: Table
     notes_on_examples: str
@@ -73,6 +76,11 @@ def read_status(folder: Path) -> ClientStatus:
         costs.add_column(column, justify="right")
     for run_id, cost in sorted(WorkCosts(folder).read().items()):
         costs.add_row(run_id, *_describe_cost(cost))
+    private = Table("run", title="Private rounds: accuracy on this client's validation examples")
+    for column in ("done", "from round", "before", "after", "under way or waiting, from round"):
+        private.add_column(column, justify="right")
+    for row in describe_personalizations(folder):
+        private.add_row(*row)
     activity = f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}"
     return ClientStatus(
         "\n".join(filter(None, (activity, describe_model_in_use(folder)))),
@@ -80,6 +88,7 @@ def read_status(folder: Path) -> ClientStatus:
         f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
         passes,
         costs,
+        private,
         "\n".join(describe_scenarios(folder)),
         *describe_examples(settings),
     )

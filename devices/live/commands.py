@@ -132,7 +132,7 @@ def status(
         Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
     ] = None,
 ) -> None:
-    """Show whether this client runs, its examples, and how many scalars about them it has sent.
+    """Show whether this client runs, its examples, what it has sent, and its private rounds.
 
     Example: samara client status --name kitchen-orin
     """
@@ -151,6 +151,7 @@ def status(
     console.print(client_status.scenarios, markup=False, highlight=False, soft_wrap=True)
     console.print(client_status.passes)
     console.print(client_status.costs)
+    console.print(client_status.private)
 
 
 @app.command()
