@@ -128,8 +128,8 @@ class FinishedRun:
         started = digest(self.layout.hash, self.global_state())
         try:
             header, records = read_header(ledger), list(read_ledger(ledger, strict=True))
-            if len(records) == 1 and records[0].delta.has_dense_values:
-                return FitFile.from_record(header, records[0], client, started)
+            if records and all(record.delta.has_dense_values for record in records):
+                return FitFile.from_records(header, records, client, started)
             return PersonalFile.from_records(header, records, self.config.seed, client, started)
         except LedgerError as error:
             raise LedgerError(f"{ledger}: {error}; export the PEFT form instead") from error

@@ -21,6 +21,7 @@ from client.personal.private_rounds import (
     step_size_file,
 )
 from client.training.client_data import ClientData
+from client.training.local_steps import InterruptedSteps
 from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.config import RunConfig
 from shared.errors import ReplayError, TrainingError
@@ -40,11 +41,18 @@ class Personalizer:
         data: examples of the client.
         config: settings of the run on this client.
         run_id: run id, 8 bytes.
+        interrupted: keeps the finished steps of a round that an exception interrupts.
     """
 
     def __init__(
-        self, runtime: ModelRuntime, data: ClientData, config: RunConfig, run_id: bytes
+        self,
+        runtime: ModelRuntime,
+        data: ClientData,
+        config: RunConfig,
+        run_id: bytes,
+        interrupted: InterruptedSteps | None = None,
     ) -> None:
+        self._interrupted = interrupted
         self._runtime, self._data, self._config, self._run_id = runtime, data, config, run_id
         folder = client_folder(config, run_id, data.client)
         self._files, self._terms = Personalizations(folder, runtime.layout), config.terms
@@ -145,7 +153,9 @@ class Personalizer:
     def _train(self, start: StartState, ledger: Ledger) -> State:
         runtime, data, config = self._runtime, self._data, self._config
         try:
-            return make_private_part(runtime, data, config, start.state, ledger, start.first)
+            return make_private_part(
+                runtime, data, config, start.state, ledger, start.first, self._interrupted
+            )
         except (TrainingError, ReplayError):
             self._files.drop_begun()
             raise
@@ -173,6 +183,7 @@ def make_private_part(
     state: State,
     ledger: Ledger,
     first: int = 1,
+    interrupted: InterruptedSteps | None = None,
 ) -> State:
     """Return the private state after a client's private rounds, or fit, from a state, int64 [d].
 
@@ -183,13 +194,15 @@ def make_private_part(
         state: int64 [d], state of the federation.
         ledger: personal ledger, which records them; those in it already are not repeated.
         first: number in the ledger of the first record from this state.
+        interrupted: keeps the finished steps of a round that an exception interrupts.
 
     Raises:
         TrainingError, ReplayError, LedgerError: those of `run_private_rounds` and
             `record_private_fit`.
     """
-    make = record_private_fit if config.method == "readout" else run_private_rounds
-    return make(runtime, data, config, state, ledger, first)
+    if config.method == "readout":
+        return record_private_fit(runtime, data, config, state, ledger, first)
+    return run_private_rounds(runtime, data, config, state, ledger, first, interrupted)
 
 
 def make_recorded_private_part(

@@ -21,7 +21,7 @@ from client.personal.methods import (
     pull_shrinks,
 )
 from client.training.client_data import ClientData
-from client.training.local_steps import take_local_steps
+from client.training.local_steps import InterruptedSteps, take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import ReplayError, TrainingError
@@ -86,6 +86,7 @@ def run_private_rounds(
     state: NDArray[np.int64],
     ledger: Ledger | None = None,
     first: int = 1,
+    interrupted: InterruptedSteps | None = None,
 ) -> NDArray[np.int64]:
     """Take the private rounds of a client from one state, and return its private state.
 
@@ -99,6 +100,7 @@ def run_private_rounds(
         first: number in the ledger of the first round from this state. Those before it were taken
             from other states. The private state goes on from them, or with `personal.retrain` from
             zero: then the first record erases it.
+        interrupted: keeps the finished steps of a round that an exception interrupts.
 
     Returns:
         int64 [d], for `Composition.model`.
@@ -137,7 +139,7 @@ def run_private_rounds(
         instruction = _private_instruction(config, number, layout, model, step_sizes.size)
         report: Report | None = None
         try:
-            report = take_local_steps(runtime, data, instruction, model, parts.private)
+            report = take_local_steps(runtime, data, instruction, model, parts.private, interrupted)
         except (ReplayError, TrainingError):
             if number == before + 1:
                 raise

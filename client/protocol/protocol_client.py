@@ -31,7 +31,7 @@ from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
 from client.training.client_data import ClientData
 from client.training.local_step_plan import smallest_batch
-from client.training.local_steps import take_local_steps
+from client.training.local_steps import InterruptedSteps, take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import DataError, FrameError, SamaraError
@@ -101,6 +101,7 @@ class ProtocolClient(ClientHandler):
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts, self._has_idle_time = pass_counts, has_idle_time
+        self._interrupted = InterruptedSteps()
 
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""
@@ -197,7 +198,7 @@ class ProtocolClient(ClientHandler):
             log.warning("client %d: the private rounds failed: %s", self._client, error)
 
     def _personalizer_of(self, run_id: bytes) -> Personalizer:
-        return Personalizer(self._runtime, self._data, self._config, run_id)
+        return Personalizer(self._runtime, self._data, self._config, run_id, self._interrupted)
 
     def _private_state(self, run_id: bytes, session: Session) -> NDArray[np.int64]:
         """Return the private state for the personal comparison; what is missing in it is taken."""

@@ -75,6 +75,11 @@ class LocalStepPlan:
         self._losses: list[float] = []
         self._energy = 0.0
 
+    @property
+    def steps_taken(self) -> int:
+        """The number of steps that are finished."""
+        return len(self._estimates)
+
     def next_estimator(self, gradients: Gradients = "differences") -> Estimator:
         """Return the estimator of the next step, which knows its directions and its batch."""
         instruction, step = self._instruction, len(self._estimates)

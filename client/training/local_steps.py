@@ -68,12 +68,33 @@ class _Participant:
     error: SamaraError | None = None
 
 
+@dataclass(eq=False)
+class InterruptedSteps:
+    """The finished steps of one client's round, kept in memory until the round goes on.
+
+    What interrupts a round is an exception between two forward passes. The steps before it are not
+    repeated if the same round is begun again with the same examples.
+    """
+
+    _token: bytes = b""
+    _participant: _Participant | None = None
+
+    def resume(self, token: bytes, participant: _Participant) -> _Participant:
+        """Return a client as it was when its round was interrupted, or at the round's start."""
+        kept = self._participant
+        if kept is None or self._token != token or kept.examples is not participant.examples:
+            self._token, self._participant = token, participant
+            return participant
+        return kept
+
+
 def take_local_steps(
     runtime: ModelRuntime,
     data: ClientData,
     instruction: TrainInstruction,
     state: NDArray[np.int64],
     mask: NDArray[np.bool_] | None = None,
+    interrupted: InterruptedSteps | None = None,
 ) -> Report:
     """Take a client's K local steps from a state, and return the report.
 
@@ -83,13 +104,14 @@ def take_local_steps(
         instruction: instruction of the round.
         state: int64 [d], the model that the steps start from; it is not changed.
         mask: bool [d], true where numbers are perturbed; None perturbs all.
+        interrupted: keeps finished steps if an exception interrupts the round.
 
     Raises:
         LayoutError: if the instruction is for another layout.
         TrainingError: if a loss is not finite.
         ReplayError: if a local step leaves the exact range of the state.
     """
-    (report,) = take_local_steps_together(runtime, [data], instruction, state, mask)
+    (report,) = take_local_steps_together(runtime, [data], instruction, state, mask, interrupted)
     if isinstance(report, SamaraError):
         raise report
     return report
@@ -101,6 +123,7 @@ def take_local_steps_together(
     instruction: TrainInstruction,
     state: NDArray[np.int64],
     mask: NDArray[np.bool_] | None = None,
+    interrupted: InterruptedSteps | None = None,
 ) -> list[Report | SamaraError]:
     """Take the K local steps of clients that start from one state and share forward passes.
 
@@ -110,6 +133,7 @@ def take_local_steps_together(
         instruction: instruction of the round.
         state: int64 [d], the model that the steps start from; it is not changed.
         mask: bool [d], true where numbers are perturbed; None perturbs all.
+        interrupted: keeps finished steps of a single client.
 
     Returns:
         The report of each client, or the error that ended its steps.
@@ -118,15 +142,16 @@ def take_local_steps_together(
         LayoutError: if the instruction is for another layout.
     """
     runtime.check_layout(instruction.layout_hash)
-    participants = []
+    token, participants = token_of(instruction.encode()), []
     for data in clients:
         examples = prepare_training_examples(runtime, data)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         participants.append(_Participant(data, examples, plan, state))
+    if interrupted:
+        participants = [interrupted.resume(token, one) for one in participants]
     part = _TrainedPart(state, mask)
-    for _ in range(instruction.steps):
+    for _ in range(participants[0].plan.steps_taken, instruction.steps):
         _take_step(runtime, [one for one in participants if one.error is None], part)
-    token = token_of(instruction.encode())
     return [one.error or one.plan.report(token) for one in participants]
 
 

@@ -246,19 +246,29 @@ class FitFile:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<I32s32sH")
 
     @classmethod
-    def from_record(
-        cls, header: LedgerHeader, record: Record, client: int, global_digest: bytes
+    def from_records(
+        cls, header: LedgerHeader, records: Iterable[Record], client: int, global_digest: bytes
     ) -> Self:
-        """Return the fit that a client's personal ledger has as its only record.
+        """Return the latest fit in a client's personal ledger, from round 1 on.
 
         Raises:
-            LedgerError: if the record holds anything else.
+            LedgerError: if records are missing or hold anything else, or there are none.
         """
-        entries = record.delta.entries
-        parts = tuple(entry for entry in entries if isinstance(entry, DenseValues))
-        if record.delta.round != 1 or parts != entries:
-            raise LedgerError(f"round {record.delta.round} is no fit")
-        return cls(header, client, global_digest, record.end_digest, parts)
+        values: dict[int, NDArray[np.int64]] = {}
+        end = b""
+        for number, record in enumerate(records, start=1):
+            if record.delta.round != number:
+                raise LedgerError(f"round {number} is gone into a snapshot")
+            for entry in record.delta.entries:
+                if not isinstance(entry, DenseValues):
+                    raise LedgerError(f"round {number} is no fit")
+                earlier = values.get(entry.first, np.zeros_like(entry.values))
+                values[entry.first] = earlier + entry.values
+            end = record.end_digest
+        if not end:
+            raise LedgerError("it holds no private fit")
+        parts = (DenseValues.of(first, sums) for first, sums in sorted(values.items()))
+        return cls(header, client, global_digest, end, tuple(parts))
 
     def encode(self) -> bytes:
         """Return the file: 8 bytes per value and 8 per part, and 158 more."""

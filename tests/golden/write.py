@@ -298,7 +298,7 @@ def made_private_fit() -> dict[str, bytes]:
     state = replay(zero_state(LAYOUT.size), delta.scalar_groups(), LAYOUT.distribution)
     record = Record.create(header.start, delta, digest(LAYOUT.hash, state))
     segment = encode_segment_header(header, header.start) + record.encode()
-    file = FitFile.from_record(header, record, 4, bytes(range(32))).encode()
+    file = FitFile.from_records(header, [record], 4, bytes(range(32))).encode()
     return {f"private/{SEGMENT}": segment, "private.samara": file}
 
 

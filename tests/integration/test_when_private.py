@@ -12,6 +12,7 @@ from client.personal.methods import ERASURE
 from client.personal.personalizations import Personalization, read_personalizations
 from client.personal.personalizer import Personalizer
 from client.training.client_data import ClientData
+from client.training.local_steps import InterruptedSteps
 from client.training.model_runtime import ModelRuntime, load_run
 from server.app import serve
 from shared.config import RunConfig
@@ -130,10 +131,12 @@ def test_nothing_of_them_is_sent(when: str, four_rounds: Settings) -> None:
     assert sum(map(len, grid.traffic)) == sum(map(len, other.traffic))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("method", ["finetune", "ditto", "readout"])
 def test_a_file_of_private_rounds_from_several_states_is_the_private_state(
-    four_rounds: Settings, tmp_path: Path
+    method: str, four_rounds: Settings, tmp_path: Path
 ) -> None:
-    folder = simulate(config_of(four_rounds, personal__when="every 2 rounds"))
+    config = config_of(four_rounds, method=method, personal__when="every 2 rounds")
+    folder = simulate(config)
     opened = FinishedRun.at(folder)
     export_ledger(folder, 1, tmp_path / "own.samara")
     np.testing.assert_array_equal(
@@ -199,13 +202,13 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     config = config.model_copy(
         update={"personal": config.personal.model_copy(update={"when": "always"})}
     )
-    personalizer = Personalizer(runtime, data, config, RUN_ID)
+    personalizer = Personalizer(runtime, data, config, RUN_ID, InterruptedSteps())
     assert note(personalizer, runtime, 1)
     plain, steps = runtime.forward.scores, [0]
 
     def interrupt(*arguments: Any) -> Any:
         steps[0] += 1
-        if steps[0] == 5:  # in the second of the three rounds
+        if steps[0] == 1 + 2 + 2:  # in the second of the two steps of the second round
             raise KeyboardInterrupt
         return plain(*arguments)
 
@@ -215,6 +218,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     assert note(personalizer, runtime, 2, 2**40)
     assert note(personalizer, runtime, 3, 2**41)
     personalizer.take()
+    assert steps[0] == 1 + 2 * (1 + 3 * 2 + 1)  # the interrupted step alone is taken twice
     folder = Path(config.out) / "clients" / "0"
     assert [one.global_round for one in read_personalizations(folder)] == [1, 3]
     assert not personalizer.is_due

@@ -57,7 +57,7 @@ def expected_state() -> NDArray[np.int64]:
 
 
 def file() -> FitFile:
-    return FitFile.from_record(HEADER, record_of(fit_of()), 3, FITTED_TO)
+    return FitFile.from_records(HEADER, [record_of(fit_of())], 3, FITTED_TO)
 
 
 @pytest.mark.parametrize("track", [0, 1, 2**32 - 2])
@@ -167,7 +167,7 @@ WIDE = st.integers(-MAX_DENSE_VALUE, MAX_DENSE_VALUE)
 @given(st.integers(0, 16), hnp.arrays(np.int64, st.integers(1, 4), elements=WIDE))
 def test_a_file_leads_where_its_record_leads(first: int, values: NDArray[np.int64]) -> None:
     record = record_of(fit_of(parts=(DenseValues(first, values),)))
-    read = read_personal_file(FitFile.from_record(HEADER, record, 3, FITTED_TO).encode())
+    read = read_personal_file(FitFile.from_records(HEADER, [record], 3, FITTED_TO).encode())
     np.testing.assert_array_equal(read.state(LAYOUT)[first : first + len(values)], values)
     assert digest(LAYOUT.hash, read.state(LAYOUT)) == record.end_digest
 
@@ -211,4 +211,4 @@ def test_a_file_of_another_layout_or_of_private_rounds_is_refused() -> None:
         file().state(layout_of(30))
     record = record_of(replace(delta_of(1), track=PERSONAL_TRACK))
     with pytest.raises(LedgerError, match="round 1 is no fit"):
-        FitFile.from_record(HEADER, record, 3, FITTED_TO)
+        FitFile.from_records(HEADER, [record], 3, FITTED_TO)
