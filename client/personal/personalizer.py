@@ -83,14 +83,15 @@ class Personalizer:
     def take(self) -> None:
         """Take the private rounds that are due, and record them.
 
-        Whatever interrupts it leaves a ledger of whole rounds, from which the next call goes on.
+        Whatever interrupts it leaves a ledger of whole rounds, from which the next call goes on. A
+        client without training examples waits until it has some.
 
         Raises:
             TrainingError, ReplayError: those of `run_private_rounds` and `record_private_fit`; the
                 rounds that failed are left out then.
             LedgerError: if the personal ledger cannot be read or written.
         """
-        if not self.is_due:
+        if not self.is_due or not self._data.in_split(Split.TRAIN):
             return
         with closing(self._open_ledger()) as ledger:
             while (start := self._files.begun or self._begin(ledger)) is not None:
@@ -165,6 +166,8 @@ class Personalizer:
         examples = self._data.tokenized(Split.VALIDATION)
         if not len(examples.labels):
             return None
+        for part in examples.parts:
+            self._runtime.prepare(part)
         model = composition(self._config, self._runtime.layout).model(w, p)
         column = evaluation_column(
             "", self._runtime.scores(model, examples.prompts), examples.labels
