@@ -13,6 +13,7 @@ from test_resident import CLIENTS, Live, device_settings, process, resident
 
 from client.personal.personalizations import PERSONALIZATIONS_FILE, read_personalizations
 from client.protocol.idle_work import IdleWork
+from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.trainer_service import serve_trainer
 from server.app import serve
 from shared.config import RunConfig
@@ -231,3 +232,27 @@ def test_an_error_of_idle_work_is_logged(caplog: pytest.LogCaptureFixture) -> No
         worker.submit(lambda: None).result(60)
         idle.close()
     assert "the private rounds failed" in caplog.text
+
+
+def test_an_example_that_the_owner_teaches_makes_private_rounds_due(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    config = config_of(server_config.flat(), personal__when="on-data")
+    home, socket = short / "h", short / "t.sock"
+    taught = resident(settings, 7, home)
+
+    def starts() -> list[tuple[int, int]]:
+        every = [read_personalizations(folder) for folder in home.glob("runs/*/clients/7")]
+        return [(one.global_round, one.first) for found in every for one in found]
+
+    with serve_trainer(lambda: taught, socket):
+        serve(config, Unhurried([socket], config, lambda: is_idle(home)))
+        assert starts() == [(1, 1), (4, 3)]
+        for number in range(20):  # some of them are validation and test examples
+            taught.learn(f"the walk was very very warm {'!' * number}", "1")
+        with RemoteTrainer(str(socket), config.flat()) as remote:
+            remote.hello()  # any message; without one the trainer looks by itself, but later
+            for _ in attempts("private rounds on new examples"):
+                if len(starts()) > 2:
+                    break
+    assert starts() == [(1, 1), (4, 3), (4, 5)]
