@@ -80,8 +80,8 @@ class Personalizer:
         self._files.write_next(StartState(number, state, digest))
         return True
 
-    def take(self) -> None:
-        """Take the private rounds that are due, and record them.
+    def take(self) -> bool:
+        """Take the private rounds that are due, and record them; return whether there were any.
 
         Whatever interrupts it leaves a ledger of whole rounds, from which the next call goes on. A
         client without training examples waits until it has some.
@@ -92,7 +92,7 @@ class Personalizer:
             LedgerError: if the personal ledger cannot be read or written.
         """
         if not self.is_due or not self._data.in_split(Split.TRAIN):
-            return
+            return False
         with closing(self._open_ledger()) as ledger:
             while (start := self._files.begun or self._begin(ledger)) is not None:
                 private = self._train(start, ledger)
@@ -100,6 +100,7 @@ class Personalizer:
                 self._files.finish(start, ledger.position.round, ledger.digest, after)
                 if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
                     step_size_file(ledger.folder, start.first).unlink(missing_ok=True)
+        return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
         """Return the private state after the private rounds from a state, int64 [d].

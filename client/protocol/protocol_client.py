@@ -149,19 +149,24 @@ class ProtocolClient(ClientHandler):
         """
         return self.refuse(part, FrameError("a blob part was sent to a client that lacks no blob"))
 
-    def take_private_rounds(self) -> None:
+    def take_private_rounds(self) -> bytes:
         """Take the private rounds that are due in this client's run; nothing is sent.
+
+        Returns:
+            The run id; empty if none were due.
 
         Raises:
             TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
         """
-        if session := self._sessions.read_session(self._run_id):
-            personalizer = self._personalizer_of(self._run_id)
-            personalizer.note(session.position.round, session.state, session.digest)
-            try:
-                personalizer.take()
-            finally:
-                self._record_passes(self._run_id)
+        run_id = self._run_id
+        if (session := self._sessions.read_session(run_id)) is None:
+            return b""
+        personalizer = self._personalizer_of(run_id)
+        personalizer.note(session.position.round, session.state, session.digest)
+        try:
+            return run_id if personalizer.take() else b""
+        finally:
+            self._record_passes(run_id)
 
     def _catch_up(self, frame: bytes, catch_up: CatchUp) -> bytes:
         instruction = decode_instruction(frame)

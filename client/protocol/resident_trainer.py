@@ -237,10 +237,13 @@ class ResidentTrainer:
         config = with_device_settings(server_config, self.config)
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
-    def take_private_rounds(self) -> None:
+    def take_private_rounds(self) -> bytes:
         """Take the private rounds that are due in the latest run, also before any message.
 
         Nothing is sent. What interrupts it costs no whole round.
+
+        Returns:
+            The run id; empty if none were due.
 
         Raises:
             TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
@@ -254,7 +257,7 @@ class ResidentTrainer:
                 run = self._runs.find()
                 if run.model_id == self.runtime.model_id:
                     self._client = self.client_under(run.config)
-        self._client.take_private_rounds()
+        return self._client.take_private_rounds()
 
     def _find_scenario(self, server_config: RunConfig) -> SignedScenario | None:
         """Return the signed scenario with a server's settings; None if there are no scenarios.

@@ -64,11 +64,12 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         self,
         resident: ResidentTrainer,
         worker: ThreadPoolExecutor,
-        idle: IdleWork,
         pauses: Pauses,
         joules: Callable[[], float | None],
     ) -> None:
-        self._resident, self._worker, self._idle = resident, worker, idle
+        self._resident, self._worker = resident, worker
+        self.idle = IdleWork(worker, self._take_private_rounds, pauses.reason)
+        self._personalized = b""  # id of a run whose new personal model is not evaluated yet
         self._pauses, self._joules = pauses, joules
         self._costs = WorkCosts(resident.folder)
         self._call_count, self._busy_seconds = 0, 0.0
@@ -130,6 +131,13 @@ class _Service(TrainerServicer):  # type: ignore[misc]
 
         return self._answer(request, answer)
 
+    def _take_private_rounds(self) -> None:
+        """Take private rounds between messages, and evaluate the personal model after them."""
+        self._personalized = self._resident.take_private_rounds() or self._personalized
+        if self._personalized:
+            self._note_validation(self._personalized)
+            self._personalized = b""
+
     def _note_validation(self, run_id: bytes) -> None:
         try:
             note_validation(self._resident, run_id)
@@ -168,7 +176,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
                 self._call_count += 1
                 self._busy_seconds += time.monotonic() - start
 
-        with self._idle.message():
+        with self.idle.message():
             return self._worker.submit(work).result()
 
 
@@ -209,8 +217,7 @@ def serve_trainer(
     ):
         resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
-        idle = IdleWork(worker, resident.take_private_rounds, pauses.reason)
-        service = _Service(resident, worker, idle, pauses, joules)
+        service = _Service(resident, worker, pauses, joules)
         add_TrainerServicer_to_server(service, server)
         questions = QuestionService(PersonalModels(resident), QuestionRunner(turns, answerer))
         add_PersonalModelServicer_to_server(questions, server)
@@ -224,10 +231,10 @@ def serve_trainer(
         finally:
             os.umask(previous)
         server.start()
-        idle.begin()
+        service.idle.begin()
         try:
             yield resident
         finally:
-            idle.close()
+            service.idle.close()
             server.stop(None).wait()
             socket.unlink(missing_ok=True)
