@@ -10,7 +10,7 @@ import pytest
 from helpers import delta_of, instruction_with, report_to
 
 from shared.directions import pool_seeds
-from shared.errors import CatchUpError, FrameError, RefusalCode, SamaraError
+from shared.errors import FrameError, RefusalCode
 from shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
 from shared.frames.evaluation import MAX_COLUMNS, MAX_LABELS, Evaluation, EvaluationColumn
 from shared.frames.hello import Hello
@@ -276,45 +276,6 @@ def test_a_retired_kind_is_refused_and_named(kind: int) -> None:
     for decode in DECODERS:
         with pytest.raises(FrameError, match=f"frame kind {kind} .* is retired"):
             decode(frame)
-
-
-def errors_of(kind: type[SamaraError] = SamaraError) -> list[type[SamaraError]]:
-    return [kind, *(below for error in kind.__subclasses__() for below in errors_of(error))]
-
-
-@pytest.mark.parametrize("kind", [e for e in errors_of() if e.__module__ == "shared.errors"])
-def test_every_error_names_the_code_of_its_refusal(kind: type[SamaraError]) -> None:
-    assert isinstance(vars(kind)["refusal_code"], RefusalCode)
-
-
-@pytest.mark.parametrize("kind", errors_of())
-def test_no_refusal_holds_any_text(kind: type[SamaraError]) -> None:
-    text = "/home/mary/mail.jsonl:2: row 'my secret' has no label"
-    refusal = Refusal.of_error(bytes(8), 3, 7, kind(text, (5, 2**32 - 1)))
-    assert not any(isinstance(value, str) for value in vars(refusal).values())
-    numbers = struct.pack("<IIHII", 3, 7, kind.refusal_code, 5, 2**32 - 1)
-    assert refusal.encode()[PREFIX_BYTES:] == bytes(8) + numbers
-    assert "mary" not in refusal.description
-    assert "secret" not in refusal.description
-
-
-@pytest.mark.parametrize("code", RefusalCode)
-def test_every_code_of_a_refusal_has_a_sentence(code: RefusalCode) -> None:
-    known, unknown = (Refusal(bytes(8), 3, 7, c).description for c in (code, 999))
-    assert f"(code {code:d}); the reason is in the client's own log" in known
-    assert code == 0 or known.split(" (")[0] != unknown.split(" (")[0]
-
-
-def test_the_numbers_of_a_refusal_are_in_its_sentence() -> None:
-    error = CatchUpError("stands elsewhere", (7, 5))
-    description = Refusal.of_error(bytes(8), 3, 5, error).description
-    assert description.startswith("it cannot catch up to the end of round 7: it reached round 5 (")
-
-
-def test_a_code_that_only_a_newer_version_knows_stays_a_number() -> None:
-    refusal = Refusal.decode(Refusal(bytes(8), 3, 7, 999, (1, 2)).encode())
-    assert (refusal.code, refusal.numbers) == (999, (1, 2))
-    assert "(code 999)" in refusal.description
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""A gateway of phones on a loop of its own, and phones that attach to it, for tests."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from devices.live.keys import create_key
+from devices.phone.gateway import Gateway, start_gateway
+from devices.phone.reference_client.attachment import attach
+from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
+from shared.certificates import TlsFiles
+from shared.frames.instructions import token_of
+from shared.frames.refusal import Refusal
+from shared.proto.trainer_pb2 import FromPhone, Proof
+from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.signing import SigningKey, proof_bytes
+
+SECONDS = 20.0
+
+
+class Echo:
+    """A phone that refuses everything, which is a frame that names instruction and device."""
+
+    def __init__(self, device: int, hold: threading.Event | None = None) -> None:
+        self.device, self.hold, self.asked = device, hold, 0
+
+    def hello(self) -> bytes:
+        return Refusal(bytes(8), self.device, 0, 0).encode()
+
+    def train(self, instruction: bytes, catch_up: Any) -> bytes:
+        self.asked += 1
+        if self.hold:
+            self.hold.wait(SECONDS)
+        return Refusal(token_of(instruction), self.device, 3, len(catch_up.tail)).encode()
+
+    evaluate = train
+
+
+class Served:
+    """A gateway on a loop of its own."""
+
+    def __init__(self, admitted: Callable[[bytes], bool], tls: TlsFiles | None = None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.gateway = Gateway(admitted)
+        proof = (tls.certificate.read_bytes(), tls.key.read_bytes()) if tls else ()
+        self._server, self.port = self.run(start_gateway(self.gateway, "127.0.0.1:0", *proof))
+        self.endpoint = GatewayEndpoint(
+            f"127.0.0.1:{self.port}", tls.authority if tls else None, tls is None
+        )
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
+
+    def ask(self, *arguments: Any, **named: Any) -> Any:
+        return self.run(self.gateway.ask(*arguments, **named))
+
+    def start_asking(self, *arguments: Any, **named: Any) -> Any:
+        work = self.gateway.ask(*arguments, **named)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def until(self, condition: Callable[[Gateway], bool]) -> None:
+        async def wait() -> None:
+            while not condition(self.gateway):
+                await asyncio.sleep(0.01)
+
+        self.run(wait())
+
+    def close(self) -> None:
+        self.run(self._server.stop(None))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def keys_in(folder: Path) -> list[SigningKey]:
+    """Three new keys of phones."""
+    files = [folder / f"{number}.key" for number in range(3)]
+    for file in files:
+        create_key(file)
+    return [SigningKey(file) for file in files]
+
+
+@contextlib.contextmanager
+def serve_phones(keys: Sequence[SigningKey]) -> Iterator[Served]:
+    """A gateway that admits these keys, without TLS."""
+    known = {key.public for key in keys}
+    served = Served(lambda key: key in known)
+    yield served
+    served.close()
+
+
+@contextlib.contextmanager
+def attached_phones(served: Served, key: SigningKey, phone: Echo) -> Iterator[threading.Event]:
+    stop = threading.Event()
+    thread = threading.Thread(target=attach, args=(phone, key, served.endpoint, stop), daemon=True)
+    thread.start()
+    try:
+        served.until(lambda gateway: phone.device in gateway.attached_phones)
+        yield stop
+    finally:
+        stop.set()
+
+
+def opened_stream(channel: Any, key: SigningKey, *more: FromPhone) -> Any:
+    """A stream behind its proof, with more said after it, that stays open."""
+    forever = threading.Event()
+    nonce: list[bytes] = []
+    there = threading.Event()
+
+    def says() -> Iterator[FromPhone]:
+        there.wait(SECONDS)
+        signature = key.sign(proof_bytes(nonce[0]))
+        yield FromPhone(proof=Proof(public_key=key.public, signature=signature))
+        yield from more
+        forever.wait(SECONDS)
+
+    stream = GatewayStub(channel).Attach(says())
+    stream.add_callback(forever.set)
+    nonce.append(next(stream).challenge.nonce)
+    there.set()
+    return stream
