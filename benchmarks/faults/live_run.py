@@ -190,6 +190,13 @@ class LiveRun:
 
         return self.wait(reported, f"a report of {name}", seconds)
 
+    def end_server(self) -> int:
+        """End the server by a signal; see what `check` sees, and return what it returns."""
+        assert self.server is not None, "it was started before"
+        self.server.terminate()
+        self.server.wait()
+        return self.check()
+
     def digests(self) -> dict[int, str]:
         """The digest after every round of the ledger, each proven by replay."""
         layout = read_layout(self.run)

@@ -1,6 +1,6 @@
 """Live runs in which the key of a board, and of a phone, is replaced while rounds go on.
 
-    python -m benchmarks.faults.rotated_keys [--rounds 12]
+    python -m benchmarks.faults.rotated_keys [--rounds 2]
 
 *Board*: `samara server up` and two `samara client up` over TLS with the embedded model. After a few
 rounds the operator rotates the key of one of them, whose process goes on with its earlier key, as a
@@ -45,7 +45,7 @@ BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3
 """Rounds before the rotation."""
 MOST_ROUNDS = 100_000
-"""More than a run of real clients will have, which is ended by a signal."""
+"""More than a run will have, which is ended by a signal."""
 
 
 def rotate_board(folder: Path, rounds: int) -> str:
@@ -95,10 +95,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
         assert {key.name: key.client for key in ClientKeys(live.run / KEYS_FOLDER).read_all()} == (
             live.devices
         )
-        assert live.server is not None, "it was started above"
-        live.server.terminate()
-        live.server.wait()
-        number = live.check()
+        number = live.end_server()
         reports = [len(event["clients"]) for event in live.rounds.values()]
     end = again(live, settings, number)
     return (
@@ -112,7 +109,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
 
     Args:
         folder: empty folder of the run.
-        rounds: rounds of the run, enough for the phone to come back.
+        rounds: rounds after the first one with a report under the new key.
 
     Raises:
         AssertionError: if the earlier key is of use, or the phone is not the same afterwards.
@@ -120,7 +117,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
     names = ["device-0", "device-1"]
     port = 20_000 + os.getpid() % 20_000
     address, door = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
-    settings = toy_settings(folder / "run", rounds, 30.0) | {"cohort.fraction": 1.0}
+    settings = toy_settings(folder / "run", MOST_ROUNDS, 30.0) | {"cohort.fraction": 1.0}
     settings |= {"cohort.available": 3, "data.clients": 3}
     del settings["out"]
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
@@ -155,17 +152,15 @@ def rotate_phone(folder: Path, rounds: int) -> str:
         (admitted / "first.pem").unlink()
         threads.attach(phone, folder / "second.key", endpoint)
         live.wait_for_report(PHONE)
-        live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
-        assert live.server is not None, "it was started above"
-        assert live.server.returncode == 0, live.said()[-2000:]
-        live.check()
+        live.wait_for_round(live.last() + rounds)
+        live.end_server()
         reports = [PHONE in live.reporters(number) for number in live.rounds]
         assert phone.session is not None, "it took part"
         number = phone.session.position.round
         assert phone.session.digest.hex() == live.digests()[number], "the phone is elsewhere"
     nodes: list[UserConfig] = [{CLIENT_INDEX: live.devices[n]} for n in (*names, PHONE)]
     acknowledged = {number: event["digest"] for number, event in live.rounds.items()}
-    end = check_toy_run(folder, acknowledged, "phone", nodes)
+    end = check_toy_run(folder, settings, acknowledged, "phone", nodes)
     return (
         f"{end}; the first round without the earlier key ended {refused:.1f} s after `keys rotate` "
         f"in round {last}; rounds with its report: {reports}"
@@ -224,12 +219,12 @@ class _Threads:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds of the phone's run")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds with the new key")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    for rotate, rounds in ((rotate_board, 2), (rotate_phone, arguments.rounds)):
+    for rotate in (rotate_board, rotate_phone):
         with tempfile.TemporaryDirectory(prefix="w") as name:
-            print(rotate(Path(name), rounds), flush=True)
+            print(rotate(Path(name), arguments.rounds), flush=True)
 
 
 if __name__ == "__main__":

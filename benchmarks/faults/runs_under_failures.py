@@ -169,10 +169,7 @@ def main() -> None:
             }
             for kind in wanted:
                 print(disturbances[kind](), flush=True)
-            assert live.server is not None, "it was started above"
-            live.server.terminate()
-            live.server.wait()
-            rounds = live.check()
+            rounds = live.end_server()
             print(f"{rounds} rounds; each acknowledged one is kept, each client in a state of it")
         print(again(live, settings, rounds), flush=True)
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,9 +34,10 @@ from client.protocol.device_settings import CLIENT_INDEX
 from server.app import serve
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from server.store import METRICS_FILE, replay_run
+from server.store import METRICS_FILE, read_layout, replay_run
 from shared.config import RunConfig
 from shared.events import EventFollower
+from shared.replay import digest
 from shared.result import RESULT_FILE, read_result
 from shared.settings import Scalar
 from simulations.engine import InProcessGrid
@@ -121,7 +122,7 @@ def kill_in_process(kills: int, seed: int, folder: Path) -> str:
             done += 1
         server.join()
         _collect(ours, acknowledged, sys.maxsize)
-    return check(folder, acknowledged, f"{done} kills in process, seed {seed}")
+    return check(folder, settings, acknowledged, f"{done} kills in process, seed {seed}")
 
 
 def _collect(pipe: Connection, acknowledged: dict[int, str], wanted: int) -> None:
@@ -180,29 +181,41 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
         {CLIENT_INDEX: key.client} for key in ClientKeys(run / KEYS_FOLDER).read_all()
     ]
     what = f"{kills} kills of real processes ({of_what}), seed {seed}"
-    return check(folder, acknowledged, what, nodes)
+    return check(folder, settings, acknowledged, what, nodes)
 
 
 def check(
-    folder: Path, acknowledged: dict[int, str], what: str, nodes: Sequence[UserConfig] = ()
+    folder: Path,
+    settings: Mapping[str, Scalar],
+    acknowledged: Mapping[int, str],
+    what: str,
+    nodes: Sequence[UserConfig] = (),
 ) -> str:
-    """Prove the ledger, compare it with what was acknowledged and with an undisturbed run."""
-    run, rounds = folder / "run", {}
-    layout_hash = bytes.fromhex(read_result(run)["layout_hash"])
-    from shared.replay import digest
+    """Prove the ledger, compare it with what was acknowledged and with an undisturbed run.
 
-    for step in replay_run(run):
-        rounds[step.round] = digest(layout_hash, step.state).hex()
+    Args:
+        folder: folder that has the run, finished or not, as `run`.
+        settings: settings of the run.
+        acknowledged: digest of every acknowledged round.
+        what: what the run went through, for the returned text.
+        nodes: node configuration of each client; by default of toy clients 0 to 3.
+
+    Raises:
+        AssertionError: if an acknowledged round is lost or another, or the ends differ.
+    """
+    run = folder / "run"
+    layout_hash = read_layout(run).hash
+    rounds = {step.round: digest(layout_hash, step.state).hex() for step in replay_run(run)}
     for number, said in acknowledged.items():
         assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
-    result = read_result(run)
-    config = RunConfig.of(result["config"] | {"out": str(folder / "again")}, "again")
+    end = rounds[max(rounds)]
+    config = RunConfig.of({**settings, "out": str(folder / "again")}, "again")
     grid = InProcessGrid(app, len(nodes) or CLIENTS, config.flat(), nodes=nodes)
     again = serve(config, grid, RecordedCohorts(read_cohorts(run)))
-    assert read_result(again)["final_digest"] == result["final_digest"], "another end"
+    assert read_result(again)["final_digest"] == end, "another end"
     return (
         f"{what}: {len(acknowledged)} rounds acknowledged, none lost; {len(rounds) - 1} rounds end "
-        f"in {result['final_digest'][:16]}, as the undisturbed run with the same cohorts does"
+        f"in {end[:16]}, as the undisturbed run with the same cohorts does"
     )
 
 
