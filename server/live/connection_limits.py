@@ -6,6 +6,7 @@ ends count too. Of a handshake neither Flower nor uvicorn hears before it is ove
 
 import asyncio
 import socket
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ HEAD_SECONDS = 15.0
 """Time in which a connection must begin a request; checked this often."""
 MAX_HEAD_BYTES = 16_384
 """Most bytes of a request's first line and headers."""
+READ_BYTES = 2**16
+"""Bytes that are read of a TLS connection at once. asyncio's own are 256 KiB, which it holds for
+each connection, and as much again may wait for the app."""
 
 
 class _CountedConnection(socket.socket):
@@ -83,7 +87,7 @@ class LimitedListener(socket.socket):
 
 
 class LimitedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers have a `LimitedListener` and wait little for TLS handshakes."""
+    """An event loop whose servers have a `LimitedListener`, and little time and memory for TLS."""
 
     async def create_server(
         self,
@@ -97,6 +101,7 @@ class LimitedLoop(asyncio.SelectorEventLoop):
         """Serve on an address as `asyncio` does."""
         if ssl:
             options["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
+            SSLProtocol.max_size = READ_BYTES
         listener = LimitedListener(host, port)
         return await super().create_server(protocol_factory, sock=listener, ssl=ssl, **options)
 

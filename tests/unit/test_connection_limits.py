@@ -23,7 +23,15 @@ HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": []})
+    """Say how many bytes came at once of the body."""
+    parts: list[int] = []
+    more = True
+    while more:
+        message = await receive()
+        parts.append(len(message.get("body", b"")))
+        more = message.get("more_body", False)
+    headers = [(b"parts", " ".join(map(str, parts)).encode())]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -123,6 +131,14 @@ def test_a_connection_without_a_request_is_ended(
     ):
         connection.sendall(sent)
         assert is_ended(connection)
+
+
+def test_of_a_tls_connection_little_is_read_at_once(port: int, tls: TlsFiles) -> None:
+    """Each connection holds as much, whoever it is of."""
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(tls.authority))) as client:
+        for _ in range(3):
+            answer = client.post(f"https://127.0.0.1:{port}/", content=bytes(2**20))
+            assert max(map(int, answer.headers["parts"].split())) <= 2 * limits.READ_BYTES
 
 
 @pytest.mark.parametrize("order", [1, -1])
