@@ -194,8 +194,8 @@ class CohortSettings(Section):
     weight_cap: int = setting(
         10_000,
         "largest number of examples that counts as a client's weight, since clients report their "
-        "numbers themselves; with any `aggregation.rule` but `mean` the cohort's median is another "
-        "limit",
+        "numbers themselves; with any `aggregation.rule` but `mean` the cohort's median without "
+        "the largest numbers is another limit",
         ge=1,
     )
     timeout: float = setting(

@@ -41,7 +41,7 @@ from benchmarks.accuracy.value_per_pass import (
 )
 from client.training.model_runtime import load_run
 from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
-from server.rounds.robust_rules import lower_median, norm_factors, trimmed_mean
+from server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
 from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -169,7 +169,7 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
         decreasing=config.learning_rate_schedule == "linear",
     )
     robust = config.aggregation.rule != "mean"
-    counted = np.minimum(examples, lower_median(examples)) if robust else examples
+    counted = np.minimum(examples, usual_limit(examples)) if robust else examples
     corrections = np.zeros((len(train), *weights.shape), np.float32)
     gain = 1 / (1 + weights.size / (config.steps * config.queries)) * variant.correction
     sum_of_rates, path = 0.0, [_validated(0, weights, clients, test, robust)]

@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
         reverted: the largest number of earlier rounds that were reverted at once.
         ended: round after which a server ends the run, without a usable report in
             `cohort.empty_rounds` rounds in a row; 0 if it does not.
+        best: round whose model it has at the end; the last one, if that was best on validation.
     """
 
     before: float
@@ -57,6 +58,7 @@ class Outcome(NamedTuple):
     reverts: int
     reverted: int
     ended: int
+    best: int
 
 
 def read_runs(file: Path) -> dict[Case, Outcome]:

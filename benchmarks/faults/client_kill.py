@@ -81,10 +81,7 @@ def kill_clients(kills: int, clients: int, seed: int, folder: Path) -> str:
         for name in names:
             live.wait_for_report(name)
         back = live.last() - last
-        assert live.server is not None, "it was started above"
-        live.server.terminate()
-        live.server.wait()
-        rounds = live.check()
+        rounds = live.end_server()
     reports = [len(event["clients"]) for event in live.rounds.values()]
     end = again(live, settings, rounds)
     parts = ", ".join(f"{count} of {part}" for part, count in sorted(killed.items()))

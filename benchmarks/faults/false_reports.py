@@ -43,6 +43,10 @@ def _largest(report: Report, honest: Sequence[Report], number: int) -> Report:
     return _scaled(report, np.full(report.gradients.shape, MAX_GRADIENT))
 
 
+def _smallest(report: Report, honest: Sequence[Report], number: int) -> Report:
+    return _scaled(report, report.gradients.astype(float) / MANY)
+
+
 def _loss(report: Report, honest: Sequence[Report], number: int) -> Report:
     return replace(report, mean_loss=MAX_GRADIENT)
 
@@ -93,6 +97,7 @@ FORGERIES: dict[str, Forgery] = {
     "-100 g": _amplified,
     "random": _random,
     "g = 10^6": _largest,
+    "10^-6 g": _smallest,
     "loss 10^6": _loss,
     "curvature 10^12": _high_curvature,
     "curvature -10^12": _low_curvature,

@@ -7,8 +7,10 @@
 A readout is trained. The model runtime computes the representations of all texts once, and they
 are kept in FOLDER. Clients then take their local steps on them in numpy, with exact derivatives,
 and the server's own parts do the rest: `RoundAggregator`, which leaves out reports that do not fit
-the exact state, `StepSize`, `replay`. Runs that are in FOLDER/runs.csv are not repeated, so each
-seed policy needs a folder of its own; `benchmarks.faults.hostile_tables` makes tables of it.
+the exact state, `StepSize`, `replay`, and the return to the validated round with the lowest loss.
+Schedule and return are those that a run chooses by default. Runs that are in FOLDER/runs.csv are
+not repeated, so each seed policy needs a folder of its own; `benchmarks.faults.hostile_tables`
+makes tables of it.
 """
 
 import argparse
@@ -26,10 +28,12 @@ from scipy.special import expit
 
 from benchmarks.faults.attacked_cases import RULES, Case, Outcome, add_run, read_runs
 from benchmarks.faults.false_reports import FORGERIES
+from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
 from server.rounds.robust_rules import hostile_count
 from server.rounds.round_aggregator import RoundAggregator
 from server.rounds.validator import ValidatedReplies
 from server.store import RunStore
+from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.directions import directions, round_root
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
@@ -75,6 +79,11 @@ class Examples:
         sums: Numbers = np.add.reduceat(values, self.starts, axis=0)
         return sums / self.counts.reshape(-1, *[1] * (values.ndim - 1))
 
+    def losses(self, weights: Numbers) -> Numbers:
+        """Return the mean loss of each client under weights, float64 [d]."""
+        margins = self.signs * (self.margins + self.features @ weights)
+        return self.per_client(np.logaddexp(0, -margins))
+
     def accuracies(self, weights: Numbers) -> Numbers:
         """Return the accuracy of each client under weights, float64 [d]."""
         margins = self.margins + self.features @ weights
@@ -86,11 +95,12 @@ class World:
     """A task on so many clients.
 
     Attributes:
-        train, test: examples of all clients.
+        train, validation, test: examples of all clients.
         layout: layout of the readout.
     """
 
     train: Examples
+    validation: Examples
     test: Examples
     layout: Layout
 
@@ -110,7 +120,7 @@ def read_world(settings: Settings, folder: Path, task: str, clients: int) -> Wor
 
         run = load_run(RunConfig.of({**settings, "data.clients": clients}, "benchmark"))
         columns: dict[str, NDArray[Any]] = {}
-        for split in (Split.TRAIN, Split.TEST):
+        for split in (Split.TRAIN, Split.VALIDATION, Split.TEST):
             parts = [run.data.share_of(i, clients).tokenized(split) for i in range(clients)]
             for part in parts:
                 run.runtime.prepare(part.prompts)
@@ -124,9 +134,9 @@ def read_world(settings: Settings, folder: Path, task: str, clients: int) -> Wor
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(file, **columns)  # type: ignore[arg-type]
     arrays = dict(np.load(file))
-    train, test = (_examples(arrays, name) for name in ("train", "test"))
+    train, validation, test = (_examples(arrays, n) for n in ("train", "validation", "test"))
     tensor = Tensor("readout", train.features.shape[1], 1, READOUT_GROUP)
-    return World(train, test, Layout((tensor,), 1, 1.0, 0, "gaussian"))
+    return World(train, validation, test, Layout((tensor,), 1, 1.0, 0, "gaussian"))
 
 
 def _examples(arrays: dict[str, NDArray[Any]], name: str) -> Examples:
@@ -242,10 +252,12 @@ def train(
         policy = SeedPolicy.SHARED
     hostile, layout = case.attackers, world.layout
     store = MemoryStore(world.layout, zero_state(world.layout.size))
-    settings = {"aggregation.rule": case.rule, "seed-policy": policy.name.lower()}
-    config = RunConfig.of(settings | {"cohort.weight-cap": CAP}, "benchmark")
+    given = None if case.rate == "auto" else FIXED[case.task]
+    settings: Settings = {"aggregation.rule": case.rule, "seed-policy": policy.name.lower()}
+    settings |= {"learning-rate": given or "auto", "cohort.weight-cap": CAP}
+    config = RunConfig.of(settings, "benchmark")
     aggregator = RoundAggregator(config, cast(RunStore, store))
-    size = StepSize(ROUNDS, None if case.rate == "auto" else FIXED[case.task], EPSILON)
+    size = StepSize(ROUNDS, given, EPSILON, config.learning_rate_schedule == "linear")
     states, left_out, unused, reverts, in_a_row, ended = [store.state], 0, 0, [0], 0, 0
     for number in range(1, ROUNDS + 1):
         instruction = TrainInstruction(
@@ -281,11 +293,34 @@ def train(
         if in_a_row == config.cohort.empty_rounds:
             ended = number
             break
+    weights = [to_float32(state).astype(np.float64) for state in states]
+    best = _best_round(world.validation, weights, config)
     before, after = (
         float(np.average(world.test.accuracies(w), weights=world.test.counts)) * 100
-        for w in (np.zeros(layout.size), to_float32(store.state).astype(np.float64))
+        for w in (weights[0], weights[best])
     )
-    return Outcome(before, after, left_out, unused, len(reverts) - 1, max(reverts), ended)
+    return Outcome(before, after, left_out, unused, len(reverts) - 1, max(reverts), ended, best)
+
+
+def _best_round(validation: Examples, weights: list[Numbers], config: RunConfig) -> int:
+    """Return the round that a run returns to after its last one, by what its clients validate.
+
+    Args:
+        validation: the clients' examples.
+        weights: weights before the first round and after each.
+        config: settings of the run.
+    """
+    last = len(weights) - 1
+    events = []
+    for number in [*range(0, last, config.evaluate.every), last]:
+        losses = enumerate(validation.losses(weights[number]).tolist())
+        column: Settings = {"clients": {str(client): {"loss": loss} for client, loss in losses}}
+        if config.aggregation.rule != "mean":
+            column[TRIMMED_ACCURACY] = 0.0
+        event = {"event": "evaluation", "split": "validation", "round": number}
+        events.append(event | {"columns": {GLOBAL: column}})
+    best = find_lowest_loss(events, ())
+    return last if best is None else best
 
 
 def _is_sound(report: Report) -> bool:

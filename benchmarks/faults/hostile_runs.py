@@ -1,7 +1,7 @@
 """Whole runs in process with hostile clients: the model, the clients and the server as they are.
 
     python -m benchmarks.faults.hostile_runs --out FOLDER [--scenario sst2 --set data.path=…] \\
-        [--seeds 0 1] [--hostile 1 2] [--rules …] [--attack …]
+        [--clients 8] [--seeds 0 1] [--hostile 1 2] [--rules …] [--attack …]
 
 Without a scenario the demo's settings are run. Hostile clients are drawn by the seed, and know no
 report but their own. The model is loaded once, and what the runs have in common is computed once.
@@ -43,7 +43,7 @@ def config_of(case: Case, folder: Path, assignments: list[str]) -> RunConfig:
         assignments: settings beside the task's own.
     """
     own = [f"aggregation.rule={case.rule}", f"seed={case.seed}", f"out={folder.resolve()}"]
-    own += ["personal.rounds=0", "threads=1"]
+    own += [f"data.clients={case.clients}", "personal.rounds=0", "threads=1"]
     if case.task == "demo":
         own.append(f"data.seed={case.seed}")
         assigned = dict(parse_assignment(assignment) for assignment in [*assignments, *own])
@@ -62,28 +62,28 @@ def run(case: Case, folder: Path, assignments: list[str]) -> Outcome:
     except TrainingError:
         ended = True
     events = map(json.loads, (folder / METRICS_FILE).read_text().splitlines())
-    # the round after the last one, by which a run returns to its best, is no revert by a report
-    last = config.federated_rounds
-    kept = [e for e in events if e["event"] != "round" or e["round"] <= last]
-    return outcome_of(kept, ended)
+    return outcome_of(list(events), config.federated_rounds, ended)
 
 
-def outcome_of(events: Sequence[dict[str, Any]], ended: bool) -> Outcome:
+def outcome_of(events: Sequence[dict[str, Any]], last: int, ended: bool) -> Outcome:
     """Return what became of a run, as its events say.
 
     Args:
         events: rounds and evaluations of the run.
+        last: last round by reports; by one after it the run returns to its best.
         ended: whether the server ended it before its last round; it then has no accuracy.
     """
-    rounds = [event for event in events if event["event"] == "round"]
+    every = [event for event in events if event["event"] == "round"]
+    rounds = [event for event in every if event["round"] <= last]
+    best = next((event["back_to"] for event in every if event["round"] > last), last)
     tests = [e["columns"]["global"] for e in events if e.get("split") == "test"]
     before, after = (100 * tests[i]["accuracy"] for i in (0, -1))
     left_out = sum(list(event["refused"].values()).count(TOO_LARGE) for event in rounds)
     reverted = [e["round"] - 1 - e["back_to"] for e in rounds if e["back_to"] is not None]
     unused = sum(count_unused_rounds([event]) for event in rounds)
-    most, last = max(reverted, default=0), rounds[-1]["round"] if ended else 0
+    most, end = max(reverted, default=0), rounds[-1]["round"] if ended else 0
     after = float("nan") if ended else after
-    return Outcome(before, after, left_out, unused, len(reverted), most, last)
+    return Outcome(before, after, left_out, unused, len(reverted), most, end, best)
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
@@ -91,7 +91,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     task = arguments.scenario or "demo"
     attacks = [("none", 0), *product(arguments.attacks or WORST, arguments.hostile)]
     for (attack, count), seed, rule in product(attacks, arguments.seeds, arguments.rules):
-        case = Case(task, 8, seed, rule, "", attack, count)
+        case = Case(task, arguments.clients, seed, rule, "", attack, count)
         rate = config_of(case, arguments.out, arguments.settings).learning_rate
         yield case._replace(rate="auto" if rate == "auto" else "fixed")
 
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scenario", default="")
     parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--hostile", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rules", nargs="+", default=["median-norm", "mean"])
@@ -115,7 +116,8 @@ def main() -> None:
         if case in done:
             continue
         number = ["none", *FORGERIES].index(case.attack)
-        name = f"{case.task}-{case.rule}-{case.rate}-{case.seed}-{number}-{case.hostile}"
+        words = case.task, case.clients, case.rule, case.rate, case.seed, number, case.hostile
+        name = "-".join(map(str, words))
         outcome = run(case, arguments.out / name, arguments.settings)
         add_run(file, case, outcome)
         print(*case, *outcome, flush=True)

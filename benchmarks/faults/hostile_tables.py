@@ -23,6 +23,7 @@ TITLES = {
     "-100 g": "−100·g",
     "random": "random",
     "g = 10^6": "g = 10⁶",
+    "10^-6 g": "10⁻⁶·g",
     "loss 10^6": "loss 10⁶",
     "curvature 10^12": "curvature 10¹²",
     "curvature -10^12": "curvature −10¹²",

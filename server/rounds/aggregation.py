@@ -11,9 +11,9 @@ from server.rounds.robust_rules import (
     centering_weights,
     coordinate_median,
     krum_selection,
-    lower_median,
     norm_factors,
     trimmed_mean,
+    usual_limit,
 )
 from shared.directions import DIRECTION_BITS, pool_seeds
 from shared.errors import ReportError
@@ -94,11 +94,11 @@ def aggregate(
 ) -> RoundDelta:
     """Return the round delta that the reports of a round make.
 
-    A report's weight is w = min(examples, cap) / Σ, and with any rule but `mean` the median number
-    of examples is another cap. As in FedNova (Wang et al., 2020), the steps of a client that did k
-    of K steps are scaled by τ / k with τ = Σ w·k, so that clients with fewer steps do not bend the
-    direction of the average. With equal steps that factor is 1, and averaging coefficients is
-    averaging the clients' models.
+    A report's weight is w = min(examples, cap) / Σ, and with any rule but `mean` the `usual_limit`
+    of the numbers of examples is another cap. As in FedNova (Wang et al., 2020), the steps of a
+    client that did k of K steps are scaled by τ / k with τ = Σ w·k, so that clients with fewer
+    steps do not bend the direction of the average. With equal steps that factor is 1, and
+    averaging coefficients is averaging the clients' models.
 
     Medians and trimmed means of projected gradients take every report as it is: without weights,
     and with zeros for the steps that a client did not take.
@@ -298,7 +298,7 @@ def _counted_examples(
     """Return the number of examples that each report counts."""
     cap = float(weight_cap)
     if rule.name != "mean":
-        cap = min(cap, lower_median(np.array([float(report.examples) for _, report in answers])))
+        cap = min(cap, usual_limit(np.array([float(report.examples) for _, report in answers])))
     return [
         min(report.examples, cap) * staleness_weight(instruction.round - answered.round)
         for answered, report in answers

@@ -8,6 +8,8 @@ rules.
 Each rule expects that `hostile_count` of the clients are hostile, whoever they are.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,12 +25,22 @@ def hostile_count(clients: int) -> int:
     return max(0, min(max(1, round(HOSTILE_SHARE * clients)), (clients - 1) // 2))
 
 
-def lower_median(values: Numbers) -> float:
-    """Return the median of values, float64 [n]; of an even number the lower of the middle two.
+def usual_limit(values: Numbers) -> float:
+    """Return the limit that clients' values are cut to: the median of the n − f smallest.
 
-    So of two clients neither can raise it above what the other one reports.
+    f is `hostile_count`. Whoever wants to count more reports large values, and f of them move the
+    median of all n to a large one of the others. Without the f largest, which comparative gradient
+    elimination leaves out too (Gupta, Liu and Vaidya, Byzantine Fault-Tolerant Distributed Machine
+    Learning with Norm-Based Comparative Gradient Elimination, 2021), it is the others' own median.
+    The limit is no lower than the (f + 1)-th smallest value, so that f small ones cannot move it
+    below all others. It is at most the median, and of two values the lower.
+
+    Args:
+        values: float64 [n].
     """
-    return float(np.sort(values)[(len(values) - 1) // 2])
+    clients, hostile = len(values), hostile_count(len(values))
+    rank = max(hostile + 1, math.ceil((clients - hostile) / 2))
+    return float(np.sort(values)[rank - 1])
 
 
 def trimmed_mean(values: Numbers) -> Numbers:
@@ -59,15 +71,15 @@ def coordinate_median(values: Numbers) -> Numbers:
 
 
 def norm_factors(norms: Numbers) -> Numbers:
-    """Return the factors, at most 1, that scale reports down to the median of their norms.
+    """Return the factors, at most 1, that scale reports down to the `usual_limit` of their norms.
 
     Clipping of norms against poisoned updates: Sun et al., Can You Really Backdoor Federated
-    Learning? (2019), section 5; the limit is the cohort's own median here.
+    Learning? (2019), section 5; the limit comes from the cohort here.
 
     Args:
         norms: norms of the contributions, float64 [n].
     """
-    limit = lower_median(norms)
+    limit = usual_limit(norms)
     factors: Numbers = limit / np.maximum(norms, max(limit, np.finfo(float).tiny))
     return np.where(norms <= limit, 1.0, factors)
 
@@ -96,10 +108,10 @@ def krum_selection(products: Numbers) -> NDArray[np.bool_]:
 def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
     """Return the weights that the contributions have in a mean by centered clipping.
 
-    From v = 0, v ← v + Σ w·(u − v)·min(1, τ/|u − v|) is repeated, with the median distance from v
-    as τ (Karimireddy et al., Learning from History for Byzantine Robust Optimization, 2021,
-    algorithm 2, without the momentum, which would put earlier rounds' seeds into a round). v stays
-    a weighted sum of the contributions.
+    From v = 0, v ← v + Σ w·(u − v)·min(1, τ/|u − v|) is repeated, with the `usual_limit` of the
+    distances from v as τ (Karimireddy et al., Learning from History for Byzantine Robust
+    Optimization, 2021, algorithm 2, without the momentum, which would put earlier rounds' seeds
+    into a round). v stays a weighted sum of the contributions.
 
     Args:
         products: inner products of the contributions, float64 [n, n].

@@ -13,6 +13,7 @@ from server.app import serve
 from server.rounds.evaluation import TRIMMED_ACCURACY
 from server.rounds.round_aggregator import TOO_LARGE
 from server.store import read_layout, replay_run
+from shared.config import RunConfig
 from shared.replay import digest
 from shared.result import read_result
 from simulations.engine import InProcessGrid
@@ -97,6 +98,25 @@ def test_a_mean_is_set_by_one_client(settings: Settings) -> None:
         aggregation__rule="mean",
     )
     assert largest_weight(hostile) > 5 * largest_weight(honest)
+
+
+@pytest.mark.parametrize("forgery", ["everything", "-g, 10^6 examples"])
+def test_three_hostile_clients_of_ten_leave_most_of_the_gain_by_default_alone(
+    forgery: str, tmp_path: Path
+) -> None:
+    """A readout of the embedded model; a mean gains nothing, at best it returns to the start."""
+    gains = {}
+    for rule in (RunConfig().aggregation.rule, "mean"):
+        changes: Settings = {"data__clients": 10, "rounds": 10, "steps": 8, "personal__rounds": 0}
+        changes |= {"aggregation__rule": rule, "evaluate__every": 5, "threads": 1}
+        config = config_of({"out": str(tmp_path / rule)}, **changes)
+        folder = serve(config, InProcessGrid(HostileApp(range(3), forgery), 10, config.flat()))
+        tests = [e for e in read_result(folder)["evaluations"] if e["split"] == "test"]
+        before, after = (tests[i]["columns"]["global"]["accuracy"] for i in (0, -1))
+        gains[rule] = after - before
+    assert gains.pop("mean") <= 0
+    (gain,) = gains.values()
+    assert gain > 0.05
 
 
 def test_a_report_too_large_for_the_state_is_left_out_alone(settings: Settings) -> None:

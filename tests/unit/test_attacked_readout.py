@@ -1,5 +1,6 @@
 """The readout of the benchmark of false reports, on generated representations."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,13 @@ def world() -> World:
     rng = np.random.default_rng(0)
     base, truth = rng.normal(size=(2, SIZE))
     splits = {}
-    for name in ("train", "test"):
+    for name in ("train", "validation", "test"):
         features = rng.normal(size=(CLIENTS * EXAMPLES, SIZE)) / np.sqrt(SIZE)
         signs = np.sign(features @ (base + 2 * truth) + rng.normal(size=len(features)) / 4)
         starts = np.arange(0, len(features), EXAMPLES)
         splits[name] = Examples(features, features @ base, signs, starts)
     tensor = Tensor("readout", SIZE, 1, READOUT_GROUP)
-    return World(splits["train"], splits["test"], Layout((tensor,), 1, 1.0, 0, "gaussian"))
+    return World(**splits, layout=Layout((tensor,), 1, 1.0, 0, "gaussian"))
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +66,25 @@ def test_a_run_without_usable_reports_ends_as_on_a_server(world: World, clients:
     assert outcome.after == outcome.before
 
 
+def test_a_run_returns_to_the_validated_round_with_the_lowest_loss(
+    world: World, clients: Clients
+) -> None:
+    """Labels are as the weights of the start say, so that every step harms."""
+    margins = world.validation.margins
+    opposed = replace(world, validation=replace(world.validation, signs=np.sign(margins)))
+    best = train(world, clients, case("median-norm", "fixed", "none", 0))
+    returned = train(opposed, clients, case("median-norm", "fixed", "none", 0))
+    assert best.best in (10, 20, ROUNDS)
+    assert (returned.best, returned.after) == (0, returned.before)
+
+
 def test_runs_are_read_as_they_were_written_and_costs_are_of_the_same_seed(tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
     runs = {}
     for seed, (honest, attacked) in enumerate([(80.0, 70.0), (60.0, 58.0), (70.0, 67.0)]):
         quiet = case("mean", "auto", "none", 0)._replace(seed=seed)
-        runs[quiet] = Outcome(59.0, honest, 0, 0, 0, 0, 0)
-        runs[quiet._replace(attack="-g", hostile=1)] = Outcome(59.0, attacked, 2, 0, 1, 3, 0)
+        runs[quiet] = Outcome(59.0, honest, 0, 0, 0, 0, 0, 30)
+        runs[quiet._replace(attack="-g", hostile=1)] = Outcome(59.0, attacked, 2, 0, 1, 3, 0, 20)
     for key, outcome in runs.items():
         add_run(file, key, outcome)
     assert read_runs(file) == runs

@@ -14,9 +14,9 @@ from server.rounds.robust_rules import (
     centering_weights,
     hostile_count,
     krum_selection,
-    lower_median,
     norm_factors,
     trimmed_mean,
+    usual_limit,
 )
 from shared.config import RunConfig
 from shared.directions import directions
@@ -78,9 +78,23 @@ def test_a_minority_is_expected_to_be_hostile(clients: int, hostile: int) -> Non
     assert hostile_count(clients) == hostile
 
 
-def test_of_two_values_the_lower_is_the_median() -> None:
-    assert lower_median(np.array([7.0, 3.0])) == 3
-    assert lower_median(np.array([9.0, 1.0, 4.0])) == 4
+def test_of_two_values_the_lower_is_the_limit() -> None:
+    assert usual_limit(np.array([7.0, 3.0])) == 3
+    assert usual_limit(np.array([9.0, 1.0, 4.0])) == 4
+
+
+@pytest.mark.parametrize("clients", range(1, 101))
+def test_the_limit_is_of_honest_values_whatever_hostile_clients_report(clients: int) -> None:
+    """Large ones make it the others' median, or the (f + 1)-th; small ones at least the least."""
+    hostile = hostile_count(clients)
+    others = np.arange(1.0, clients - hostile + 1)
+    median = (len(others) + 1) // 2
+    large = usual_limit(np.concatenate([others, np.full(hostile, 1e9)]))
+    assert large == max(median, hostile + 1)
+    assert large <= len(others)
+    assert usual_limit(np.concatenate([others, np.zeros(hostile)])) >= 1
+    everybody = np.arange(1.0, clients + 1)
+    assert usual_limit(everybody) <= np.median(everybody)
 
 
 def test_a_trimmed_mean_leaves_out_both_ends_of_every_element() -> None:
@@ -88,7 +102,7 @@ def test_a_trimmed_mean_leaves_out_both_ends_of_every_element() -> None:
     np.testing.assert_array_equal(trimmed_mean(values), [2.5, 5.5])
 
 
-def test_norms_are_cut_to_the_median() -> None:
+def test_norms_are_cut_to_the_limit() -> None:
     np.testing.assert_array_equal(norm_factors(np.array([1.0, 2.0, 8.0])), [1, 1, 0.25])
     np.testing.assert_array_equal(norm_factors(np.zeros(3)), np.ones(3))
 
@@ -129,13 +143,14 @@ def test_the_mean_is_the_default_of_the_function(policy: SeedPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", SeedPolicy)
-def test_median_norm_is_a_mean_of_reports_cut_to_the_median_norm(policy: SeedPolicy) -> None:
+def test_median_norm_is_a_mean_of_reports_cut_to_the_limit_of_the_norms(policy: SeedPolicy) -> None:
     asked = instruction_of(policy)
     reports = reports_of(asked, hostile=2)
     norms = np.array([np.linalg.norm(report.gradients.astype(float)) for report in reports])
-    weights = np.minimum([report.examples for report in reports], 105)  # the median of 7
+    # the third smallest of 7, the median without the two largest
+    weights = np.minimum([report.examples for report in reports], 104)
     expected = sum(
-        weight / weights.sum() * min(1, np.sort(norms)[3] / norm) * update_of(asked, report)
+        weight / weights.sum() * min(1, np.sort(norms)[2] / norm) * update_of(asked, report)
         for weight, norm, report in zip(weights, norms, reports, strict=True)
     )
     np.testing.assert_allclose(update(asked, reports, "median-norm"), expected, atol=1e-8)
