@@ -14,6 +14,7 @@ from flwr.app import UserConfig
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from client.protocol.simulated_client import RUNS
+from client.training.own_examples import OwnExamples
 from devices.live.settings import ClientSettings
 from server.app import serve
 from server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
@@ -125,6 +126,12 @@ def _repeated(
 ) -> Path:
     """Repeat a live run with simulated clients that have its clients' data, one at a time."""
     clients = [ClientSettings.read(home) for home in homes]
+    for client, home in zip(clients, homes, strict=True):
+        if client.config.data.watch or OwnExamples(home).read()[0]:
+            raise ConfigError(
+                f"{home}: the data of this client grow, and which ones it had in a round is not "
+                "recorded; only runs of given data can be repeated"
+            )
     nodes: list[UserConfig] = [
         {CLIENT_INDEX: client.client_index, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}
         for client in clients

@@ -28,7 +28,6 @@ from client.protocol.signed_runs import SignedRuns, describe_other_settings, mat
 from client.training.client_data import ClientData
 from client.training.growing_data import GrowingData
 from client.training.model_runtime import ModelRuntime, load_run
-from client.training.own_examples import OwnExample
 from shared.blob_store import BlobStore
 from shared.blobs import file_settings, published_blobs, with_local_blobs
 from shared.config import RunConfig
@@ -110,20 +109,6 @@ class ResidentTrainer:
         warn_of_few_examples(examples, config.data.least_batch)
         runtime, source = load_run(config, lambda client_count: growing.examples)
         return cls(runtime, source.undivided(client), config, folder, growing)
-
-    def learn(self, text: str, label: str) -> OwnExample:
-        """Keep an example from this client's owner, for the next round; any thread may call this.
-
-        Args:
-            text: text of a row of the task.
-            label: a value of its label, or the label's word.
-
-        Raises:
-            DataError: if the task has no such label or other rows, or the file cannot be written.
-        """
-        if self._growing is None:
-            raise DataError("this client's examples are given and cannot grow")
-        return self._growing.learn(text, label)
 
     def refresh_data(self) -> bool:
         """Read what has been added or deleted; return whether the examples are others now.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from client.training.own_examples import OwnExample, OwnExamples, row_of_text
+from client.training.own_examples import OwnExample, OwnExamples
 from shared.data_settings import EMBEDDED_DATA, DataSettings
 from shared.errors import ConfigError, DataError
 from shared.tasks.data import load_examples
@@ -101,21 +101,6 @@ class GrowingData:
         if settings.watch:
             self._read_watched()
         self.refresh()
-
-    def learn(self, text: str, label: str) -> OwnExample:
-        """Keep an example from the client's owner; it is on the disk when this returns.
-
-        Any thread may call this. The example is used from the next `refresh` on.
-
-        Args:
-            text: text of a row of the task.
-            label: a value of its label, or the label's word.
-
-        Raises:
-            DataError: if the task has no such label or other rows, or the file cannot be written.
-        """
-        (example,) = self._own.learn([row_of_text(self._task, text, label)], self._task)
-        return example
 
     def refresh(self) -> bool:
         """Read what has changed on the disk; return whether the examples are others now.

@@ -17,12 +17,12 @@ from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.session import Session
 from client.protocol.trainer_service import serve_trainer
-from client.training.own_examples import OwnExamples
+from client.training.own_examples import OwnExamples, row_of_text
 from devices.live.commands import app as client_app
 from devices.live.settings import ClientSettings
 from server.app import serve
 from shared.config import RunConfig
-from shared.errors import DataError, RefusalCode
+from shared.errors import ConfigError, DataError, RefusalCode
 from shared.frames.evaluation import Evaluation
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split
@@ -33,6 +33,7 @@ from shared.replay import digest, zero_state
 from shared.result import RunResult
 from shared.runs import run_id_of
 from shared.tasks.catalog import load_task
+from simulations.simulate import simulate
 
 FIRST = 40
 
@@ -117,6 +118,10 @@ def test_examples_that_come_during_a_run_are_in_the_next_round(
         examples = evaluation.columns["global"].clients[7].examples
         assert examples == introduced[Split[evaluation.split.upper()]]
     assert not any(entry.refused for entry in result.rounds)
+    owner_settings(settings, inbox, short / "home").write()
+    again = config_of(server_config.flat(), out=str(short / "again"))
+    with pytest.raises(ConfigError, match="the data of this client grow"):
+        simulate(again, cohorts_from=folder, homes=[short / "home"])
 
 
 def test_a_repeated_instruction_gets_the_stored_report_though_the_data_have_grown(
@@ -194,8 +199,9 @@ def test_a_client_that_has_nothing_left_refuses_until_it_learns_again(
         .columns[0]
         .counts.any()
     )
-    for number in range(10):
-        trainer.learn(f"a {'very ' * number} good film", "great")
+    task = load_task(settings["task"])
+    taught = [row_of_text(task, f"a {'very ' * n} good film", "great") for n in range(10)]
+    OwnExamples(home).learn(taught, task)
     assert train(trainer, server_config, 3).examples >= 5
     with pytest.raises(DataError, match="has no training example"):
         growing(settings, inbox, tmp_path / "another")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.training.client_data import ClientData, example_reader, grown_parts
@@ -20,8 +20,8 @@ from shared.errors import ConfigError, DataError
 from shared.frames.instructions import Split
 from shared.model.scorers import Prompt
 from shared.tasks.catalog import load_task
-from shared.tasks.growing import newest, read_growing, split_of
-from shared.tasks.rows import Example, read_rows
+from shared.tasks.growing import newest, read_growing
+from shared.tasks.rows import Example
 
 TASK = load_task("sst2")
 DAY = 86_400.0
@@ -31,12 +31,12 @@ def line(text: str, label: int = 1, **fields: object) -> str:
     return json.dumps({"text": text, "label": label, **fields}) + "\n"
 
 
-def watching(path: Path, home: Path, now: float = 0.0, **settings: object) -> GrowingData:
-    return GrowingData(TASK, data_settings(path, **settings), home, lambda: now)
+def watching(path: Path, home: Path, now: float = 0.0, **changes: object) -> GrowingData:
+    return GrowingData(TASK, data_settings(path, **changes), home, lambda: now)
 
 
-def data_settings(path: Path, **settings: object) -> DataSettings:
-    keys = {name.replace("_", "-"): value for name, value in settings.items()}
+def data_settings(path: Path, **changes: object) -> DataSettings:
+    keys = {name.replace("_", "-"): value for name, value in changes.items()}
     return DataSettings.model_validate({"path": str(path), "watch": True, **keys})
 
 
@@ -53,22 +53,35 @@ def append(path: Path, content: str) -> None:
         file.write(content)
 
 
-@given(
-    st.lists(st.text("abc ", min_size=1).filter(str.strip), unique_by=str.strip, max_size=30),
-    st.lists(st.text("abc ", min_size=1).filter(str.strip), unique_by=str.strip, max_size=30),
-    st.integers(0, 3),
-)
-def test_no_example_moves_when_others_come_or_go(
-    first: list[str], second: list[str], seed: int
-) -> None:
-    def splits(all_texts: list[str]) -> dict[str, str]:
-        rows = [row for text in all_texts for row in read_rows({"text": text, "label": 1}, TASK)]
-        return {row.example.text: split_of(row, seed) for row in rows}
+TEXTS = st.lists(st.text("ab ", min_size=1).filter(str.strip), unique_by=str.strip, max_size=20)
 
-    alone, together = splits(first), splits([*second, *first])
+
+@settings(max_examples=50)
+@given(TEXTS, TEXTS, TEXTS, st.integers(0, 3))
+def test_no_example_moves_when_others_come_or_go(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[str],
+    second: list[str],
+    taught: list[str],
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("d")
+    path, home = folder / "a.jsonl", folder / "home"
+    path.write_text("".join(line(text) for text in first))
+    data = watching(path, home, seed=seed)
+    alone = {example.text: example.split for example in data.examples}
+    path.write_text("".join(line(text, 0) for text in [*second, *reversed(first)]))
+    OwnExamples(home).learn([row_of_text(TASK, text, "1") for text in taught], TASK)
+    data.refresh()
+    together = {example.text: example.split for example in data.examples}
     assert {text: together[text] for text in alone} == alone
-    relabelled = read_rows({"text": "a film", "label": 0}, TASK)[0]
-    assert split_of(relabelled, seed) == split_of(relabelled._replace(time=5.0), seed)
+    assert len(together) == len(data.examples)
+    path.write_text("".join(line(text) for text in second))
+    data.refresh()
+    left = {example.text: example.split for example in data.examples}
+    assert left == {text: together[text] for text in left}
+    again = watching(path, home, seed=seed)
+    assert {example.text: example.split for example in again.examples} == left
 
 
 def test_the_label_plays_no_part_and_the_shares_are_those_of_other_data(tmp_path: Path) -> None:
@@ -218,9 +231,9 @@ def test_what_was_taught_is_used_and_its_newest_label_counts(tmp_path: Path) -> 
 def test_given_data_keep_their_splits_and_their_repetitions(tmp_path: Path) -> None:
     path, home = tmp_path / "a.jsonl", tmp_path / "home"
     path.write_text("".join(line(f"film {n % 40}") for n in range(50)))
-    settings = DataSettings.model_validate({"path": str(path)})
-    fixed = list(example_reader(TASK, settings)(1))
-    data = GrowingData(TASK, settings, home)
+    given_once = DataSettings.model_validate({"path": str(path)})
+    fixed = list(example_reader(TASK, given_once)(1))
+    data = GrowingData(TASK, given_once, home)
     assert data.examples == fixed
     OwnExamples(home).learn([row_of_text(TASK, "film 3", "0"), row_of_text(TASK, "new", "0")], TASK)
     append(path, line("not read"))
