@@ -52,8 +52,8 @@ def read_growing(path: str, task: Task, seed: int) -> tuple[list[Row], list[str]
         seed: ``data.seed``.
 
     Returns:
-        Sound rows with splits and times, in the order of the source, and the problems with others,
-        each with its place.
+        Sound rows with splits and times, and the problems with others, each with its place. Rows of
+        a given test or validation split come first: a text of theirs is none for training.
 
     Raises:
         DataError: if there is no such source, or it cannot be used as a whole.
@@ -61,12 +61,13 @@ def read_growing(path: str, task: Task, seed: int) -> tuple[list[Row], list[str]
     problems: list[str] = []
     splits = read_splits(path, task, problems, growing=True)
     missing = [split for split in CUT_PERCENT if split not in splits]
-    rows = [with_stable_split(row, seed, missing) for row in splits["train"]]
-    for split in CUT_PERCENT:
-        rows += [
-            row._replace(example=replace(row.example, split=split)) for row in splits.get(split, ())
-        ]
-    return rows, problems
+    given = [
+        row._replace(example=replace(row.example, split=split))
+        for split in CUT_PERCENT
+        for row in splits.get(split, ())
+    ]
+    cut = [with_stable_split(row, seed, missing) for row in splits["train"]]
+    return [*given, *cut], problems
 
 
 def newest(times: Sequence[float], count: int, since: float) -> list[int]:

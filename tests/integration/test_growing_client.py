@@ -219,6 +219,13 @@ def test_a_readout_computes_new_examples_alone(
     second = train(trainer, readout, 2)
     assert second.examples > first.examples
     assert trainer.runtime.passes - passes == second.examples - first.examples
+    for number in range(6):
+        add(inbox, 3, f"meal {number}")
+        train(trainer, readout, 3 + number)
+    kept = trainer.runtime._representations
+    assert kept is not None
+    assert len(kept._splits) <= len(trainer.data.parts()) < 5
+    inbox.write_text("".join(inbox.read_text().splitlines(True)[: FIRST + 6]))
     fresh = growing(settings, inbox, tmp_path / "another")
     same = train(fresh, readout, 2)
     np.testing.assert_allclose(same.gradients, second.gradients, rtol=1e-3, atol=1e-4)

@@ -107,6 +107,9 @@ def test_splits_that_a_folder_has_stay_as_they_are(tmp_path: Path) -> None:
     test = [example for example in data.examples if example.split == "test"]
     assert {example.text.split()[0] for example in test} == {"meal"}
     assert {example.split for example in data.examples} == {"train", "validation", "test"}
+    append(tmp_path / "train.jsonl", line("meal 7"))  # a text of the test stays one
+    assert not data.refresh()
+    assert len(data.examples) == 100
 
 
 def test_half_a_last_line_is_waited_for(tmp_path: Path) -> None:
