@@ -104,6 +104,7 @@ class Benchmark:
         common: settings of all runs.
         folder: folder of rows and of the runs, which are removed.
         steps: steps of a run at equal steps.
+        search: whether learning rates are searched; otherwise they are the centres.
         rows: rows of all models and data sets so far.
     """
 
@@ -113,6 +114,7 @@ class Benchmark:
     common: dict[str, Any]
     folder: Path
     steps: int
+    search: bool = True
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def measure_compute(self) -> dict[str, Any]:
@@ -197,6 +199,8 @@ class Benchmark:
         method = METHODS[name]
         if method.rate_of:
             return self.search_rate(method.rate_of)
+        if not self.search:
+            return method.centre
 
         def loss(power: int) -> float:
             rate = method.centre * FACTOR**power
@@ -346,6 +350,7 @@ def main() -> None:
     parser.add_argument("--methods", type=listed, default=list(METHODS))
     parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--no-search", action="store_true", help="take the centres of the searches")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "rows.jsonl"
@@ -359,7 +364,14 @@ def main() -> None:
         for model in arguments.models:
             name, _, path = model.partition("=")
             benchmark = Benchmark(
-                name, path, data_set, common, arguments.out, arguments.steps, rows
+                name,
+                path,
+                data_set,
+                common,
+                arguments.out,
+                arguments.steps,
+                not arguments.no_search,
+                rows,
             )
             benchmarks.append(benchmark)
             measure(benchmark, arguments.methods, seeds)

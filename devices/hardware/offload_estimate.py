@@ -265,7 +265,8 @@ def estimate_host_memory(
 
     In Zero-Offload's order all gradients wait for the last one, and then the updates of a layer are
     beside them. Layer by layer as many wait as the host falls behind in the backward pass, beside
-    one layer's gradients and updates.
+    one layer's gradients and updates; it is no less than one layer that arrives, one with its
+    updates, and one that returns.
 
     Args:
         shape: shape of the model.
@@ -286,7 +287,7 @@ def estimate_host_memory(
     else:
         arriving = max(stages.backward, stages.offload)
         behind = max(0.0, 1 - arriving / stages.update) if stages.update else 0.0
-        gradients = min(int(trained * behind) + 2 * layer, trained + layer)
+        gradients = max(int(trained * behind) + 2 * layer, 4 * layer)
     return FirstOrderMemory(gradients=gradients * width, optimizer=(STATES - 1) * trained * width)
 
 

@@ -99,7 +99,7 @@ def test_memory_by_part() -> None:
     numbers = 32 * 7 * 512**2
     assert trained_parameters(SEVEN, work) == numbers
     assert result.memory.optimizer == 0
-    assert result.host_memory.gradients == 2 * 2 * 7 * 512**2  # gradients and updates of a layer
+    assert result.host_memory.gradients == 2 * 4 * 7 * 512**2  # of layers on their way
     assert result.host_memory.optimizer == 2 * 2 * numbers
     rows = 32 * (4 * 2 * 4_096 + 3 * (4_096 + 11_008))
     assert result.memory.added == rows * 16 * (2 + 8)
@@ -124,7 +124,7 @@ def test_gradients_wait_on_the_host() -> None:
     assert waiting(False, stages) == 2 * (numbers + layer)
     # When the backward pass ends, the host has updated half of what has arrived.
     assert waiting(True, stages) == pytest.approx(2 * (numbers / 2 + 2 * layer))
-    assert waiting(True, replace(stages, update=1.0)) == 2 * 2 * layer
+    assert waiting(True, replace(stages, update=1.0)) == 2 * 4 * layer
     assert estimate_host_memory(SEVEN, FirstOrderWorkload("lora"), stages).total == 0
 
 

@@ -1,0 +1,88 @@
+"""The measures of the benchmarks of first-order training beside a host."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.accuracy.emulated_steps import emulated_step
+from benchmarks.accuracy.offload_accuracy import FACTOR, METHODS, REFERENCE, Benchmark
+from benchmarks.accuracy.offload_perplexity import (
+    Setting,
+    batch_of,
+    time_to_reach,
+    timed_curve,
+)
+
+
+def test_a_step_with_the_ratios_of_table_1() -> None:
+    # Forward, then the transfer, which is longer than the backward pass, then the update.
+    zero = emulated_step(0.28, 0.56, 0.0, 1.0, 32, False)
+    assert zero == pytest.approx(0.28 + 0.93 + 1.92)
+    # Layer by layer the host decides; with few numbers the accelerator does, and what it does more.
+    assert emulated_step(0.28, 0.56, 0.0, 1.0, 32, True) == pytest.approx(1.92)
+    assert emulated_step(0.28, 0.56, 0.1, 0.001, 32, True) == pytest.approx(0.94, abs=0.001)
+
+
+def test_the_time_at_which_a_curve_reaches_a_perplexity() -> None:
+    times, values = [0.0, 10.0, 20.0], [30.0, 20.0, 10.0]
+    assert time_to_reach(times, values, 30.0) == 0.0
+    assert time_to_reach(times, values, 15.0) == 15.0
+    assert time_to_reach(times, values, 9.0) is None
+
+
+def test_checks_are_part_of_the_time_of_a_curve() -> None:
+    points = [{"step": 0, "checks": 0, "test": 9.0}, {"step": 4, "checks": 1, "test": 8.0}]
+    row = {"curve": points, "check_seconds": [6.0]}
+    assert timed_curve(row, 1.0, 2.0) == ([0.0, 5.0], [9.0, 8.0])
+
+
+def test_a_batch_is_a_function_of_the_step() -> None:
+    sequences = torch.arange(40)[:, None]
+    first, again, next_ = (batch_of(sequences, step, Setting()) for step in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not set(first.flatten().tolist()) & set(next_.flatten().tolist())
+
+
+class Losses(Benchmark):
+    """A benchmark whose runs only have a validation loss, least at a given rate."""
+
+    best = 1e-3
+
+    def run(self, name: str, seed: int, steps: int, rate: float) -> dict[str, Any]:
+        assert (seed, steps) == (0, 40)
+        self.rows.append({"method": name, "rate": rate})
+        return {"validation_loss": abs(math.log(rate / self.best))}
+
+
+@pytest.mark.parametrize(("power", "runs"), [(0, 3), (1, 3), (2, 4), (-1, 4), (9, 6), (-9, 6)])
+def test_a_rate_is_searched_until_both_neighbours_are_worse(power: int, runs: int) -> None:
+    benchmark = Losses("m", "", "d", {}, Path(), 40)
+    benchmark.best = METHODS[REFERENCE].centre * FACTOR**power
+    found = benchmark.search_rate(REFERENCE)
+    assert len(benchmark.rows) == runs
+    if abs(power) < 5:
+        assert found == pytest.approx(benchmark.best)
+    benchmark.rows.clear()
+    assert benchmark.search_rate("lsp-8-4") == found
+
+
+def test_the_equal_time_is_that_of_the_reference_with_its_learning(tmp_path: Path) -> None:
+    compute = {"forward": 1.0, "backward": 2.0, "layers": 6, "full": 1000, "lsp-8": 1}
+    key = {"model": "m", "data_set": "d"}
+    run = key | {"kind": "run", "seed": 0, "steps": 40}
+    rows = [
+        key | {"kind": "compute"} | compute,
+        run | {"method": REFERENCE, "step_seconds": 3.3, "check_seconds": 30.0},
+        run | {"method": "full", "step_seconds": 3.0, "check_seconds": 0.0},
+        run | {"method": "lora", "step_seconds": 1.0, "check_seconds": 0.0},
+    ]
+    benchmark = Benchmark("m", "", "d", {}, tmp_path, 40, True, rows)
+    time = 40 * 3.3 + 30  # and the update of one layer of six, of one number of a thousand
+    assert benchmark.steps_in_equal_time("lora") == int(time / 1.0)
+    zero = 1 + 3 * 0.93 / 0.84 + 3 * 1.92 / 0.84
+    assert benchmark.steps_in_equal_time("full") == int(time / zero)
+    rows[1]["check_seconds"] = 3000.0
+    assert benchmark.steps_in_equal_time("full") == int(time / zero)
