@@ -1,6 +1,6 @@
 """The models of this device, behind the socket of its resident trainer."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -8,7 +8,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
+from client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
 from shared.errors import BusyError, QuestionError, SamaraError, TrainerError, UnknownModelError
 from shared.proto.trainer_pb2 import (
     ClassifyReply,
@@ -40,7 +40,7 @@ class RemoteModel:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._channel = grpc.aio.insecure_channel(address_of(socket), CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address_of(socket), RECONNECT_OPTIONS)
         self._stub = PersonalModelStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -84,7 +84,7 @@ class RemoteModel:
         )
         return await self._call(self._stub.Classify, request)  # type: ignore[no-any-return]
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GeneratePart, None]:
         """Yield the opening, the pieces and the ending of a text; closing this ends the call."""
         call = self._stub.Generate(request)
         try:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from client.protocol.trainer_socket import RECONNECT_OPTIONS, address_of
 from shared.errors import TrainerError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import (
@@ -23,30 +24,12 @@ from shared.wire import MAX_FRAME_BYTES
 
 PATIENCE_SECONDS = 60.0
 """Default time to wait for a trainer that is being restarted."""
-MAX_SOCKET_BYTES = 107
-"""Longest path of a Unix socket, in bytes."""
 CHANNEL_OPTIONS = (
     # a snapshot and a tail in one message, each within the limit of a frame
     ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
-    # reconnect soon to a trainer that was restarted; the usual pause grows to two minutes
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    *RECONNECT_OPTIONS,
 )
-
-
-def address_of(socket: Path) -> str:
-    """Return the gRPC address of a Unix socket.
-
-    Raises:
-        TrainerError: if the path is too long for a socket.
-    """
-    path = str(socket.absolute())
-    if len(path.encode()) > MAX_SOCKET_BYTES:
-        raise TrainerError(
-            f"{path}: a socket's path may have {MAX_SOCKET_BYTES} bytes; use a shorter folder"
-        )
-    return f"unix:{path}"
 
 
 class RemoteTrainer:

@@ -27,8 +27,9 @@ from client.protocol.protocol_client import ProtocolClient
 from client.protocol.question_limits import MOST_QUESTIONS
 from client.protocol.question_runner import QuestionRunner
 from client.protocol.question_service import QuestionService
-from client.protocol.remote_trainer import CHANNEL_OPTIONS, address_of
+from client.protocol.remote_trainer import CHANNEL_OPTIONS
 from client.protocol.resident_trainer import ResidentTrainer
+from client.protocol.trainer_socket import address_of
 from client.protocol.work_costs import WorkCost, WorkCosts
 from shared.errors import FrameError, PausedError, SamaraError, TrainerError
 from shared.frames.instructions import TrainInstruction

@@ -7,7 +7,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +16,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-import devices
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.live.bundle_check import check_bundle
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
+from devices.live.local_trainer import ANOTHER_SERVES, UP_LOCK
 from devices.live.moving import check_not_moved
-from devices.live.processes import UNUSABLE_INPUT, SupervisedProcess, exclusive_lock
+from devices.live.processes import (
+    UNUSABLE_INPUT,
+    SupervisedProcess,
+    child_environment,
+    exclusive_lock,
+    module_command,
+)
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
 from shared.files import make_folder, write_durably
@@ -35,13 +40,6 @@ log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
 _EXECUTOR_SECONDS = 5.0
-_ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_LOG_LEVEL": "WARNING",
-}
-"""Variables that turn off Flower's telemetry, update checks and installation of dependencies."""
 REJECTION_HINT = (
     "if the server rejected it, its key is not registered there, was revoked, or was connected "
     "within the last minute"
@@ -102,9 +100,7 @@ def _locked_folder(settings: ClientSettings) -> Iterator[None]:
     Raises:
         DeviceError: if another process serves this client, or it has moved to another device.
     """
-    with exclusive_lock(
-        settings.folder / "up.lock", "another `samara client up` serves this client"
-    ):
+    with exclusive_lock(settings.folder / UP_LOCK, ANOTHER_SERVES):
         check_not_moved(settings.folder)
         settings.write()
         yield
@@ -131,7 +127,7 @@ class _ClientSupervisor:
         parent = str(os.getpid())
         self._trainer = SupervisedProcess(
             "the trainer",
-            lambda: _module_command("trainer_process", settings.folder, parent),
+            lambda: module_command("trainer_process", settings.folder, parent),
             child_environment(),
         )
         command = self._supernode_command
@@ -249,7 +245,7 @@ def supernode_command(
         runtime = f"127.0.0.1:{probe.getsockname()[1]}"
     assignments = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     command = [
-        *_module_command("supernode", os.getpid()),
+        *module_command("supernode", os.getpid()),
         *("--superlink", to.superlink),
         *("--isolation", "process"),
         *("--port", runtime.rpartition(":")[2]),
@@ -265,17 +261,5 @@ def supernode_command(
 
 def _run_module(module: str, folder: Path) -> int:
     """Run a module of this package to its end and return its exit status."""
-    command = _module_command(module, folder)
+    command = module_command(module, folder)
     return subprocess.run(command, env=child_environment(), check=False).returncode
-
-
-def _module_command(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this package, not of the working directory."""
-    return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment in which child processes import the code of this process."""
-    here = str(Path(str(devices.__file__)).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from devices.live import learning_commands, owner_commands
+from devices.live import learning_commands, owner_commands, question_commands
 
 app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
 
@@ -74,11 +74,10 @@ def up(
     """
     from client.protocol.scenario_folder import take_scenario
     from devices.live import client_supervisor as live
+    from devices.live.client_folder import check_name, client_folder
     from devices.live.limits import check_hours
     from devices.live.settings import (
         ClientSettings,
-        check_name,
-        client_folder,
         parse_address,
         resolve_device,
         resolve_device_settings,
@@ -138,8 +137,8 @@ def status(
     """
     from rich.console import Console
 
+    from devices.live.client_folder import client_folder
     from devices.live.client_status import read_status
-    from devices.live.settings import client_folder
 
     client_status = read_status(client_folder(name, home))
     console = Console()
@@ -172,7 +171,7 @@ def audit(
 
     from client.protocol.answer_log import read_answers
     from devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
-    from devices.live.settings import client_folder
+    from devices.live.client_folder import client_folder
 
     folder = client_folder(name, home)
     history = read_answers(folder)
@@ -190,6 +189,8 @@ def audit(
         print(f"{history.damaged} damaged lines are left out")
 
 
+app.command()(question_commands.ask)
+app.command()(question_commands.serve)
 app.command()(learning_commands.learn)
 app.command()(learning_commands.unlearn)
 app.command()(owner_commands.export)

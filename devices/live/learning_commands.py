@@ -26,8 +26,9 @@ def learn(
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
     from client.training.own_examples import OwnExamples, parse_rows, row_of_text
+    from devices.live.client_folder import client_folder
     from devices.live.moving import check_not_moved
-    from devices.live.settings import ClientSettings, client_folder
+    from devices.live.settings import ClientSettings
     from shared.errors import ConfigError
     from shared.tasks.catalog import load_task
     from shared.tasks.growing import split_of
@@ -61,7 +62,8 @@ def unlearn(
     sent about them. Example: samara client unlearn 3f2a9c01b7de --name kitchen-orin
     """
     from client.training.own_examples import OwnExamples
-    from devices.live.settings import ClientSettings, client_folder
+    from devices.live.client_folder import client_folder
+    from devices.live.settings import ClientSettings
     from shared.errors import ConfigError
 
     folder = client_folder(name, home)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from devices.live.client_folder import SETTINGS_FILE
 from devices.live.keys import OWN_KEY_FILE, read_client_index
 from devices.live.processes import stopped_client
 from devices.live.sealed_archive import (
@@ -17,7 +18,7 @@ from devices.live.sealed_archive import (
     is_safe_path,
     write_archive,
 )
-from devices.live.settings import SETTINGS_FILE, ClientSettings
+from devices.live.settings import ClientSettings
 from shared.errors import DeviceError
 from shared.files import UNFINISHED, make_folder, sync_folder, write_durably
 

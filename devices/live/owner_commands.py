@@ -40,7 +40,8 @@ def export(
 
     from client.personal.model_folder import write_new_folder
     from client.protocol.model_in_use import read_model_in_use
-    from devices.live.settings import ClientSettings, client_folder
+    from devices.live.client_folder import client_folder
+    from devices.live.settings import ClientSettings
 
     folder = client_folder(name, home)
     settings = ClientSettings.read(folder)
@@ -68,8 +69,8 @@ def move(
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """
+    from devices.live.client_folder import client_folder
     from devices.live.moving import move_client
-    from devices.live.settings import client_folder
 
     folder = client_folder(name, home)
     moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
@@ -91,8 +92,8 @@ def import_(
 
     Example: samara client import kitchen.moved --name kitchen-new
     """
+    from devices.live.client_folder import client_folder
     from devices.live.moving import import_client
-    from devices.live.settings import client_folder
 
     folder = client_folder(name, home)
     settings = import_client(file, folder, name, _read_passphrase(passphrase_file))
@@ -123,9 +124,9 @@ def forget(
 
     Example: samara client forget --name kitchen-orin --private
     """
+    from devices.live.client_folder import client_folder
     from devices.live.forgetting import Forgotten, describe_rest, find_files
     from devices.live.forgetting import forget as delete
-    from devices.live.settings import client_folder
     from shared.errors import ConfigError
 
     if bool(run) + private + everything != 1:

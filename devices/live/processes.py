@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+import devices
 from shared.errors import DeviceError
 
 UNUSABLE_INPUT = 3
@@ -22,6 +23,25 @@ _STEADY_SECONDS = 90.0
 """Run time after which a failure counts as the first one again."""
 _GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+"""Variables that turn off Flower's telemetry, update checks and installation of dependencies."""
+
+
+def module_command(module: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module of this package, not of the working directory."""
+    return [sys.executable, "-P", "-m", f"devices.live.{module}", *map(str, arguments)]
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment in which child processes import the code of this process."""
+    here = str(Path(str(devices.__file__)).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **_ENVIRONMENT}
 
 
 def restart_delay(failures: int) -> float:

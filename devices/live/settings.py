@@ -9,15 +9,13 @@ from pydantic import Field, ValidationError
 
 from client.protocol.answer_limits import LIVE_LEAST_BATCH
 from devices.hardware.profile import load_device
+from devices.live.client_folder import SETTINGS_FILE, SOCKET
 from devices.live.limits import DeviceLimits
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
 from shared.settings import Scalar, describe, parse_assignment
 
-SETTINGS_FILE = "client.json"
-SOCKET = "trainer.sock"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
@@ -88,30 +86,6 @@ class ClientSettings(DeviceLimits):
             return cls.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise DeviceError(f"{file}: cannot be read: {error}; run samara client up") from error
-
-
-def check_name(name: str) -> str:
-    """Return the name if it is a valid folder name.
-
-    Raises:
-        ConfigError: if the name is invalid.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"--name {name}: use up to 64 letters, digits, dots, dashes and underscores"
-        )
-    return name
-
-
-def client_folder(name: str, home: Path | None) -> Path:
-    """Return the folder of a client's files: ``--home``, or that of its name.
-
-    Raises:
-        ConfigError: if the name is invalid, or neither is given.
-    """
-    if not name and home is None:
-        raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
-    return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
 
 
 def parse_address(address: str) -> tuple[str, int]:

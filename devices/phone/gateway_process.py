@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from devices.live.bundle_check import check_bundle
-from devices.live.client_supervisor import REJECTION_HINT, child_environment, supernode_command
+from devices.live.client_supervisor import REJECTION_HINT, supernode_command
 from devices.live.executor import Executor
 from devices.live.keys import read_client_index
-from devices.live.processes import SupervisedProcess, exclusive_lock
+from devices.live.processes import SupervisedProcess, child_environment, exclusive_lock
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates

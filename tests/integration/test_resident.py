@@ -21,7 +21,7 @@ from live import QUIET
 from client.app import TRAINER_VARIABLE
 from client.app import app as client_app
 from client.protocol.device_settings import with_device_settings
-from client.protocol.remote_trainer import RemoteTrainer, address_of
+from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.session import Session
 from client.protocol.session_store import (
@@ -31,6 +31,7 @@ from client.protocol.session_store import (
     encode_session,
 )
 from client.protocol.trainer_service import serve_trainer
+from client.protocol.trainer_socket import address_of
 from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from server.transport.messages import make_message

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from client.protocol.answer_log import AnswerLog
 from devices.live import sealed_archive
+from devices.live.client_folder import SETTINGS_FILE
 from devices.live.client_supervisor import load_client_index
 from devices.live.client_supervisor import up as client_up
 from devices.live.commands import app as client_app
@@ -20,7 +21,7 @@ from devices.live.keys import create_key, read_client_index
 from devices.live.moving import MOVED_FILE, check_not_moved, import_client, move_client
 from devices.live.processes import exclusive_lock
 from devices.live.sealed_archive import ArchivedFile, write_archive
-from devices.live.settings import SETTINGS_FILE, ClientSettings
+from devices.live.settings import ClientSettings
 from shared.errors import ConfigError, DeviceError, TrainerError
 
 PASSPHRASE = "correct horse"

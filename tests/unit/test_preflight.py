@@ -17,6 +17,7 @@ from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
 from devices.jetson.telemetry import parse_power_mode
 from devices.live import preflight
+from devices.live.client_folder import check_name
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.preflight import (
     CheckResult,
@@ -33,7 +34,6 @@ from devices.live.preflight import (
 )
 from devices.live.settings import (
     ClientSettings,
-    check_name,
     parse_address,
     resolve_device,
     resolve_device_settings,

@@ -1,0 +1,39 @@
+"""The Unix socket of a resident trainer, and connections to it."""
+
+from pathlib import Path
+
+import grpc
+
+from shared.errors import TrainerError
+
+MAX_SOCKET_BYTES = 107
+"""Longest path of a Unix socket, in bytes."""
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+"""Options with which a connection is soon made again to a trainer that was restarted; the usual
+pause grows to two minutes."""
+
+
+def address_of(socket: Path) -> str:
+    """Return the gRPC address of a Unix socket.
+
+    Raises:
+        TrainerError: if the path is too long for a socket.
+    """
+    path = str(socket.absolute())
+    if len(path.encode()) > MAX_SOCKET_BYTES:
+        raise TrainerError(
+            f"{path}: a socket's path may have {MAX_SOCKET_BYTES} bytes; use a shorter folder"
+        )
+    return f"unix:{path}"
+
+
+def open_channel(socket: Path) -> grpc.Channel:
+    """Return a connection to a trainer, which is made when it is first used.
+
+    Raises:
+        TrainerError: if the path is too long for a socket.
+    """
+    return grpc.insecure_channel(address_of(socket), RECONNECT_OPTIONS)

@@ -1,0 +1,193 @@
+"""Questions from the command line: labels with probabilities, or a generated text."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from client.protocol.question_limits import MAX_TEXTS, MODELS, PERSONAL
+from client.protocol.remote_model import RemoteModel
+from shared.errors import QuestionError
+from shared.proto.trainer_pb2 import (
+    Classification,
+    DescribeReply,
+    GenerateRequest,
+    RunState,
+    Scores,
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply of some models to one text.
+
+    Attributes:
+        text: the text.
+        by_model: content of the reply by model: label, value, probability and labels, or text and
+            reason.
+    """
+
+    text: str
+    by_model: Mapping[str, Mapping[str, Any]]
+
+    def lines(self) -> dict[str, str]:
+        """Return the reply of each model in one line."""
+        return {model: _line(content) for model, content in self.by_model.items()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice of a generated text's tokens, as `GenerateRequest` has it.
+
+    Attributes:
+        max_tokens: most tokens; 0 is as many as fit.
+        temperature: 0 takes the likeliest token.
+        top_p: share of the probability that tokens are drawn from.
+        seed: seed of the draws; None draws differently each time.
+        stop: texts that end the answer.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+def ask(
+    socket: Path,
+    texts: Iterable[str],
+    show: Callable[[Reply], None],
+    *,
+    compare: bool = False,
+    run: str = "",
+    generate: bool = False,
+    choice: Choice | None = None,
+) -> str:
+    """Ask the models of this device, and show every reply as soon as it is there.
+
+    Args:
+        socket: socket of the trainer.
+        texts: texts; JSON objects where the task reads several fields.
+        show: function that shows a reply.
+        compare: whether all models are asked, not the personal one alone.
+        run: first digits of a run id; empty for the latest run.
+        generate: whether to continue the texts where they could be classified, too.
+        choice: choice of a generated text's tokens.
+
+    Returns:
+        A sentence about which models answered.
+
+    Raises:
+        SamaraError: if a question cannot be answered, or the trainer cannot be reached.
+    """
+    names = MODELS if compare else (PERSONAL,)
+
+    async def ask_all() -> str:
+        async with RemoteModel(socket) as model:
+            what = await model.describe(run)
+            if generate or what.kind == "generation":
+                replies = _generate(model, texts, names, run, choice or Choice())
+            else:
+                replies = _classify(model, texts, names, run, what)
+            async for reply in replies:
+                show(reply)
+            return describe_state(what.state)
+
+    return asyncio.run(ask_all())
+
+
+def describe_state(state: RunState) -> str:
+    """Return a sentence about which models a device has."""
+    if not state.run:
+        return "this device has taken part in no run yet; all models are the base model"
+    where = f"run {state.run}, round {state.round}"
+    if state.has_private_part:
+        return where
+    return f"{where}; there is no private part yet, so the personal model is the global one"
+
+
+async def _classify(
+    model: RemoteModel, texts: Iterable[str], names: Sequence[str], run: str, what: DescribeReply
+) -> AsyncIterator[Reply]:
+    for some in _batches(texts):
+        questions = [_question(text, what) for text in some]
+        reply = await model.classify(questions, names, run)
+        for text, one in zip(some, reply.classifications, strict=True):
+            yield Reply(text, {scores.model: _labels(one, scores) for scores in one.scores})
+
+
+async def _generate(
+    model: RemoteModel, texts: Iterable[str], names: Sequence[str], run: str, choice: Choice
+) -> AsyncIterator[Reply]:
+    for text in texts:
+        by_model = {}
+        for name in names:
+            request = GenerateRequest(
+                prompt=text,
+                model=name,
+                run=run,
+                max_tokens=choice.max_tokens,
+                temperature=choice.temperature,
+                top_p=choice.top_p,
+                seed=choice.seed,
+                stop=choice.stop,
+            )
+            parts = [part async for part in model.generate(request)]
+            written = "".join(part.text for part in parts)
+            by_model[name] = {
+                "text": written,
+                "reason": parts[-1].ending.reason,
+                "note": parts[0].opening.note,
+            }
+        yield Reply(text, by_model)
+
+
+def _question(text: str, what: DescribeReply) -> str | dict[str, str]:
+    """Return a text, or the fields of a row where the task reads several.
+
+    Raises:
+        QuestionError: if the text is no JSON object with texts.
+    """
+    if len(what.fields) == 1:
+        return text
+    fields = ", ".join(what.fields)
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not all(isinstance(value, str) for value in row.values()):
+        raise QuestionError(
+            f"task {what.task} reads the fields {fields}; give a JSON object with a text for each"
+        )
+    return row
+
+
+def _labels(one: Classification, scores: Scores) -> dict[str, Any]:
+    chosen = scores.label
+    return {
+        "label": one.labels[chosen],
+        "value": one.values[chosen],
+        "probability": scores.probabilities[chosen],
+        "labels": dict(zip(one.labels, scores.probabilities, strict=True)),
+    }
+
+
+def _line(content: Mapping[str, Any]) -> str:
+    if "labels" not in content:
+        return str(content["text"]).strip()
+    others = [
+        f"{label} {probability:.3f}"
+        for label, probability in content["labels"].items()
+        if label != content["label"]
+    ]
+    return f"{content['label']} {content['probability']:.3f}  ({', '.join(others)})"
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(texts)
+    while some := list(islice(remaining, MAX_TEXTS)):
+        yield some

@@ -1,0 +1,150 @@
+"""The guard of `samara client serve`: who may ask, and how much a request may hold.
+
+On loopback any program of this machine may ask, but no page in a browser: a page whose name was
+made to point to this machine has another Host header, and a page of another site an Origin header.
+"""
+
+import asyncio
+import hmac
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from devices.live.http_requests import MAX_BODY_BYTES
+from shared.errors import BusyError, QuestionError, SamaraError, UnknownModelError
+
+BODY_SECONDS = 30.0
+"""Longest time in which a body arrives."""
+OPEN_PATH = "/healthz"
+"""The path that needs no token."""
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class RequestError(Exception):
+    """A request is refused.
+
+    Args:
+        status: HTTP status.
+        message: why, and what to do.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def error_response(error: SamaraError | RequestError) -> JSONResponse:
+    """Return the response that tells of an error, in OpenAI's form."""
+    status, code = 503, None
+    if isinstance(error, RequestError):
+        status = error.status
+    elif isinstance(error, UnknownModelError):
+        status, code = 404, "model_not_found"
+    elif isinstance(error, BusyError):
+        status = 429
+    elif isinstance(error, QuestionError):
+        status = 400
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(error_body(status, str(error), code), status, headers)
+
+
+def error_body(status: int, message: str, code: str | None = None) -> dict[str, object]:
+    """Return an error object of OpenAI's form."""
+    server = "server_error" if status >= 500 else "invalid_request_error"
+    kind = _KINDS.get(status, server)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Guard:
+    """An ASGI application that refuses requests before another one sees them.
+
+    Attributes:
+        app: the other application.
+        token: token that a request must bring; empty asks for none.
+        checks_host: whether the Host header must name this machine.
+    """
+
+    app: ASGIApp
+    token: str = ""
+    checks_host: bool = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "http" and (refusal := self._refusal(scope)):
+            await refusal(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        try:
+            if self.checks_host and not is_loopback(_host(headers.get("host", ""))):
+                raise RequestError(403, "the Host header names another machine; use 127.0.0.1")
+            origin = headers.get("origin")
+            if origin is not None and not is_loopback(_host(origin)):
+                raise RequestError(403, "pages of other sites may not ask")
+            if self.token and scope["path"] != OPEN_PATH:
+                kind, _, given = headers.get("authorization", "").partition(" ")
+                is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
+                if kind.lower() != "bearer" or not is_right:
+                    raise RequestError(401, "send the token: Authorization: Bearer TOKEN")
+        except RequestError as error:
+            return error_response(error)
+        return None
+
+
+def _host(value: str) -> str:
+    """Return the host of a Host or an Origin header; empty if it cannot be read."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        RequestError: if it is not said to be JSON, is too large, or does not arrive in time.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(415, "send JSON, with Content-Type: application/json")
+    length = request.headers.get("content-length", "0")
+    too_large = RequestError(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise RequestError(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from None
+    except ClientDisconnect:
+        raise RequestError(400, "the connection ended before the body did") from None
+    return bytes(body)

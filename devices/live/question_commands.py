@@ -1,0 +1,119 @@
+"""The commands `samara client ask` and `serve`: the device's models for its owner."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devices.live.owner_commands import Home, Name
+
+Run = Annotated[str, typer.Option(help="Beginning of the run's id; default the latest run.")]
+
+
+def ask(
+    text: Annotated[str, typer.Argument(help="A text, or - for one per line of the input.")],
+    name: Name = "",
+    home: Home = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show base, global and personal model.")
+    ] = False,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Continue the text; do not label it.")
+    ] = False,
+    run: Run = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of a generated text.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0 takes the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share to draw from.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
+) -> None:
+    """Ask this device's personal model, also while it trains; without a client it is loaded.
+
+    Example: samara client ask "what a lovely morning" --name kitchen-orin --compare
+    """
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from client.protocol.question_limits import MODELS, PERSONAL
+    from devices.live.ask import Choice, Reply
+    from devices.live.ask import ask as ask_models
+    from devices.live.client_folder import client_folder
+    from devices.live.local_trainer import find_or_start_trainer
+
+    table, notes = Table("text", *MODELS), dict[str, None]()
+
+    def show(reply: Reply) -> None:
+        given = [one.get("note", "") for one in reply.by_model.values()]
+        notes.update(dict.fromkeys(filter(None, given)))
+        if as_json:
+            print(json.dumps({"text": reply.text, "models": reply.by_model}), flush=True)
+        elif compare:
+            lines = reply.lines()
+            table.add_row(*map(Text, (reply.text, *(lines[model] for model in MODELS))))
+        else:
+            print(reply.lines()[PERSONAL], flush=True)
+
+    lines = (line.rstrip("\r\n") for line in sys.stdin)
+    texts = (line for line in lines if line.strip()) if text == "-" else [text]
+    with find_or_start_trainer(client_folder(name, home)) as socket:
+        about = ask_models(
+            socket,
+            texts,
+            show,
+            compare=compare,
+            run=run,
+            generate=generate,
+            choice=Choice(max_tokens, temperature, top_p, seed, tuple(stop or ())),
+        )
+    if table.row_count:
+        Console().print(table)
+    for note in (about, *notes):
+        print(note, file=sys.stderr)
+
+
+def serve(
+    name: Name = "",
+    home: Home = None,
+    host: Annotated[str, typer.Option(help="Address; others than loopback need --token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8420,
+    socket: Annotated[
+        Path | None, typer.Option(help="Unix socket in place of host and port.")
+    ] = None,
+    token: Annotated[
+        Path | None, typer.Option(help="File with a token that requests bring; made if missing.")
+    ] = None,
+    run: Run = "",
+) -> None:
+    """Serve this device's models by HTTP until Ctrl-C: POST /classify, and OpenAI's chat form.
+
+    Example: samara client serve --name kitchen-orin
+    """
+    from devices.live import http_server
+    from devices.live.client_folder import client_folder
+    from devices.live.local_trainer import find_or_start_trainer
+
+    folder = client_folder(name, home)
+    if socket is None:
+        http_server.check_address(host, token is not None)
+    secret = http_server.read_token(token.expanduser()) if token else ""
+    with find_or_start_trainer(folder) as trainer:
+        if socket:
+            listener, where = http_server.open_unix(socket), f"Unix socket {socket}"
+        else:
+            listener = http_server.open_tcp(host, port)
+            where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        print(f"serving on {where}", flush=True)
+        try:
+            http_server.serve(trainer, listener, secret, run)
+        finally:
+            if socket:
+                socket.unlink(missing_ok=True)
