@@ -65,7 +65,8 @@ class RunTerms:
         method: way to make a model for each client.
         seed: seed of the run.
         rounds: rounds that a client trains with others.
-        private_rounds: rounds that it trains alone.
+        private_rounds: rounds that it trains alone, each time.
+        when: when it does (`personal.when`).
         steps: local steps of a round, K.
         queries: directions per step, q.
         batch: examples per step, B.
@@ -88,6 +89,7 @@ class RunTerms:
     seed: int
     rounds: int
     private_rounds: int
+    when: str
     steps: int
     queries: int
     batch: int
@@ -123,6 +125,7 @@ class RunTerms:
             seed=_whole(settings, "seed", most=2**63 - 1),
             rounds=federated,
             private_rounds=rounds + private - federated,
+            when=str(settings.get("personal.when", "end")),  # signed scenarios may lack it
             steps=_whole(settings, "steps", 1, 2**16 - 1),
             queries=_whole(settings, "queries", 1, 2**16 - 1),
             batch=_whole(settings, "batch", 1),
@@ -293,9 +296,10 @@ class RunTerms:
         rate = "estimated" if self.learning_rate is None else f"{self.learning_rate:g}"
         splits = "validation and test" if self.has_test else "validation"
         every = f", and every {self.validation_every:,} rounds" if self.validation_every else ""
+        often = "" if self.when == "end" else f" each time ({self.when})"
         lines = [
             f"method {self.method}: {self.rounds_of_federation:,} rounds with others, "
-            f"{self.private_rounds:,} private ones, which send nothing",
+            f"{self.private_rounds:,} private ones{often}, which send nothing",
             f"a round: {self.steps:,} steps of {self.queries:,} directions, {directions}, on "
             f"{self.batch:,} examples or all that there are",
             f"epsilon {self.epsilon:g}, {self.differences} differences, learning rate {rate}",

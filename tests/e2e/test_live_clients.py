@@ -11,6 +11,7 @@ import psutil
 import pytest
 from live import SuperLink, attempts, start_client, terminate
 
+from client.personal.personalizations import read_personalizations
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.session_store import decode_session
 from devices.live.keys import create_key, read_client_index
@@ -45,7 +46,13 @@ def test_two_clients_take_part_and_leave_nothing_behind(
     place = tmp_path_factory.mktemp("e")  # short: sockets lie in it
     run = place / "run"
     asked = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    more = {"out": str(run), "cohort.available": 2, "evaluate.every": 0, "personal.rounds": 1}
+    more = {
+        "out": str(run),
+        "cohort.available": 2,
+        "evaluate.every": 0,
+        "personal.rounds": 1,
+        "personal.when": "every 2 rounds",
+    }
     config = RunConfig.of(settings | asked | more, "test")
     options = [
         *("--model", settings["model.path"], "--data", settings["data.path"]),
@@ -79,6 +86,9 @@ def test_two_clients_take_part_and_leave_nothing_behind(
             [session] = (place / name).glob("runs/*/session")
             assert decode_session(session.read_bytes()).digest.hex() == rounds[-1]["digest"]
             assert list((place / name).glob("runs/*/clients/*/personal.ledger/*.seg"))
+            [own] = (place / name).glob("runs/*/clients/*")
+            taken = [one.global_round for one in read_personalizations(own)]
+            assert taken in ([2, 3], [3])  # the killed one may have been away after round 2
         clients[1].kill()
     finally:
         statuses = [terminate(client) for client in clients]

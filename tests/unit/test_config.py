@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from client.protocol.device_settings import with_device_settings
 from client.tuning.settings import TuneSettings
+from devices.live.settings import resolve_device_settings
 from shared.choices import OPEN
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
@@ -254,6 +255,26 @@ def test_a_live_client_keeps_its_own_values_and_takes_the_servers_others() -> No
     config = with_device_settings(server, RunConfig.of(own, "device"))
     assert (config.rounds, config.threads, config.cohort.newcomers) == (7, 1, 3)
     assert (config.data.clients, config.data.alpha) == (1, 0.25)
+
+
+def test_the_owner_of_a_device_may_say_when_private_rounds_are_taken() -> None:
+    server = RunConfig.of({"personal.when": "every 5 rounds", "personal.rounds": 7}, "server")
+    silent, own = RunConfig(), RunConfig.of({"personal.when": "end"}, "device")
+    assert with_device_settings(server, silent).personal.when == "every 5 rounds"
+    assert with_device_settings(server, own).personal.when == "end"
+    assert with_device_settings(server, own).personal.rounds == 7
+    asked = ["personal.when=on-data", "personal.retrain=true"]
+    settings = resolve_device_settings("embedded", "messages", "messages", "cpu", asked)
+    assert (settings["personal.when"], settings["personal.retrain"]) == ("on-data", True)
+    with pytest.raises(ConfigError, match="the server decides this setting"):
+        resolve_device_settings("embedded", "messages", "messages", "cpu", ["personal.rounds=3"])
+
+
+def test_a_run_whose_private_rounds_come_at_the_end_keeps_its_id() -> None:
+    assert "personal.when" not in RunConfig().identity()
+    assert "personal.retrain" not in RunConfig().identity()
+    always = RunConfig.of({"personal.when": "always"}, "test")
+    assert always.identity()["personal.when"] == "always"
 
 
 def test_a_key_of_an_earlier_version_is_named_by_its_present_one() -> None:

@@ -67,7 +67,7 @@ def test_what_it_says_is_in_plain_words(key: SigningKey) -> None:
     rounds = config.terms.rounds
     for words in (
         f"signed by operator {describe_operator(key.public)}",
-        f"method finetune: {rounds} rounds with others, 5 private ones",
+        f"method finetune: {rounds} rounds with others, 5 private ones, which send nothing",
         "3 steps of 5 directions, of its own, on 32 examples",
         "epsilon 0.5",
         f"at most {rounds * 3 * 5} scalars about an example",
