@@ -46,7 +46,8 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
     place = tmp_path_factory.mktemp("v")  # short: sockets lie in it
     run, old, new = place / "run", place / "old", place / "new"
     asked = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    more = {"out": str(run), "cohort.available": 1, "rounds": 4, "personal.rounds": 2}
+    more = {"out": str(run), "cohort.available": 1, "rounds": 6, "personal.rounds": 2}
+    more |= {"personal.when": "every 1 rounds"}
     config = RunConfig.of(settings | asked | more | {"evaluate.every": 0}, "test")
     options = [
         *("--model", settings["model.path"], "--data", settings["data.path"]),
@@ -62,9 +63,9 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
         create_key(key)
         link.register(key)
         clients.append(start_client(link, key, old, *options))
-        for _ in attempts("a round of the first device", 300):
+        for _ in attempts("a private round of the first device", 300):
             assert clients[0].poll() is None, (place / "old.log").read_text()[-4000:]
-            if rounds_of(run):
+            if rounds_of(run) and list(old.glob("runs/*/validation.json")):
                 break
         running = samara("move", file, "--home", old, *secret)
         assert running.returncode == 1
@@ -78,6 +79,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
         key.unlink()  # the old device is gone
         imported = samara("import", file, "--home", new, "--name", "new", *secret)
         assert imported.returncode == 0, imported.stderr
+        assert private_digest(new) == private_digest(old)
         clients.append(start_client(link, new / "client.key", new, *options))
         for _ in attempts("the run to finish", 600):
             assert clients[1].poll() is None, (place / "new.log").read_text()[-4000:]
@@ -88,7 +90,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
         terminate(link.process)
     assert statuses == [0, 0]
     rounds = rounds_of(run)
-    assert len(rounds) == 4, link.log_tail()
+    assert len(rounds) == 6, link.log_tail()
     client = read_client_index(new / "client.key")
     assert all(set(one["clients"]) <= {str(client)} for one in rounds)
     [session] = new.glob("runs/*/session")
