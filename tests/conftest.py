@@ -154,6 +154,18 @@ def settings(
 
 
 @pytest.fixture
+def readout(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a small run that trains a readout alone."""
+    return settings | {"adapter.layers": "readout", "batch": 1000, "micro-batch": 4}
+
+
+@pytest.fixture
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache without the dampings of other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
 def small(settings: dict[str, Any]) -> dict[str, Any]:
     """Flat settings of two clients that train and a newcomer; every method can run with them."""
     return settings | {

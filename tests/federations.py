@@ -11,12 +11,17 @@ from helpers import files_of
 from client.app import TRAINER
 from client.app import app as client_app
 from client.training.local_steps import take_local_steps
+from client.training.model_runtime import LoadedRun, load_run
 from server.app import serve
 from shared.config import RunConfig
 from shared.frames.report import Report
 from simulations.engine import InProcessGrid
 
 Settings = dict[str, Any]
+
+
+def loaded(settings: Settings, **changes: Any) -> LoadedRun:
+    return load_run(config_of(settings, **changes))
 
 
 def config_of(settings: Settings, **changes: Any) -> RunConfig:

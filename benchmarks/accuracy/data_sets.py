@@ -2,7 +2,8 @@
 
 Each is written once as a folder of JSON lines and a task, which any command of Samara can read.
 The folder of sources has a subfolder for each data set: `sst2_sentences`, `trec6`, `mrpc`, `rte`,
-`cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields.
+`cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields. `messages` are
+generated, by as many writers as there are clients.
 """
 
 import gzip
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from shared.sections import EMBEDDED_DATA
 
 Record = dict[str, Any]
 MOST_TRAINING, MOST_TEST = 3000, 1000
@@ -40,17 +43,20 @@ class DataSet:
     Attributes:
         name: name of the data set.
         task: name of a shipped task, or the content of a task file.
-        read: function that reads splits, `train` and perhaps others, from the folder of sources.
+        read: function that reads splits, `train` and perhaps others, from the folder of sources;
+            None for generated messages, which are not written.
         limit: most training examples; `data.limit` of a run.
     """
 
     name: str
     task: str
-    read: Callable[[Path], dict[str, list[Record]]]
+    read: Callable[[Path], dict[str, list[Record]]] | None
     limit: int = 0
 
     def prepare(self, sources: Path, folder: Path) -> dict[str, object]:
         """Write the data set unless it is there, and return the settings that name it."""
+        if self.read is None:
+            return {"task": self.task, "data.path": EMBEDDED_DATA}
         own = folder / self.name
         if not own.exists():
             splits = complete_splits(self.read(sources))
@@ -170,6 +176,7 @@ def _nouns_task(count: int) -> str:
 DATA_SETS = {
     data_set.name: data_set
     for data_set in (
+        DataSet("messages", EMBEDDED_DATA, None),
         DataSet("sst2", "sst2", _sentences),
         DataSet("trec6", "trec6", _folder("trec6")),
         DataSet("mrpc", "mrpc", _folder("mrpc")),

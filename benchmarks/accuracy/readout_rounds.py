@@ -4,11 +4,12 @@
         [--sets trec6,noun12] [--clients 8] [--alpha 0.5] [--seeds 0,1,2] \\
         [--condition default --condition 'exact:exact=true' --condition 'drift:correction=true']
 
-The data, their division, the features and the probes are those of `value_per_pass`, whose folder
-FOLDER may be. A step of q Gaussian directions z gives Σ (z·G)·z/q for a gradient G: along G that is
-a χ² variable, across G it is Gaussian noise, and both are drawn as such, so a step costs two matrix
-products whatever q is. The step size is `shared.step_size` itself. Left out are differences (the
-derivatives are exact), the noise of measured curvature, rounding, and clipping of outliers.
+The data, their division, the features, the probes and the options are those of `cells`; FOLDER may
+be that of `value_per_pass`. A step of q Gaussian directions z gives Σ (z·G)·z/q for a gradient G:
+along G that is a χ² variable, across G it is Gaussian noise, and both are drawn as such, so a step
+costs two matrix products whatever q is. The step size is `shared.step_size` itself. Left out are
+differences (the derivatives are exact), the noise of measured curvature, rounding, and clipping of
+outliers.
 
 A condition is a name and what is not the default: settings of a run that the model reads
 (`rounds`, `steps`, `queries`, `learning-rate-schedule`, `aggregation.rule` of `mean` and
@@ -19,26 +20,16 @@ the seeds: test accuracy at the end, and at the round that a run with `evaluate.
 returns to, test loss at the end, and the sum of η over all steps.
 """
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from benchmarks.accuracy.data_sets import DATA_SETS
-from benchmarks.accuracy.value_per_pass import (
-    Cell,
-    listed,
-    measure_limits,
-    parse_condition,
-    settings_of,
-)
+from benchmarks.accuracy.cells import Row, Run, cells_parser, measure_cells
 from client.training.model_runtime import load_run
 from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
 from server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit
@@ -272,55 +263,22 @@ def _validated(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--sets", type=listed, default=list(DATA_SETS))
-    parser.add_argument("--clients", type=listed, default=["8"])
-    parser.add_argument("--alpha", type=listed, default=["0.5"])
-    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
-    parser.add_argument("--condition", action="append", dest="conditions")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "readout_rounds.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {row["key"] for row in rows}
-    conditions = dict(map(parse_condition, arguments.conditions or ["default"]))
-    for name in arguments.sets:
-        where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
-        for cell in (
-            Cell(name, int(clients), float(alpha))
-            for clients in arguments.clients
-            for alpha in arguments.alpha
-        ):
-            clients, limits = None, None
-            for condition, settings in conditions.items():
-                for seed in map(int, arguments.seeds):
-                    key = json.dumps([*cell, condition, settings, seed])
-                    if key in done:
-                        continue
-                    own = {k: v for k, v in settings.items() if k in _VARIANTS}
-                    common = {k: v for k, v in settings.items() if k not in _VARIANTS}
-                    config = settings_of(arguments, cell, where | common | {"seed": seed})
-                    clients = clients or read_clients(config)
-                    limits = limits or measure_limits(config)
-                    row = {"key": key, **cell._asdict(), "condition": condition} | limits
-                    row |= run(config, clients, Variant(**own))
-                    with file.open("a") as opened:
-                        opened.write(json.dumps(row) + "\n")
-                    rows.append(row)
-    print(render_table(rows))
+    parser = cells_parser(__doc__)
+    parser.set_defaults(clients=["8"], alpha=["0.5"])
+    measure_cells(parser.parse_args(), "readout_rounds.jsonl", _prepare, render_table, _VARIANTS)
+
+
+def _prepare(config: RunConfig) -> Run:
+    clients = read_clients(config)
+    return lambda config, variant: run(config, clients, Variant(**variant))
 
 
 _VARIANTS = {field.name for field in fields(Variant)}
 
 
-def render_table(rows: Iterable[dict[str, Any]]) -> str:
+def render_table(rows: Iterable[Row]) -> str:
     """Return a Markdown table with a line per cell and condition, means over seeds."""
-    groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["data_set"], row["clients"], row["alpha"], row["condition"]].append(row)
     lines = [
@@ -339,7 +297,7 @@ def render_table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mean(rows: Iterable[dict[str, Any]], name: str) -> float:
+def _mean(rows: Iterable[Row], name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 

@@ -5,15 +5,13 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federations import Settings, config_of
+from federations import Settings, config_of, loaded
 from sklearn.covariance import ledoit_wolf
 
-from client.training.model_runtime import LoadedRun, load_run
 from shared.errors import ConfigError, DataError, ModelError
 from shared.files import cache_folder, write_once
 from shared.frames.instructions import Split
@@ -23,21 +21,7 @@ from shared.model.damping import measure_damping, shrunk_covariance
 from simulations.damping_file import write_damping
 
 ModelFolder = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache without the dampings of other tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def readout(settings: Settings) -> Settings:
-    return settings | {"adapter.layers": "readout", "batch": 1000, "micro-batch": 4}
-
-
-def loaded(settings: Settings, **changes: Any) -> LoadedRun:
-    return load_run(config_of(settings, **changes))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def test_another_damping_has_features_of_its_own(readout: Settings) -> None:

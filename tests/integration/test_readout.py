@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, grid_of, ledger_of, serve_until_killed
+from federations import Settings, config_of, grid_of, ledger_of, loaded, serve_until_killed
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -20,7 +20,7 @@ from client.forward.resident import ResidentForward
 from client.personal.readout_file import READOUT_FILE
 from client.streaming.stream import BlockStream
 from client.training.local_steps import take_local_steps, take_local_steps_together
-from client.training.model_runtime import EVALUATION_MICRO_BATCH, LoadedRun, ModelRuntime, load_run
+from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime, load_run
 from server.app import serve
 from shared.config import RunConfig
 from shared.directions import directions
@@ -37,22 +37,8 @@ from simulations.quick_look import quick_look
 from simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
+pytestmark = pytest.mark.usefixtures("empty_cache")
 FAMILIES = ("causal", "masked", "encoder")
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache without the dampings of other tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def readout(settings: Settings) -> Settings:
-    return settings | {"adapter.layers": "readout", "batch": 1000, "micro-batch": 4}
-
-
-def loaded(settings: Settings, **changes: Any) -> LoadedRun:
-    return load_run(config_of(settings, **changes))
 
 
 def perturbed(runtime: ModelRuntime, clients: int = 1, queries: int = 3) -> Perturbations:

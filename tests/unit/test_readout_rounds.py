@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from benchmarks.accuracy.cells import Cell, settings_of
 from benchmarks.accuracy.readout_rounds import Examples, Variant, run
-from benchmarks.accuracy.value_per_pass import Cell, settings_of
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
