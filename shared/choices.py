@@ -20,6 +20,8 @@ INNER = "top:1"
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
+FEW_ROUNDS = 3
+"""The most rounds of a readout whose step size does not fall."""
 SCHEDULE, BEST = "learning-rate-schedule", "evaluate.best"
 OPEN: dict[str, str | int] = {
     "adapter.layers": AUTO,
@@ -76,9 +78,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
                 "a readout's step can take all examples of a client, and has no noise of batches "
                 "then",
             ),
-            SCHEDULE: _schedule(
-                flat, "linear", "the noise of a readout's last steps would stay in the model"
-            ),
+            SCHEDULE: _readout_schedule(flat),
             BEST: _best(flat),
         }
     divided = "in measurements the number of forward passes decided, and not how steps divide them"
@@ -105,6 +105,14 @@ def _best(flat: Mapping[str, Any]) -> Choice:
     if flat.get("method") == "readout":
         return Choice(False, "every validation would fit the private part of every client")
     return Choice("loss", "a readout learns few examples by heart, which validations show")
+
+
+def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
+    """Return the schedule of a readout's step size; the first round measures, and takes no step."""
+    if flat.get("rounds") in range(1, FEW_ROUNDS + 1):
+        reason = f"in measurements up to {FEW_ROUNDS} rounds gained more at the full step size"
+        return _schedule(flat, "constant", reason)
+    return _schedule(flat, "linear", "the noise of a readout's last steps would stay in the model")
 
 
 def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:

@@ -70,6 +70,21 @@ def test_a_step_size_that_is_set_stays_as_it_is() -> None:
     assert of(adapter__layers="top:1").learning_rate_schedule == "constant"
 
 
+@pytest.mark.parametrize(
+    ("rounds", "schedule"), [(1, "constant"), (3, "constant"), (4, "linear"), (40, "linear")]
+)
+def test_the_step_size_of_few_rounds_does_not_fall(rounds: int, schedule: str) -> None:
+    config = of(rounds=rounds)
+    assert config.learning_rate_schedule == schedule
+    assert "learning-rate-schedule" in automatic_values(config.flat())
+
+
+@pytest.mark.parametrize("rounds", ["three", [3], None])
+def test_rounds_that_are_no_number_are_refused_with_a_message(rounds: object) -> None:
+    with pytest.raises(ConfigError, match="rounds"):
+        of(rounds=rounds)
+
+
 @pytest.mark.parametrize("layers", ["readout", "top:1"])
 def test_every_choice_has_a_reason_of_its_own(layers: str) -> None:
     """A reason says why this value; one that fits all settings would say it of none."""
