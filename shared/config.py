@@ -147,8 +147,8 @@ class RunConfig(Settings):
     learning_rate_schedule: Literal["auto", "constant", "linear"] = setting(
         "auto",
         "`constant`, or `linear`, by which η falls to 0: from the η that is set, or from twice the "
-        "one that is estimated. `auto` is `linear` where η is estimated for a readout alone, "
-        "otherwise `constant`",
+        "one that is estimated. `auto` is `linear` where η is estimated for a readout alone and "
+        "`rounds` are more than three, otherwise `constant`",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         before="constant",
         page="step-size.md#a-readout",

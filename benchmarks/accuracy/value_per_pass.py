@@ -12,7 +12,7 @@ settings; `--set` holds for all of them. Cells, probes and options are those of 
 
 FOLDER/rows.jsonl has one line per run; runs that are in it are not repeated, so the same command
 continues. FOLDER/rows.md has the means over the seeds. Passes are the rows through the model of
-one client in the mean, and bytes those of a client and round.
+one client in the mean, and bytes those of a report and of what a client receives for it.
 """
 
 import shutil
@@ -42,7 +42,7 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
     seconds, processor = time.monotonic() - begun, time.process_time() - processor
     globals_ = [(e.round, e.split, e.columns["global"]) for e in result.evaluations]
     test = [column for _, split, column in globals_ if split == "test"]
-    reports = len(result.rounds) * config.data.clients
+    reports = sum(r.reports for r in result.rounds)
     scalars = result.scalar_ratios
     shutil.rmtree(config.out, ignore_errors=True)
     return {
