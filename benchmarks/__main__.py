@@ -59,7 +59,7 @@ class Quantization(StrEnum):
 
 @app.command()
 def step(
-    json: Annotated[Path, typer.Option(help="File for the rows; written whole at the end.")],
+    json: Annotated[Path | None, typer.Option(help="File for the rows, size by size.")] = None,
     shape: Annotated[Shape, typer.Option(help="Model shape.")] = Shape.LLAMA_34M,
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.files import check_writable
 from shared.layout import Layout
 from shared.run_terms import hash_identity
 
@@ -52,6 +54,25 @@ def folder_name(task: str, identity: str) -> str:
         identity: hash of all that decides what the run computes, in hexadecimal.
     """
     return f"{Path(task).stem}-{identity[:8]}"
+
+
+def check_results_folder(out: str) -> None:
+    """Refuse a folder of results that could not be written.
+
+    Args:
+        out: the folder, or empty for one in `RUNS_FOLDER`.
+
+    Raises:
+        ConfigError: if it could not be written.
+    """
+    folder = Path(out) if out else RUNS_FOLDER
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
+            "--out"
+        ) from error
 
 
 def client_folder(config: RunConfig, run_id: bytes, client: int) -> Path:

@@ -1,5 +1,6 @@
 """The plan of a simulation: its data, clients and evaluations, and the time they may take."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +22,18 @@ from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 from simulations.report.fleet import span_of
 
+log = logging.getLogger("samara.simulation")
+
 _TYPICAL = 64
 """The number of training examples whose length is typical for all."""
+
+
+def log_plan(
+    config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
+) -> None:
+    """Log what `describe_plan` says."""
+    for line in describe_plan(config, runtime, shares, folder):
+        log.info("%s", line)
 
 
 def describe_plan(

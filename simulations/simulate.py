@@ -24,17 +24,16 @@ from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features
-from shared.files import check_writable
 from shared.frames.instructions import Split
 from shared.machine import cores
 from shared.model.loading import check_torch_device
-from shared.runs import RUNS_FOLDER, run_folder, run_id_of
+from shared.runs import check_results_folder, run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.data import check_labels
 from simulations.engine import InProcessGrid
 from simulations.finished import find_finished
 from simulations.pass_clock import PassClock, PassesInProcess
-from simulations.plan import describe_plan
+from simulations.plan import log_plan
 
 log = logging.getLogger("samara.simulation")
 
@@ -75,14 +74,7 @@ def simulate(
     check_features(features | config.features, "simulate")
     if homes and not cohorts:
         raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
-    folder = Path(config.out) if config.out else RUNS_FOLDER
-    try:
-        check_writable(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
-            "--out"
-        ) from error
+    check_results_folder(config.out)
     check_torch_device(config.model.torch_device)
     if not cohorts and (finished := find_finished(config)):
         log.info("%s holds the result of this run already", finished)
@@ -106,8 +98,7 @@ def simulate(
         share.tokenized(Split.TRAIN)
     layout, model_id = run.runtime.layout, run.runtime.model_id
     folder = run_folder(config, run_id_of(config, layout, model_id))
-    for line in describe_plan(config, run.runtime, shares, folder):
-        log.info("%s", line)
+    log_plan(config, run.runtime, shares, folder)
     if engine == "flower":
         from simulations.flower_engine import simulate_with_flower
 

@@ -197,8 +197,14 @@ class Bench:
         ]
 
 
-def run(settings: StepBench, file: Path) -> None:
+def run(settings: StepBench, file: Path | None = None) -> None:
     """Measure, print a table, and write all rows with the machine's facts as JSON.
+
+    What is measured is printed and written size by size, and kept where Ctrl-C ends it.
+
+    Args:
+        settings: settings of the measurement.
+        file: file of the rows; None writes none.
 
     Raises:
         ConfigError: if the file cannot be written.
@@ -208,31 +214,45 @@ def run(settings: StepBench, file: Path) -> None:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    console = Console()
+    console.print(f"making {settings.shape}")
+    bench, rows = Bench(settings), list[Row]()
+    sizes = [(batch, length) for batch in settings.batches for length in settings.lengths]
+    _write(file, settings, bench, rows)  # so that a folder that is missing is told at once
+    try:
+        for number, (batch, length) in enumerate(sizes, 1):
+            console.print(f"size {number} of {len(sizes)}: {batch} examples of {length} tokens")
+            rows += bench.rows(batch, length)
+            _write(file, settings, bench, rows)
+    except KeyboardInterrupt:
+        console.print("stopped: the sizes before are kept")
     table = Table(title=f"Steps of {settings.shape}, {settings.quantization}, {settings.layers}")
     for column in ("B", "tokens", "grouping", "ms", "MiB over weights", "against MeZO"):
         table.add_column(column, justify="right")
-    bench, rows = Bench(settings), []
-    for batch in settings.batches:
-        for length in settings.lengths:
-            for row in bench.rows(batch, length):
-                rows.append(row)
-                name, chosen = row["grouping"], row["decided"]
-                if chosen:
-                    name += f" ({chosen['grouping']}, {chosen['micro_batch']} examples)"
-                table.add_row(
-                    str(batch),
-                    str(length),
-                    name,
-                    f"{1e3 * row['seconds']:.1f}",
-                    f"{row['peak_bytes'] / 2**20:.1f}",
-                    f"{row['ratio_to_mezo']:.2f}×",
-                )
+    for row in rows:
+        name, chosen = row["grouping"], row["decided"]
+        if chosen:
+            name += f" ({chosen['grouping']}, {chosen['micro_batch']} examples)"
+        table.add_row(
+            str(row["B"]),
+            str(row["sequence"]),
+            name,
+            f"{1e3 * row['seconds']:.1f}",
+            f"{row['peak_bytes'] / 2**20:.1f}",
+            f"{row['ratio_to_mezo']:.2f}×",
+        )
+    console.print(table, f"Rows are in {file}" if file else "")
+
+
+def _write(file: Path | None, settings: StepBench, bench: Bench, rows: list[Row]) -> None:
+    """Write the rows so far; nothing without a file."""
+    if file is None:
+        return
     content = {"settings": asdict(settings), "machine": _machine(bench.device), "rows": rows}
     try:
         write_durably(file, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
-    Console().print(table, f"Rows are in {file}")
 
 
 def _gradients(

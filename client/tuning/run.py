@@ -30,7 +30,7 @@ from client.tuning.baselines.linear_probe import LinearProbe
 from client.tuning.settings import TuneSettings
 from client.tuning.training_method import TrainingMethod
 from client.tuning.tuning_curves import Curves, open_curves
-from client.tuning.tuning_folder import RESULT_FILE, check_folder, find_ended, identity_of, locked
+from client.tuning.tuning_folder import RESULT_FILE, find_ended, identity_of, locked
 from client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
 from client.tuning.zeroth_order import ZerothOrder
 from shared import DISTRIBUTION
@@ -39,7 +39,7 @@ from shared.events import append_event, read_events
 from shared.files import write_durably
 from shared.machine import cores, peak_memory_bytes
 from shared.model.loading import check_torch_device
-from shared.runs import RUNS_FOLDER, folder_name
+from shared.runs import RUNS_FOLDER, check_results_folder, folder_name
 from shared.start import START_FILE
 
 log = logging.getLogger("samara.tune")
@@ -65,7 +65,7 @@ def tune(
     """
     begun = time.monotonic()
     settings = settings.complete(cores())
-    check_folder(Path(settings.out) if settings.out else RUNS_FOLDER)
+    check_results_folder(settings.out)
     check_torch_device(settings.model.torch_device)
     if ended := find_ended(settings):
         log.info("%s holds the result of this run already", ended)

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from client.tuning.settings import TuneSettings
 from client.tuning.tuning_setup import draw_examples, hash_whole_examples
 from shared.errors import ConfigError
-from shared.files import check_writable, make_folder, write_durably
+from shared.files import make_folder, write_durably
 from shared.model.model_folder import model_id_of
 from shared.runs import RUNS_FOLDER, folder_name
 from shared.tasks.catalog import load_task
@@ -61,17 +61,6 @@ def find_ended(settings: TuneSettings) -> Path | None:
             if settings.out:
                 raise
     return None
-
-
-def check_folder(folder: Path) -> None:
-    """Raise a ConfigError if results could not be written to a folder."""
-    try:
-        check_writable(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder.absolute()}: results cannot be written there: {error.strerror}; give another "
-            "--out"
-        ) from error
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from server.store import METRICS_FILE
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.files import make_folder
+from shared.result import RESULT_FILE
 
 FLOWER_FOLDER = "flower"
 _POLL_SECONDS = 0.5
@@ -52,7 +53,7 @@ def serve_run(
     A process that ends, and a ServerApp that raises anything but a `SamaraError`, are started
     again, and the run goes on at the round after the last one in the ledger. Only a `SamaraError`
     of the ServerApp, which would be raised again, and several failures in a row, without a round
-    or an evaluation between them, end the run.
+    or an evaluation between them, end the run. A run that has ended waits for no clients.
 
     Args:
         config: settings of the run; ``out`` is its folder, absolute.
@@ -69,6 +70,9 @@ def serve_run(
         SamaraError: if the run cannot go on.
     """
     folder = Path(config.out)
+    if (folder / RESULT_FILE).exists():
+        display.show("the run has ended before; for another one give another --run")
+        return True
     bundle = build_bundle()
     with _lock_folder(folder), _stop_on_signals():
         pause = 1.0

@@ -16,6 +16,7 @@ from simulations.fleet.device import fleet_of
 from simulations.fleet.grid import FleetGrid
 from simulations.fleet.virtual_clock import VirtualClock
 from simulations.pass_clock import PassClock, PassesInProcess
+from simulations.plan import log_plan
 
 
 def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) -> Path:
@@ -33,6 +34,8 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     first, data = load_run(of_client)
     folder = run_folder(config, run_id_of(config, first.layout, first.model_id))
     devices = fleet_of(of_client, first, data)
+    shares = [data.share_of(client, len(devices)) for client in range(len(devices))]
+    log_plan(config, first, shares, folder)
     runtimes: dict[str, ModelRuntime] = {
         kind: _runtime(of_client, kind, first, folder)
         for kind in sorted({group.quantization for group in config.fleet.devices})
@@ -43,7 +46,6 @@ def simulate_fleet(config: RunConfig, on_message: Callable[[str, int], None]) ->
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
-        shares = [data.share_of(client, len(devices)) for client in range(len(devices))]
         counting = PassClock(clock, PassesInProcess(shares).take_rows)
         return serve(config, grid, clock=counting)
 

@@ -11,7 +11,7 @@ from federations import config_of, ledger_of
 from helpers import files_of
 from safetensors.torch import load_file, save_file
 
-from benchmarks.speed.step import StepBench
+from benchmarks.speed.step import Bench, StepBench
 from benchmarks.speed.step import run as run_bench
 from client.forward.grouping import GROUPINGS
 from server.store import replay_run
@@ -140,6 +140,26 @@ def test_weights_that_are_not_finite_stop_the_run(
     with pytest.raises(TrainingError, match="its local step 1 failed"):
         simulate(config_of(settings, model__path=str(folder)))
     assert re.search(r"loss is not finite at step 1.*the model's weights", caplog.text)
+
+
+def test_a_stopped_benchmark_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = Bench.rows
+
+    def stopped(bench: Bench, batch: int, length: int) -> list[dict[str, Any]]:
+        if batch == 2:
+            raise KeyboardInterrupt
+        return rows(bench, batch, length)
+
+    monkeypatch.setattr(Bench, "rows", stopped)
+    settings = StepBench("llama-tiny", "none", "float32", "cpu", 2, (1, 2), (8,), "top:1", 2, 1, 0)
+    run_bench(settings, tmp_path / "step.json")
+    content = json.loads((tmp_path / "step.json").read_text())
+    assert {row["B"] for row in content["rows"]} == {1}
+    printed = capsys.readouterr().out
+    assert "size 2 of 2: 2 examples of 8 tokens\nstopped: the sizes before are kept" in printed
+    assert "sequential" in printed
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

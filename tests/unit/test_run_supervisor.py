@@ -152,6 +152,14 @@ def test_a_log_is_begun_anew_when_it_is_long(
     assert json.loads(kept.splitlines()[-1])["number"] > 900
 
 
+def test_a_run_that_has_ended_waits_for_nobody(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "result.json").touch()
+    superlink, display = SuperLink(iter([]), iter([])), Display()
+    assert serve(superlink, display)
+    assert superlink.calls == []
+    assert display.lines == ["the run has ended before; for another one give another --run"]
+
+
 def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> None:
     def statuses() -> Iterator[tuple[str, str]]:
         yield "running", ""
