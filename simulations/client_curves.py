@@ -1,6 +1,8 @@
 """TensorBoard curves of a run, of all clients together and of each one."""
 
 import shutil
+from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 from client.tuning.tuning_curves import CURVES_FOLDER, open_curves
@@ -11,22 +13,27 @@ from shared.events import read_events
 def write_curves(folder: Path) -> None:
     """Write the curves of a run's metrics; without TensorBoard, log that there are none.
 
+    A number that the run has only once, such as the accuracy of a baseline, makes no curve.
+
     Raises:
         SamaraError: if the metrics are damaged.
     """
     shutil.rmtree(folder / CURVES_FOLDER, ignore_errors=True)
-    curves = open_curves(folder, 0)
+    points: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     for event in read_events(folder / METRICS_FILE):
         number = event["round"]
         if event["event"] == "round":
             if event["loss"] is not None:
-                curves.add("loss", event["loss"], number)
+                points["loss"].append((event["loss"], number))
             for client, own in event["clients"].items():
-                curves.add(f"client {client}/loss", own["loss"], number)
+                points[f"client {client}/loss"].append((own["loss"], number))
             continue
         for name, column in event["columns"].items():
             what = f"{event['split']} accuracy, {name}"
-            curves.add(what, column["mean_client_accuracy"], number)
+            points[what].append((column["mean_client_accuracy"], number))
             for client, own in column["clients"].items():
-                curves.add(f"client {client}/{what}", own["accuracy"], number)
-    curves.close()
+                points[f"client {client}/{what}"].append((own["accuracy"], number))
+    with closing(open_curves(folder, 0)) as curves:
+        for name, found in points.items():
+            for value, number in found if len(found) > 1 else ():
+                curves.add(name, value, number)
