@@ -9,7 +9,8 @@ moved: use p as it is, take more private rounds from w + p, or erase p and take 
 alone (`personal.retrain`). The first is what `before` of each personalization says, the others
 `after`, all on the clients' validation examples. A run of `personal.when = "end"` is beside them.
 SOURCES is the folder of source data that `data_sets` describes; runs are of `samara simulate` in
-process with defaults but for data, model, clients, their Dirichlet partition and seed.
+process with defaults but for data, model, clients, their Dirichlet partition and seed. The set
+`messages`, with MODEL `embedded`, is generated messages, a writer for each client.
 
 The rule by which the default was chosen, written before the first run: p goes on unless training it
 anew is better, in the mean over data sets, seeds and personalizations of accuracy after it, by more
@@ -43,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", type=listed, default=["sst2", "trec6", "mrpc"])
@@ -71,13 +72,16 @@ def main() -> None:
 
 
 def _settings(arguments: argparse.Namespace, name: str, seed: int, kind: str) -> RunConfig:
-    own: dict[str, Any] = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
+    own: dict[str, Any] = {}
+    alpha = arguments.alpha if name in DATA_SETS else math.inf
+    if name in DATA_SETS:
+        own |= DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
     own |= {"personal.rounds": 5, "evaluate.every": 0, "seed": seed}
     if kind != END:
         own |= {"personal.when": f"every {arguments.every} rounds"}
         own |= {"personal.retrain": kind == ANEW}
     own |= dict(map(parse_assignment, arguments.settings))
-    return settings_of(arguments, Cell(name, arguments.clients, arguments.alpha), own)
+    return settings_of(arguments, Cell(name, arguments.clients, alpha), own)
 
 
 def _run(config: RunConfig) -> dict[str, Any]:
