@@ -15,11 +15,13 @@ from client.personal.personalizations import PERSONALIZATIONS_FILE, read_persona
 from client.protocol.idle_work import IdleWork
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.trainer_service import serve_trainer
+from client.training.own_examples import OwnExamples, row_of_text
 from server.app import serve
 from shared.config import RunConfig
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.result import read_result
+from shared.tasks.catalog import load_task
 from simulations.simulate import simulate
 
 
@@ -248,8 +250,9 @@ def test_an_example_that_the_owner_teaches_makes_private_rounds_due(
     with serve_trainer(lambda: taught, socket):
         serve(config, Unhurried([socket], config, lambda: is_idle(home)))
         assert starts() == [(1, 1), (4, 3)]
-        for number in range(20):  # some of them are validation and test examples
-            taught.learn(f"the walk was very very warm {'!' * number}", "1")
+        task = load_task(settings["task"])
+        texts = [f"the walk was very very warm {'!' * number}" for number in range(20)]
+        OwnExamples(home).learn([row_of_text(task, text, "1") for text in texts], task)
         with RemoteTrainer(str(socket), config.flat()) as remote:
             remote.hello()  # any message; without one the trainer looks by itself, but later
             for _ in attempts("private rounds on new examples"):
