@@ -50,10 +50,10 @@ def cells_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--sets", type=_listed, default=list(DATA_SETS))
-    parser.add_argument("--clients", type=_listed, default=["1", "8", "64"])
-    parser.add_argument("--seeds", type=_listed, default=["0", "1", "2"])
-    parser.add_argument("--alpha", type=_listed, default=["5"])
+    parser.add_argument("--sets", type=listed, default=list(DATA_SETS))
+    parser.add_argument("--clients", type=listed, default=["1", "8", "64"])
+    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
+    parser.add_argument("--alpha", type=listed, default=["5"])
     parser.add_argument("--condition", action="append", dest="conditions")
     parser.add_argument("--set", action="append", default=[], dest="settings")
     return parser
@@ -171,6 +171,6 @@ def measure_limits(config: RunConfig) -> Row:
         }
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
     """Return the parts of a list with commas."""
     return text.split(",")

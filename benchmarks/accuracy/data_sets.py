@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.sections import EMBEDDED_DATA
+from shared.data_settings import EMBEDDED_DATA
 
 Record = dict[str, Any]
 MOST_TRAINING, MOST_TEST = 3000, 1000

@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.emulated_steps import emulated_step
-from benchmarks.accuracy.value_per_pass import listed
 from client.offload.linear_layers import linear_weights
 from client.tuning.run import read_result, tune
 from client.tuning.settings import TuneSettings

@@ -28,11 +28,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.accuracy.cells import Cell, listed, settings_of
 from benchmarks.accuracy.data_sets import DATA_SETS
-from benchmarks.accuracy.value_per_pass import Cell, listed, settings_of
 from client.personal.personalizations import Personalization, Score, read_personalizations
 from shared.columns import GLOBAL, PERSONALIZED
 from shared.config import RunConfig
+from shared.data_settings import EMBEDDED_DATA
 from shared.result import RunResult
 from shared.settings import parse_assignment
 from simulations.simulate import simulate
@@ -73,8 +74,8 @@ def main() -> None:
 
 def _settings(arguments: argparse.Namespace, name: str, seed: int, kind: str) -> RunConfig:
     own: dict[str, Any] = {}
-    alpha = arguments.alpha if name in DATA_SETS else math.inf
-    if name in DATA_SETS:
+    alpha = math.inf if name == EMBEDDED_DATA else arguments.alpha
+    if name != EMBEDDED_DATA:
         own |= DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
     own |= {"personal.rounds": 5, "evaluate.every": 0, "seed": seed}
     if kind != END:
