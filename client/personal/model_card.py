@@ -26,6 +26,7 @@ def model_card(
     base: str,
     family: Family,
     task: Task,
+    dtype: str,
     merged: bool,
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
@@ -37,6 +38,7 @@ def model_card(
         base: name or folder of the base model.
         family: family of the base model.
         task: task that the model was adapted to.
+        dtype: compute type that the model was trained with; a checkpoint may be in another one.
         merged: whether the folder holds a whole model, and not an adapter beside its base.
         files: names of the files with trained numbers.
         left_out: numbers that no file has a place for, by name.
@@ -55,7 +57,7 @@ def model_card(
         "## Task",
         *_describe_task(task, family),
         "## Use",
-        f"```python\n{_loading_code(base, family, merged, files)}\n```",
+        f"```python\n{_loading_code(base, family, dtype, merged, files)}\n```",
     ]
     if "readout.safetensors" in files:
         blocks.append(
@@ -91,7 +93,7 @@ def _describe_representation(family: Family) -> str:
     return "the last hidden state at the position that predicts the label word"
 
 
-def _loading_code(base: str, family: Family, merged: bool, files: Sequence[str]) -> str:
+def _loading_code(base: str, family: Family, dtype: str, merged: bool, files: Sequence[str]) -> str:
     loader = _CLASSES[family]
     lines = [f"from transformers import AutoTokenizer, {loader}", ""]
     if merged:
@@ -100,7 +102,7 @@ def _loading_code(base: str, family: Family, merged: bool, files: Sequence[str])
         lines.append(f"folder = {json.dumps(base)}")
     lines += [
         "tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f"model = {loader}.from_pretrained(folder)",
+        f'model = {loader}.from_pretrained(folder, dtype="{dtype}")',
     ]
     if not merged and "adapter_model.safetensors" in files:
         lines.insert(0, "from peft import PeftModel")

@@ -113,7 +113,8 @@ class TrainedModel:
             if tensor.group not in groups
         }
         name, task = _name_of(self.config, base), load_task(self.config.task)
-        card = model_card(self.about, name, base.family, task, merged, files, left_out)
+        dtype = self.config.model.dtype
+        card = model_card(self.about, name, base.family, task, dtype, merged, files, left_out)
         make_folder(folder)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out

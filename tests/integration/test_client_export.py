@@ -126,6 +126,7 @@ def test_the_personal_model_of_a_live_client_computes_the_same_elsewhere(
     card = (tmp_path / "merged" / "README.md").read_text()
     assert f"run {model.run.run_id.hex()}" in card
     assert "`terrible`, `great`" in card
+    assert 'AutoModelForCausalLM.from_pretrained(folder, dtype="float32")' in card
 
     assert run_export(home, tmp_path / "peft").exit_code == 0
     found = theirs(base, tmp_path / "peft")
