@@ -114,7 +114,7 @@ class ResidentTrainer:
         """Read what has been added or deleted; return whether the examples are others now.
 
         Raises:
-            DataError: if what the owner has taught this client cannot be read.
+            TrainerError: if what the owner has taught this client cannot be read.
         """
         if self._growing is None or not self._growing.refresh():
             return False
@@ -134,8 +134,7 @@ class ResidentTrainer:
             ConfigError: if the settings are not valid.
             MissingBlobError: if they name a file that has not been received.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
-            TrainerError: if the client's folder cannot be written.
-            DataError: if what the owner has taught this client cannot be read.
+            TrainerError: if the client's folder cannot be read or written.
         """
         self.refresh_data()
         if settings != self._settings:

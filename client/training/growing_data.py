@@ -71,6 +71,7 @@ class GrowingData:
 
     Raises:
         DataError: if the data cannot be read.
+        TrainerError: if the client's own file cannot be read or written.
         ConfigError: if settings contradict each other.
     """
 
@@ -109,7 +110,7 @@ class GrowingData:
         retention settings no longer allow are left out, and deleted from the client's own file.
 
         Raises:
-            DataError: if the client's own file cannot be read or written.
+            TrainerError: if the client's own file cannot be read or written.
         """
         changes = [self._read_again(), self._read_learned(), not self.facts.counts]
         if not any(changes) and not self._settings.keep_days:

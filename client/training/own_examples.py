@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from shared.errors import DataError, TaskError
+from shared.errors import DataError, TaskError, TrainerError
 from shared.files import make_folder, sync_folder, write_durably
 from shared.tasks.kinds import Task
 from shared.tasks.named_labels import label_value, only_text_field
@@ -54,15 +54,20 @@ class OwnExample:
         return [row._replace(time=self.time) for row in read_rows(self.row, task)]
 
 
-def row_of_text(task: Task, text: str, label: str) -> dict[str, str]:
-    """Return the row of a text and a label, which is a value in the data or a label word.
+def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[str, str]:
+    """Return the row of a text and a label.
+
+    Args:
+        task: task that it is to be a row of.
+        text: the text, or the fields of a row without its label.
+        label: a value in the data, or a label word.
 
     Raises:
         DataError: if the task knows no such label, or has other rows.
     """
-    field = only_text_field(task)
+    fields = {only_text_field(task): text} if isinstance(text, str) else dict(text)
     try:
-        return {field: text, task.label_names[0]: label_value(task, label)}
+        return fields | {task.label_names[0]: label_value(task, label)}
     except TaskError as error:
         raise DataError(str(error)) from error
 
@@ -84,7 +89,7 @@ class OwnExamples:
         A last line that is still being written is left out.
 
         Raises:
-            DataError: if the file cannot be read.
+            TrainerError: if the file cannot be read.
         """
         examples, problems = [], []
         for number, line in enumerate(self._lines(), 1):
@@ -102,8 +107,8 @@ class OwnExamples:
             task: task that they must be rows of.
 
         Raises:
-            DataError: if one is not, naming all that are not; nothing is added then. Or if the file
-                cannot be written.
+            DataError: if one is not, naming all that are not; nothing is added then.
+            TrainerError: if the file cannot be written; nothing is added then.
         """
         now, examples, problems = self._clock(), [], []
         for number, row in enumerate(rows, 1):
@@ -123,7 +128,8 @@ class OwnExamples:
         They are no longer in the file when this returns.
 
         Raises:
-            DataError: if no example has one of the ids, or the file cannot be written.
+            DataError: if no example has one of the ids.
+            TrainerError: if the file cannot be read or written.
         """
         with self._locked():
             known = {one.id for one in self.read()[0]}
@@ -137,7 +143,7 @@ class OwnExamples:
         """Delete examples that a retention setting does not allow any more.
 
         Raises:
-            DataError: if the file cannot be written.
+            TrainerError: if the file cannot be read or written.
         """
         lines = {(one.id, one.time) for one in expired}
         with self._locked():
@@ -197,8 +203,8 @@ class OwnExamples:
         except OSError as error:
             raise self._error("locked", error) from error
 
-    def _error(self, what: str, error: OSError) -> DataError:
-        return DataError(f"{self.file}: cannot be {what}: {error.strerror}")
+    def _error(self, what: str, error: OSError) -> TrainerError:
+        return TrainerError(f"{self.file}: cannot be {what}: {error.strerror}")
 
 
 def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:

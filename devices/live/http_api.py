@@ -3,12 +3,13 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,9 +17,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from client.protocol.question_limits import MODELS
+from client.training.own_examples import OwnExample
 from devices.live.http_guard import Guard, RequestError, error_body, error_response, read_body
-from devices.live.http_requests import ChatBody, ClassifyBody, CompletionBody, parse_body
-from shared.errors import SamaraError, UnknownModelError
+from devices.live.http_requests import (
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    FeedbackBody,
+    parse_body,
+)
+from shared.errors import DataError, QuestionError, SamaraError, UnknownModelError
 from shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,
@@ -167,11 +175,14 @@ class HttpApi:
 
     Args:
         models: the models.
+        learn: function that keeps a correction as an example of the client, on the disk.
         run: first digits of the id of the run that is asked; empty for the latest.
     """
 
-    def __init__(self, models: Models, run: str = "") -> None:
-        self._models, self._run = models, run
+    def __init__(
+        self, models: Models, learn: Callable[[FeedbackBody], OwnExample], run: str = ""
+    ) -> None:
+        self._models, self._learn, self._run = models, learn, run
 
     def app(self, token: str = "", checks_host: bool = True) -> ASGIApp:
         """Return the ASGI application.
@@ -183,6 +194,7 @@ class HttpApi:
         routes = [
             Route("/healthz", self.health),
             Route("/classify", self.classify, methods=["POST"]),
+            Route("/feedback", self.feedback, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.list_models),
@@ -219,6 +231,15 @@ class HttpApi:
         reply = await self._models.classify(body.questions(), [body.model], self._run)
         results = [_classification(one) for one in reply.classifications]
         return JSONResponse({"model": body.model} | _state(reply.state) | {"results": results})
+
+    async def feedback(self, request: Request) -> Response:
+        """Answer ``POST /feedback``: the correction is on the disk when this answers."""
+        body = parse_body(FeedbackBody, await read_body(request))
+        try:
+            example = await run_in_threadpool(self._learn, body)
+        except DataError as error:
+            raise QuestionError(str(error)) from error
+        return JSONResponse({"id": example.id}, 201)
 
     async def chat(self, request: Request) -> Response:
         """Answer ``POST /v1/chat/completions``."""

@@ -66,10 +66,12 @@ def _joined_parts(value: object) -> object:
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
+
+class _Question(_Body):
     model: str = PERSONAL
 
 
-class ClassifyBody(_Body):
+class ClassifyBody(_Question):
     """The body of ``POST /classify``: one text, or several.
 
     Attributes:
@@ -97,6 +99,18 @@ class ClassifyBody(_Body):
         return list(self.texts)
 
 
+class FeedbackBody(_Body):
+    """The body of ``POST /feedback``: a correction, which becomes an example.
+
+    Attributes:
+        text: a text, or a row by field where the task reads several fields.
+        label: its right label, a value in the data or a label word.
+    """
+
+    text: str | dict[str, str]
+    label: str
+
+
 class _StreamOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -104,7 +118,7 @@ class _StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class _GenerateBody(_Body):
+class _GenerateBody(_Question):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -184,7 +198,7 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
         parsed = kind.model_validate(content)
     except ValidationError as error:
         raise QuestionError(_describe(error)) from None
-    if parsed.model not in MODELS:
+    if isinstance(parsed, _Question) and parsed.model not in MODELS:
         raise UnknownModelError(f"there is no model of this name; ask {', '.join(MODELS)}")
     return parsed
 

@@ -6,14 +6,17 @@ import secrets
 import signal
 import socket
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 
 from client.protocol.remote_model import RemoteModel
+from client.training.own_examples import OwnExample
 from devices.live.http_api import HttpApi
 from devices.live.http_guard import is_loopback
+from devices.live.http_requests import FeedbackBody
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_secret
 
@@ -97,26 +100,34 @@ def open_unix(path: Path) -> socket.socket:
     return listener
 
 
-def serve(trainer: Path, listener: socket.socket, token: str = "", run: str = "") -> None:
+Learn = Callable[[FeedbackBody], OwnExample]
+
+
+def serve(
+    trainer: Path, learn: Learn, listener: socket.socket, token: str = "", run: str = ""
+) -> None:
     """Serve the models of a trainer until SIGINT or SIGTERM.
 
     Args:
         trainer: socket of the trainer.
+        learn: function that keeps a correction as an example of the client.
         listener: socket that requests arrive on.
         token: token that a request must bring; empty asks for none.
         run: first digits of the id of the run that is asked; empty for the latest.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), listener:
-        asyncio.run(_serve(trainer, listener, token, run))
+        asyncio.run(_serve(trainer, learn, listener, token, run))
 
 
-async def _serve(trainer: Path, listener: socket.socket, token: str, run: str) -> None:
+async def _serve(
+    trainer: Path, learn: Learn, listener: socket.socket, token: str, run: str
+) -> None:
     is_unix = listener.family == socket.AF_UNIX
     checks_host = not is_unix and is_loopback(listener.getsockname()[0])
     async with RemoteModel(trainer) as models:
         config = uvicorn.Config(
-            HttpApi(models, run).app(token, checks_host),
+            HttpApi(models, learn, run).app(token, checks_host),
             http="h11",
             ws="none",
             loop="asyncio",

@@ -93,18 +93,31 @@ def serve(
     ] = None,
     run: Run = "",
 ) -> None:
-    """Serve this device's models by HTTP until Ctrl-C: POST /classify, and OpenAI's chat form.
+    """Serve this device's models by HTTP until Ctrl-C: /classify, /feedback, OpenAI's chat form.
 
     Example: samara client serve --name kitchen-orin
     """
+    from client.training.own_examples import OwnExample, OwnExamples, row_of_text
     from devices.live import http_server
     from devices.live.client_folder import client_folder
+    from devices.live.http_requests import FeedbackBody
     from devices.live.local_trainer import find_or_start_trainer
+    from devices.live.moving import check_not_moved
+    from devices.live.settings import ClientSettings
+    from shared.tasks.catalog import load_task
 
     folder = client_folder(name, home)
     if socket is None:
         http_server.check_address(host, token is not None)
     secret = http_server.read_token(token.expanduser()) if token else ""
+    task = load_task(ClientSettings.read(folder).config.task)
+
+    def learn(correction: FeedbackBody) -> OwnExample:
+        check_not_moved(folder)
+        row = row_of_text(task, correction.text, correction.label)
+        (example,) = OwnExamples(folder).learn([row], task)
+        return example
+
     with find_or_start_trainer(folder) as trainer:
         if socket:
             listener, where = http_server.open_unix(socket), f"Unix socket {socket}"
@@ -113,7 +126,7 @@ def serve(
             where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         print(f"serving on {where}", flush=True)
         try:
-            http_server.serve(trainer, listener, secret, run)
+            http_server.serve(trainer, learn, listener, secret, run)
         finally:
             if socket:
                 socket.unlink(missing_ok=True)

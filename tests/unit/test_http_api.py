@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from client.protocol.question_limits import MODELS
+from client.training.own_examples import OwnExample
 from devices.live.http_api import HttpApi
-from devices.live.http_requests import MAX_BODY_BYTES
-from shared.errors import BusyError, QuestionError, SamaraError, TrainerError
+from devices.live.http_requests import MAX_BODY_BYTES, FeedbackBody
+from shared.errors import BusyError, DataError, QuestionError, SamaraError, TrainerError
 from shared.proto.trainer_pb2 import (
     Classification,
     ClassifyReply,
@@ -37,6 +38,13 @@ class MadeUp:
         self.error: SamaraError | None = None
         self.error_between: SamaraError | None = None
         self.closed = 0
+
+    def learn(self, correction: FeedbackBody) -> OwnExample:
+        self._fail()
+        if correction.label != "great":
+            raise DataError("label is unknown")
+        self.requests.append(correction)
+        return OwnExample("0123456789ab", 5.0, {"text": correction.text})
 
     async def describe(self, run: str = "") -> DescribeReply:
         self._fail()
@@ -100,7 +108,7 @@ class Client:
 
 
 def client_of(models: MadeUp, base: str = "http://127.0.0.1:8420", **options: Any) -> Client:
-    return Client(HttpApi(models).app(**options), base)
+    return Client(HttpApi(models, models.learn).app(**options), base)
 
 
 @pytest.fixture
@@ -111,6 +119,7 @@ def client(models: MadeUp) -> Client:
 def body_for(path: str, **more: Any) -> dict[str, Any]:
     bodies: dict[str, dict[str, Any]] = {
         "/classify": {"text": "a day"},
+        "/feedback": {"text": "a day", "label": "great"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
         "/v1/completions": {"prompt": "once"},
     }
@@ -121,6 +130,30 @@ def events_of(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return list(map(json.loads, lines[:-1]))
+
+
+def test_a_correction_becomes_an_example(client: Client, models: MadeUp) -> None:
+    reply = client.post("/feedback", json={"text": "a day", "label": "great"})
+    assert (reply.status_code, reply.json()) == (201, {"id": "0123456789ab"})
+    row = {"sentence1": "a", "sentence2": "b"}
+    assert client.post("/feedback", json={"text": row, "label": "great"}).status_code == 201
+    assert models.requests == [
+        FeedbackBody(text="a day", label="great"),
+        FeedbackBody(text=row, label="great"),
+    ]
+    wrong: list[dict[str, Any]] = [
+        {"text": "a day"},
+        {"text": "a day", "label": 1},
+        {"text": "a day", "label": "dull"},
+        {"text": ["a day"], "label": "great"},
+        {"text": "a day", "label": "great", "id": "0123456789ab"},
+    ]
+    for body in wrong:
+        reply = client.post("/feedback", json=body)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert len(models.requests) == 2
+    models.error = TrainerError("the disk is full")
+    assert client.post("/feedback", json=body_for("/feedback")).status_code == 503
 
 
 def test_a_text_is_classified(client: Client, models: MadeUp) -> None:
@@ -252,7 +285,7 @@ def test_what_the_trainer_refuses_has_a_status(
         assert reply.json()["error"]["message"] == str(error)
 
 
-@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("path", [*POSTS, "/feedback"])
 @pytest.mark.parametrize(
     "content",
     [

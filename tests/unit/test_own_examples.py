@@ -17,7 +17,7 @@ from client.training.own_examples import (
     parse_rows,
     row_of_text,
 )
-from shared.errors import DataError
+from shared.errors import DataError, TrainerError
 from shared.tasks.catalog import load_task
 
 TASK = load_task("sst2")
@@ -35,6 +35,8 @@ def test_a_label_is_a_value_or_a_word() -> None:
     assert row_of_text(TASK, "film", "1") == row_of_text(TASK, "film", " Great")
     with pytest.raises(DataError, match=r"knows 0 \(terrible\), 1 \(great\)"):
         row_of_text(TASK, "film", "dull")
+    pair = {"sentence1": "a", "sentence2": "b"}
+    assert row_of_text(load_task("mrpc"), pair, "yes") == pair | {"label": "1"}
     with pytest.raises(DataError, match="sentence1, sentence2, label"):
         row_of_text(load_task("mrpc"), "film", "1")
 
@@ -123,7 +125,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DataError, match="cannot be written: No space left"):
+        with pytest.raises(TrainerError, match="cannot be written: No space left"):
             own.learn(rows("a day", "a walk"), TASK)
     assert texts(own) == ["a film"]
 
