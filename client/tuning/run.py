@@ -134,7 +134,6 @@ class _EvaluationLog:
         for event in self._events:
             if key.items() <= event.items():
                 return EvaluationResult(event["examples"], event["loss"], event[self._metric])
-        log.info("evaluating the %s split, %s", split, state if step == 0 else f"step {step}")
         result = evaluate()
         event = key | self.to_json(result)
         append_event(self._file, event)

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,8 @@ from shared.tasks.metrics import Confusion, answer_metric, label_metric
 from shared.tasks.objectives import ObjectiveName, objective_for
 from shared.tasks.rows import Example
 from shared.tasks.sampling import sample_splits
+
+log = logging.getLogger("samara.tune")
 
 EVALUATION_MICRO_BATCH = 16
 EMBEDDED_WRITERS = 8
@@ -222,6 +225,7 @@ class TuningSetup:
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)
+            log.info("evaluating %d examples", len(split.labels))
             return self.result_of(forward.base_scores(split.prompts), split)
         return self.evaluate(*self.base_engine(), split)
 
@@ -235,6 +239,7 @@ class TuningSetup:
             evaluate: function that calls another one with the state's adapters.
             split: split of the data.
         """
+        log.info("evaluating %d examples", len(split.labels))
         size = EVALUATION_MICRO_BATCH
         answers: list[str] = []
 

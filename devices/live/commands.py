@@ -83,6 +83,8 @@ def up(
         resolve_device_settings,
     )
     from shared.errors import ConfigError
+    from shared.tasks.catalog import load_task
+    from shared.tasks.embedded import check_data_is_given
 
     parse_address(superlink)
     folder = client_folder(name, home)
@@ -94,6 +96,7 @@ def up(
     device_settings = resolve_device_settings(
         model, data, task, processor, [f"model.stream={stream}", *(settings or [])]
     )
+    check_data_is_given(load_task(str(device_settings["task"])), str(device_settings["data.path"]))
     client_settings = ClientSettings(
         name=check_name(name),
         folder=folder,

@@ -64,6 +64,13 @@ def test_flower_and_live_clients_refuse_it_too(settings: dict[str, Any]) -> None
         load_run(RunConfig.of(forgotten, "test"))
 
 
+def test_a_live_client_is_refused_before_it_connects(run: Run, tmp_path: Path) -> None:
+    places = ("--superlink", "127.0.0.1:9", "--name", "a", "--insecure", "--home", tmp_path / "a")
+    status, printed, errors = run("client", "up", *places, "--task", "sst2", "--model", "m")
+    assert (status, printed) == (1, "")
+    assert "task 'sst2' has no data: give data.path (--data)" in errors
+
+
 def test_a_run_says_what_it_is_about_to_do(
     run: Run, settings: dict[str, Any], tmp_path: Path
 ) -> None:
