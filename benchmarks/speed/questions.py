@@ -62,7 +62,9 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Return latencies by way of asking and load, and the memory of the processes."""
-    own = resolve_device_settings(arguments.model, arguments.data, arguments.task, "cpu", [])
+    own = resolve_device_settings(
+        arguments.model, arguments.data, arguments.task, "cpu", ["data.limit=600"]
+    )
     settings = ClientSettings(
         name="a",
         folder=place / "a",

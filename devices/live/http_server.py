@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import stat
 from collections.abc import Callable
@@ -106,7 +105,7 @@ Learn = Callable[[FeedbackBody], OwnExample]
 def serve(
     trainer: Path, learn: Learn, listener: socket.socket, token: str = "", run: str = ""
 ) -> None:
-    """Serve the models of a trainer until SIGINT or SIGTERM.
+    """Serve the models of a trainer until a signal raises KeyboardInterrupt.
 
     Args:
         trainer: socket of the trainer.
@@ -115,8 +114,7 @@ def serve(
         token: token that a request must bring; empty asks for none.
         run: first digits of the id of the run that is asked; empty for the latest.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), listener:
+    with listener:
         asyncio.run(_serve(trainer, learn, listener, token, run))
 
 

@@ -97,6 +97,9 @@ def serve(
 
     Example: samara client serve --name kitchen-orin
     """
+    import signal
+    from contextlib import suppress
+
     from client.training.own_examples import OwnExample, OwnExamples, row_of_text
     from devices.live import http_server
     from devices.live.client_folder import client_folder
@@ -118,7 +121,8 @@ def serve(
         (example,) = OwnExamples(folder).learn([row], task)
         return example
 
-    with find_or_start_trainer(folder) as trainer:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), find_or_start_trainer(folder) as trainer:
         if socket:
             listener, where = http_server.open_unix(socket), f"Unix socket {socket}"
         else:
