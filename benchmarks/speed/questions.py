@@ -32,7 +32,8 @@ from client.app import TRAINER
 from client.app import app as client_app
 from client.protocol.remote_model import RemoteModel
 from client.protocol.remote_trainer import RemoteTrainer
-from devices.live.processes import child_environment, module_command
+from devices.live.client_folder import UP_LOCK
+from devices.live.processes import child_environment, exclusive_lock, module_command
 from devices.live.settings import ClientSettings, resolve_device_settings
 from server.app import serve
 from shared.config import RunConfig
@@ -79,7 +80,11 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
     examples = load_examples(arguments.data, task, 0, 0)
     texts = [e.text for e in examples if e.split == Split.VALIDATION.name.lower()][:_TEXTS]
     asked = dict(map(parse_assignment, arguments.set))
-    with running(module_command("trainer_process", settings.folder, os.getpid())) as trainer:
+    command = module_command("trainer_process", settings.folder, os.getpid())
+    with (
+        exclusive_lock(settings.folder / UP_LOCK, "the benchmark runs"),  # as `client up` does
+        running(command) as trainer,
+    ):
         with RemoteTrainer(str(settings.socket), {}, _START_SECONDS):
             pass
         run(settings, asked | {"rounds": 1}, place / "first")

@@ -9,6 +9,10 @@ SETTINGS_FILE = "client.json"
 """Name of the file with the client's settings."""
 SOCKET = "trainer.sock"
 """Name of the socket of the client's trainer, while it runs."""
+UP_LOCK = "up.lock"
+"""Name of the lock file of whoever runs the client's trainer: `client up`, `ask` or `serve`."""
+TRAINER_LOCK = "trainer.lock"
+"""Name of the lock file of the client's trainer."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -15,12 +15,11 @@ from client.protocol.remote_model import RemoteModel
 from client.training.own_examples import OwnExample
 from devices.live.http_api import HttpApi
 from devices.live.http_guard import is_loopback
+from devices.live.http_protocol import Connection
 from devices.live.http_requests import FeedbackBody
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_secret
 
-MOST_CONNECTIONS = 64
-"""Most connections at a time; others get status 503."""
 _KEEP_ALIVE_SECONDS = 5
 _SHUTDOWN_SECONDS = 5
 _HEADER_BYTES = 2**14
@@ -126,15 +125,14 @@ async def _serve(
     async with RemoteModel(trainer) as models:
         config = uvicorn.Config(
             HttpApi(models, learn, run).app(token, checks_host),
-            http="h11",
+            http=Connection,
             ws="none",
             loop="asyncio",
             lifespan="off",
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             h11_max_incomplete_event_size=_HEADER_BYTES,

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from client.protocol.trainer_socket import open_channel
-from devices.live.client_folder import SETTINGS_FILE, SOCKET
+from devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
 from devices.live.processes import (
     UNUSABLE_INPUT,
     child_environment,
@@ -18,16 +19,14 @@ from devices.live.processes import (
 )
 from shared.errors import DeviceError, TrainerError
 
-UP_LOCK = "up.lock"
-"""Name of the lock file of whoever runs this client's trainer."""
 ANOTHER_SERVES = (
     "another `samara client up` serves this client, or an `ask` or `serve` that began without it; "
     "end it, or start `client up` first"
 )
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.5
-_RESTART_SECONDS = 60.0
-"""Time to wait for the trainer of a running client, which may be starting or restarting."""
+_START_SECONDS = 300.0
+"""Time to wait for the trainer of a running client, which may be starting, restarting or busy."""
 _GRACE_SECONDS = 10.0
 
 
@@ -45,20 +44,20 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
     socket = folder / SOCKET
     if not (folder / SETTINGS_FILE).is_file():
         raise DeviceError(f"{folder}: there is no client; run `samara client up` once")
-    if socket.exists() and _answers(socket, _LOOK_SECONDS):
-        yield socket
-        return
+    end = time.monotonic() + _START_SECONDS
     with ExitStack() as own:
-        try:
-            own.enter_context(exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES))
-        except DeviceError:
-            if not _answers(socket, _RESTART_SECONDS):
+        while not (socket.exists() and _answers(socket, _LOOK_SECONDS)):
+            try:
+                lock = exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES, _POLL_SECONDS)
+                own.enter_context(lock)
+            except DeviceError:  # a client runs: its trainer starts, starts again, or is busy
+                if time.monotonic() < end:
+                    continue
                 raise TrainerError(
                     f"{folder}: the client runs, and its trainer does not answer; see its messages"
                 ) from None
-            yield socket
-            return
-        own.enter_context(_started(folder, socket))
+            own.enter_context(_started(folder, socket))
+            break
         yield socket
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 import devices
+from devices.live.client_folder import TRAINER_LOCK, UP_LOCK
 from shared.errors import DeviceError
 
 UNUSABLE_INPUT = 3
@@ -169,7 +170,7 @@ def stopped_client(folder: Path) -> Iterator[None]:
     """
     running = "this client is running; stop `samara client up` first"
     with (
-        exclusive_lock(folder / "up.lock", running),
-        exclusive_lock(folder / "trainer.lock", running),
+        exclusive_lock(folder / UP_LOCK, running),
+        exclusive_lock(folder / TRAINER_LOCK, running),
     ):
         yield

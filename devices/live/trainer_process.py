@@ -14,6 +14,7 @@ import psutil
 from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
 from devices.jetson.telemetry import Sensors
+from devices.live.client_folder import TRAINER_LOCK
 from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
 from devices.live.sensor_watch import SensorWatch
 from devices.live.settings import ClientSettings
@@ -38,19 +39,20 @@ def serve(settings: ClientSettings) -> NoReturn:
         settings.socket.unlink(missing_ok=True)
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    lock, start = settings.folder / "trainer.lock", time.monotonic()
-    with (
-        exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS),
-        watch.watching(),
-        serve_trainer(
-            lambda: _loaded(settings), settings.socket, watch.pause_reason, lambda: watch.joules
-        ),
-    ):
-        log.info("ready after %.1f s", time.monotonic() - start)
-        while True:
-            signal.pause()
+    lock, start = settings.folder / TRAINER_LOCK, time.monotonic()
+    with exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS):
+        # not before: a signal while this one waits must leave the other one its socket
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        with (
+            watch.watching(),
+            serve_trainer(
+                lambda: _loaded(settings), settings.socket, watch.pause_reason, lambda: watch.joules
+            ),
+        ):
+            log.info("ready after %.1f s", time.monotonic() - start)
+            while True:
+                signal.pause()
 
 
 def _make_watch(settings: ClientSettings) -> SensorWatch:

@@ -1,0 +1,78 @@
+"""Whose trainer answers questions: that of a running client, even if it is slow, or a new one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from devices.live import local_trainer
+from devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
+from devices.live.local_trainer import find_or_start_trainer
+from devices.live.processes import exclusive_lock
+from shared.errors import DeviceError, TrainerError
+
+
+class Trainer:
+    """A trainer that accepts connections after some looks, and those that were started."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.started = looks, 0
+
+    def answers(self, socket: Path, seconds: float) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    @contextmanager
+    def start(self, folder: Path, socket: Path) -> Iterator[None]:
+        self.started += 1
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / SETTINGS_FILE).touch()
+    (tmp_path / SOCKET).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    made = Trainer(3)
+    monkeypatch.setattr(local_trainer, "_answers", made.answers)
+    monkeypatch.setattr(local_trainer, "_started", made.start)
+    monkeypatch.setattr(local_trainer, "_POLL_SECONDS", 0.01)
+    return made
+
+
+def test_the_busy_trainer_of_a_running_client_is_waited_for(folder: Path, trainer: Trainer) -> None:
+    with exclusive_lock(folder / UP_LOCK, "test"), find_or_start_trainer(folder) as socket:
+        assert socket == folder / SOCKET
+        assert (trainer.looks, trainer.started) == (-1, 0)
+
+
+def test_a_running_client_whose_trainer_never_answers_gets_no_second_one(
+    folder: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_trainer, "_START_SECONDS", 0.0)
+    with (
+        exclusive_lock(folder / UP_LOCK, "test"),
+        pytest.raises(TrainerError, match="does not answer"),
+        find_or_start_trainer(folder),
+    ):
+        pass
+    assert not trainer.started
+
+
+def test_without_a_client_a_trainer_is_started_and_no_client_may_run(
+    folder: Path, trainer: Trainer
+) -> None:
+    with find_or_start_trainer(folder):
+        assert trainer.started == 1
+        with (
+            pytest.raises(DeviceError, match="ask"),
+            exclusive_lock(folder / UP_LOCK, local_trainer.ANOTHER_SERVES),
+        ):
+            pass
+    with exclusive_lock(folder / UP_LOCK, "test"):
+        pass
