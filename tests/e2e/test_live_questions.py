@@ -148,6 +148,7 @@ def test_a_client_answers_while_rounds_go_on(
     run, home = place / "run", place / "kitchen"
     asked = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     more = {"out": str(run), "cohort.available": 1, "evaluate.every": 0, "personal.rounds": 1}
+    more["personal.learning-rate"] = 0.1  # an estimated one trains nothing in a first round
     config = RunConfig.of(settings | asked | more | {"rounds": 4}, "test")
     options = [
         *("--model", settings["model.path"], "--data", settings["data.path"]),

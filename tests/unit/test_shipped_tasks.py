@@ -186,7 +186,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
 def test_a_row_of_the_benchmark_is_read(case: Case) -> None:
     task = load_task(case.task)
-    ((example, _),) = read_rows(case.row, task)
+    ((example, *_),) = read_rows(case.row, task)
     if isinstance(task, ClassificationTask):
         assert example.text + task.question_before_word == case.read
         assert task.words[example.label] == case.right
