@@ -1,9 +1,10 @@
 """The folder of a client of this machine, and the names of files in it."""
 
+import json
 import re
 from pathlib import Path
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DeviceError
 
 SETTINGS_FILE = "client.json"
 """Name of the file with the client's settings."""
@@ -13,6 +14,8 @@ UP_LOCK = "up.lock"
 """Name of the lock file of whoever runs the client's trainer: `client up`, `ask` or `serve`."""
 TRAINER_LOCK = "trainer.lock"
 """Name of the lock file of the client's trainer."""
+MOVED_FILE = "moved.json"
+"""Name of the file that a client leaves in its folder when it moves to another device."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -38,3 +41,23 @@ def client_folder(name: str, home: Path | None) -> Path:
     if not name and home is None:
         raise ConfigError("--name NAME is missing; or give the folder of the client, --home DIR")
     return (home or Path.home() / ".samara" / check_name(name)).expanduser().absolute()
+
+
+def check_not_moved(folder: Path) -> None:
+    """Raise an error if the client of a folder has moved to another device.
+
+    Raises:
+        DeviceError: if it has.
+    """
+    file = folder / MOVED_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        moved = f"on {content['time']} to {content['file']}"
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        moved = "to another device"
+    raise DeviceError(
+        f"{folder}: this client has moved {moved}, and the same client on two devices would answer "
+        f"twice; go on where that file was imported. Only if it never was: delete {file}"
+    )

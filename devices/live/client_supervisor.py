@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.live.bundle_check import check_bundle
-from devices.live.client_folder import UP_LOCK
+from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
-from devices.live.moving import check_not_moved
 from devices.live.processes import (
     UNUSABLE_INPUT,
     SupervisedProcess,

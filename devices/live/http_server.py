@@ -69,6 +69,8 @@ def open_tcp(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family)
+        # accepted connections have it too; else a body waits 40 ms for a delayed acknowledgement
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise DeviceError(f"{host}:{port}: cannot be opened: {error}; set --port") from error
     return listener

@@ -26,8 +26,7 @@ def learn(
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
     from client.training.own_examples import OwnExamples, parse_rows, row_of_text
-    from devices.live.client_folder import client_folder
-    from devices.live.moving import check_not_moved
+    from devices.live.client_folder import check_not_moved, client_folder
     from devices.live.settings import ClientSettings
     from shared.errors import ConfigError
     from shared.tasks.catalog import load_task

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from devices.live.client_folder import SETTINGS_FILE
+from devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
 from devices.live.keys import OWN_KEY_FILE, read_client_index
 from devices.live.processes import stopped_client
 from devices.live.sealed_archive import (
@@ -22,8 +22,6 @@ from devices.live.settings import ClientSettings
 from shared.errors import DeviceError
 from shared.files import UNFINISHED, make_folder, sync_folder, write_durably
 
-MOVED_FILE = "moved.json"
-"""Name of the file that a client leaves in its folder when it moves to another device."""
 KEY_FILE, CERTIFICATES_FILE = "client.key", "ca.pem"
 """Names that a key and a certificate get that lay outside the client's folder."""
 LEAST_PASSPHRASE = 8
@@ -44,26 +42,6 @@ class MovedClient(NamedTuple):
     files: int
     bytes: int
     left_out: list[str]
-
-
-def check_not_moved(folder: Path) -> None:
-    """Raise an error if the client of a folder has moved to another device.
-
-    Raises:
-        DeviceError: if it has.
-    """
-    file = folder / MOVED_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        moved = f"on {content['time']} to {content['file']}"
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, KeyError, TypeError):
-        moved = "to another device"
-    raise DeviceError(
-        f"{folder}: this client has moved {moved}, and the same client on two devices would answer "
-        f"twice; go on where that file was imported. Only if it never was: delete {file}"
-    )
 
 
 def move_client(folder: Path, file: Path, passphrase: str, is_copy: bool = False) -> MovedClient:

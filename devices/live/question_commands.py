@@ -102,10 +102,9 @@ def serve(
 
     from client.training.own_examples import OwnExample, OwnExamples, row_of_text
     from devices.live import http_server
-    from devices.live.client_folder import client_folder
+    from devices.live.client_folder import check_not_moved, client_folder
     from devices.live.http_requests import FeedbackBody
     from devices.live.local_trainer import find_or_start_trainer
-    from devices.live.moving import check_not_moved
     from devices.live.settings import ClientSettings
     from shared.tasks.catalog import load_task
 

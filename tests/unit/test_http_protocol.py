@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,6 +14,7 @@ from uvicorn.server import ServerState
 
 from devices.live import http_protocol
 from devices.live.http_protocol import Connection
+from devices.live.http_server import open_tcp
 
 SECONDS = 60
 ASKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -134,3 +136,10 @@ def test_a_connection_without_a_request_ends(monkeypatch: pytest.MonkeyPatch, se
             return await reader.read()
 
     assert asyncio.run(scenario()).endswith(b"good" if b"Host" in sent else b"")
+
+
+def test_an_answer_is_sent_without_waiting_for_acknowledgements() -> None:
+    with open_tcp("127.0.0.1", 0) as listener:
+        address = listener.getsockname()[:2]
+        with socket.create_connection(address), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from client.protocol.answer_log import AnswerLog
 from devices.live import sealed_archive
-from devices.live.client_folder import SETTINGS_FILE
+from devices.live.client_folder import MOVED_FILE, SETTINGS_FILE, check_not_moved
 from devices.live.client_supervisor import load_client_index
 from devices.live.client_supervisor import up as client_up
 from devices.live.commands import app as client_app
 from devices.live.forgetting import Forgotten, describe_rest, find_files, forget
 from devices.live.keys import create_key, read_client_index
-from devices.live.moving import MOVED_FILE, check_not_moved, import_client, move_client
+from devices.live.moving import import_client, move_client
 from devices.live.processes import exclusive_lock
 from devices.live.sealed_archive import ArchivedFile, write_archive
 from devices.live.settings import ClientSettings
