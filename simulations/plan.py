@@ -18,6 +18,7 @@ from shared.config import RunConfig
 from shared.data_settings import EMBEDDED_DATA
 from shared.errors import SamaraError
 from shared.frames.instructions import Split
+from shared.model.layer_selection import chosen_blocks
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask
 from simulations.report.fleet import span_of
@@ -147,7 +148,10 @@ def _estimate(
     if runtime.has_readout_alone:
         whole = before + counts[Split.TRAIN]  # representations are kept
     else:
-        whole = evaluated + trained_rows(config)
+        blocks = len(shape.blocks)
+        lowest = min(chosen_blocks(config.adapter.inner_layers, blocks), default=0)
+        # What lies below the lowest adapter is computed once for all directions of a step.
+        whole = evaluated + trained_rows(config) * (blocks - lowest) // blocks
     memory = expected_footprint(config, profile).total / 2**20
     return (
         f"estimate for a machine like the profile {profile.name}: {span_of(before * a_row)} before "
