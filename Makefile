@@ -7,15 +7,17 @@ TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
+export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: help install demo test test-all arm64 check format protocol tables clean
+.PHONY: help install demo test test-all arm64 check docs format protocol tables clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
 	@echo "make test      one case of every kind"
 	@echo "make test-all  every case"
 	@echo "make arm64     a Python for arm64 in .arm64, with which make test-all tests replay (Debian)"
-	@echo "make check     lint, types, import layers"
+	@echo "make check     lint, types, import layers, and the documentation builds"
+	@echo "make docs      build the documentation site: build/site/index.html"
 	@echo "make format    rewrite the code in the house style"
 	@echo "make install   set up .venv"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
@@ -60,6 +62,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --quiet --strict
+
+docs: install
+	$(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
 
 format: install
 	$(BIN)/ruff check --fix .

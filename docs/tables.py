@@ -4,6 +4,8 @@
 """
 
 import json
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,8 @@ from shared.settings import Section, Setting, describe
 
 ROOT = Path(__file__).resolve().parents[1]
 
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\]\(([\w/-]+\.md)")
 BEGIN, END = "<!-- made by docs/tables.py: {} -->", "<!-- end -->"
 
 
@@ -48,7 +52,7 @@ def _shown(default: object) -> str:
 def _notes(setting: Setting, run: bool) -> str:
     notes = []
     if setting.page:
-        notes.append(f" ([{setting.page.split('#')[0]}]({setting.page}))")
+        notes.append(f" ([{_title(setting.page.split('#')[0])}]({setting.page}))")
     if setting.read_by:
         notes.append(f". Read by {', '.join(f'`{name}`' for name in setting.read_by)}")
     if run and setting.owner != "server":
@@ -56,6 +60,16 @@ def _notes(setting: Setting, run: bool) -> str:
     if run and not setting.identity:
         notes.append(". *Not in the run id*")
     return "".join(notes)
+
+
+def _title(page: str) -> str:
+    """Return the first heading of a page, whose path is relative to docs/."""
+    return (DOCS / page).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+def relative_links(table: str, folder: Path) -> str:
+    """Return a table whose links are relative to a page's folder instead of docs/."""
+    return LINK.sub(lambda link: f"]({os.path.relpath(DOCS / link[1], folder)}", table)
 
 
 def blocks() -> dict[str, str]:
@@ -107,11 +121,14 @@ def with_config(project: str) -> str:
 
 def outdated() -> dict[Path, str]:
     """Return what files should hold that hold something else."""
-    pages = {
-        page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))
-    }
+    pages = {page: page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
     content = blocks()
-    made = {page: filled(text, content) for page, text in pages.items()}
+    made = {
+        page: filled(
+            text, {name: relative_links(table, page.parent) for name, table in content.items()}
+        )
+        for page, text in pages.items()
+    }
     project = ROOT / "pyproject.toml"
     pages[project] = project.read_text(encoding="utf-8")
     made[project] = with_config(pages[project])

@@ -2,7 +2,7 @@
 
 A setting declares with `blob` that its value names a file (`shared.settings.setting`). A server
 stores these files and puts their hashes in place of the paths; clients look the hashes up in their
-own store, and what is missing there is sent to them (docs/wire.md).
+own store, and what is missing there is sent to them (docs/reference/wire.md).
 """
 
 from pathlib import Path

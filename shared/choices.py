@@ -1,7 +1,7 @@
 """The settings that a run chooses by itself, by rules that hold for every data set and model.
 
 A scenario that leaves the settings of `OPEN` open gets the values that measurements on several data
-sets and models led to (docs/step-size.md). They follow from the
+sets and models led to (docs/concepts/step-size.md). They follow from the
 settings and the task alone, and a run that sets the same values is the same run.
 """
 

@@ -1,8 +1,8 @@
 """One frozen configuration for every way to run: scenario files, ``--set`` and Flower's run config.
 
 Keys are dotted and lower-case (``adapter.rank``, ``learning-rate``). All mistakes are reported at
-once. ``python docs/tables.py`` writes pyproject's ``[tool.flwr.app.config]`` and docs/settings.md
-from the fields.
+once. ``python docs/tables.py`` writes pyproject's ``[tool.flwr.app.config]`` and
+docs/reference/settings.md from the fields.
 """
 
 import tomllib
@@ -45,7 +45,7 @@ from shared.settings import (
 )
 
 Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"]
-"""Ways to make a model for each client out of the same number of rounds (docs/personal.md)."""
+"""Ways to make each client's model out of the same number of rounds (docs/guides/personal.md)."""
 SeedPolicy = Literal["shared", "independent", "pool"]
 
 NO_STREAMED_GRADIENTS = (
@@ -68,7 +68,7 @@ class RunConfig(Settings):
         "how a client's model is made: `finetune`, `local`, `global`, `ditto`, `mixture`, "
         "`partial`, `cluster`, `readout`; all spend `rounds` + `personal.rounds` rounds on a "
         "client",
-        page="personal.md",
+        page="guides/personal.md",
     )
     seed: int = setting(
         0, "seed of the run: root seeds, batches, cohorts", repetition=True, ge=0, lt=2**63
@@ -84,7 +84,7 @@ class RunConfig(Settings):
         "local steps K of a round; 0 is 16 with a readout alone, otherwise 2",
         ge=0,
         le=65_535,
-        page="step-size.md#a-readout",
+        page="concepts/step-size.md#a-readout",
     )
     queries: int = setting(
         0,
@@ -92,14 +92,14 @@ class RunConfig(Settings):
         "readout alone, otherwise 16",
         ge=0,
         le=65_535,
-        page="step-size.md#a-readout",
+        page="concepts/step-size.md#a-readout",
     )
     batch: int = setting(
         0,
         "examples B per step; all q directions are tried on the same ones. 0 is 10,000 with a "
         "readout alone, which for most clients is all examples, otherwise 32",
         ge=0,
-        page="step-size.md#a-readout",
+        page="concepts/step-size.md#a-readout",
     )
     grouping: Literal["sequential", "inner", "outer", "both", "auto"] = setting(
         "both",
@@ -107,7 +107,7 @@ class RunConfig(Settings):
         "`outer` (all queries of a sign), `both` (all), or `auto`, which times them on each device "
         "before its first step",
         owner="device",
-        page="steps.md",
+        page="concepts/steps.md",
     )
     micro_batch: int = setting(
         8,
@@ -129,20 +129,20 @@ class RunConfig(Settings):
         "central",
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses a step; `forward`: g = (L₊ − L₀)/ε, q + 1 losses, "
         "so that almost twice the queries cost the same",
-        page="step-size.md#less-noise-for-the-same-rows",
+        page="concepts/step-size.md#less-noise-for-the-same-rows",
     )
     gradients: Gradients = setting(
         "differences",
         "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass, for "
         "clients that can run one; what they report has the same form",
         owner="device",
-        page="steps.md#exact-derivatives",
+        page="concepts/steps.md#exact-derivatives",
     )
     learning_rate: LearningRate = setting(
         "auto",
         "η, or `auto` to estimate it during the run",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
-        page="step-size.md",
+        page="concepts/step-size.md",
     )
     learning_rate_schedule: Literal["auto", "constant", "linear"] = setting(
         "auto",
@@ -151,7 +151,7 @@ class RunConfig(Settings):
         "`rounds` are more than three, otherwise `constant`",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         before="constant",
-        page="step-size.md#a-readout",
+        page="concepts/step-size.md#a-readout",
     )
     clip: float = setting(
         0.0,
@@ -173,7 +173,7 @@ class RunConfig(Settings):
         EMBEDDED_DATA,
         "a shipped task, or the path of a task file",
         owner="device",
-        page="tasks.md",
+        page="reference/tasks.md",
         min_length=1,
     )
     threads: int = setting(
@@ -208,9 +208,11 @@ class RunConfig(Settings):
     cohort: CohortSettings = setting(CohortSettings(), "Cohort")
     aggregation: AggregationSettings = setting(AggregationSettings(), "Aggregation")
     evaluate: EvaluateSettings = setting(EvaluateSettings(), "Evaluation")
-    personal: PersonalSettings = setting(PersonalSettings(), "Private rounds", page="personal.md")
-    ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="ledger.md")
-    fleet: FleetSettings = setting(FleetSettings(), "Emulated devices", page="fleet.md")
+    personal: PersonalSettings = setting(
+        PersonalSettings(), "Private rounds", page="guides/personal.md"
+    )
+    ledger: LedgerSettings = setting(LedgerSettings(), "Ledger", page="reference/ledger.md")
+    fleet: FleetSettings = setting(FleetSettings(), "Emulated devices", page="guides/fleet.md")
 
     @property
     def federated_rounds(self) -> int:

@@ -39,7 +39,7 @@ class DataSettings(Section):
         "about one set of examples, per trained number and over all its runs; an instruction that "
         "would exceed it is refused. 0 is no limit",
         identity=False,
-        page="privacy.md",
+        page="guides/privacy.md",
         ge=0,
     )
     least_batch: int = setting(
@@ -47,7 +47,7 @@ class DataSettings(Section):
         "fewest of a client's examples that a step may use; an instruction with smaller batches is "
         "refused. 1 is no limit; `samara client up` and `samara phone up` set 2",
         identity=False,
-        page="privacy.md",
+        page="guides/privacy.md",
         ge=1,
     )
     scalars_per_example: float = setting(
@@ -55,7 +55,7 @@ class DataSettings(Section):
         "most projected gradients that a client sends in a round, per example of the smallest "
         "batch; an instruction that would exceed it is refused. 0 is no limit",
         identity=False,
-        page="privacy.md",
+        page="guides/privacy.md",
         ge=0,
     )
 
@@ -65,21 +65,21 @@ class DataSettings(Section):
         "live client runs. Each example's split is then a function of its own content and "
         "`data.seed`",
         identity=False,
-        page="own-model.md#data-that-grow",
+        page="guides/model-on-your-device.md#data-that-grow",
     )
     keep: int = setting(
         0,
         "most examples that a live client keeps of those that were added, in watched data or by "
         "`samara client learn`: the newest. 0 keeps all",
         identity=False,
-        page="own-model.md#data-that-grow",
+        page="guides/model-on-your-device.md#data-that-grow",
         ge=0,
     )
     keep_days: float = setting(
         0.0,
         "days after which a live client uses an added example no more. 0 is never",
         identity=False,
-        page="own-model.md#data-that-grow",
+        page="guides/model-on-your-device.md#data-that-grow",
         ge=0,
         le=100_000,
     )

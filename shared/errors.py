@@ -11,7 +11,8 @@ from typing import ClassVar
 class RefusalCode(IntEnum):
     """The kind of a problem for which a client refuses an instruction.
 
-    Codes are part of the frame format (docs/wire.md): a number is never given another meaning.
+    Codes are part of the frame format (docs/reference/wire.md): a number is never given another
+    meaning.
     """
 
     UNKNOWN = 0
@@ -41,8 +42,8 @@ class SamaraError(Exception):
 
     Args:
         message: what was wrong, where, and what to do; it never leaves the machine in a frame.
-        numbers: two numbers for the server, of which docs/wire.md says what they are for each
-            code; 0 where a code has none.
+        numbers: two numbers for the server, of which docs/reference/wire.md says what they are for
+            each code; 0 where a code has none.
     """
 
     refusal_code: ClassVar[RefusalCode] = RefusalCode.UNKNOWN
@@ -187,9 +188,10 @@ class CodeError(DeviceError):
 
 
 class ScalarLimitError(SamaraError):
-    """A report would hold more scalars than the owner of the examples allows (docs/privacy.md).
+    """A report would hold more scalars than the owner of the examples allows.
 
-    Its numbers are the scalars that the instruction asks for and those that may still be sent.
+    Its numbers are the scalars that the instruction asks for and those that may still be sent
+    (docs/guides/privacy.md).
     """
 
     refusal_code = RefusalCode.SCALARS
@@ -202,7 +204,7 @@ class ScenarioError(SamaraError):
 
 
 class BatchLimitError(SamaraError):
-    """A step would use fewer examples than their owner allows (docs/privacy.md).
+    """A step would use fewer examples than their owner allows (docs/guides/privacy.md).
 
     Its numbers are the examples that the step would use and the fewest that are allowed.
     """

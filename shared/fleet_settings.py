@@ -99,7 +99,7 @@ class FleetSettings(Section):
             (),
             "groups of devices, each a table `[[fleet.devices]]`; in `--set` and in Flower's run "
             "config a JSON list of objects. Empty is no emulation",
-            page="fleet.md",
+            page="guides/fleet.md",
         )
     )
     begins: float = setting(12.0, "hour of the day when the run begins", ge=0, lt=24)

@@ -24,7 +24,7 @@ class PersonalSettings(Section):
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",
-        page="personal.md#when-the-private-rounds-are-taken",
+        page="guides/personal.md#when-the-private-rounds-are-taken",
         pattern=r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$",
     )
     retrain: bool = setting(
@@ -34,7 +34,7 @@ class PersonalSettings(Section):
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial"),
         before=False,
-        page="personal.md#when-the-private-rounds-are-taken",
+        page="guides/personal.md#when-the-private-rounds-are-taken",
     )
     learning_rate: LearningRate = setting(
         "auto",

@@ -3,7 +3,7 @@
 The state is int64 with unit 2⁻⁵¹; a direction has unit 2⁻¹¹; a coefficient is int32 with unit
 2^(shift − 40). Integer sums commute, so neither order nor grouping nor device can change a bit;
 only a `Shrink` keeps its place among the others. A private track may also add `DenseValues`.
-docs/replay.md is the contract in prose.
+docs/reference/replay.md is the contract in prose.
 
 The arithmetic is done by a `Backend`: `shared.replay_numpy` is the readable specification,
 `shared.replay_numba` the fast one. Those of torch are handed in by whoever holds a model.

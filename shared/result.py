@@ -1,4 +1,4 @@
-"""The schema of result.json, which holds the result of a finished run (docs/result.md)."""
+"""The schema of result.json, which holds a finished run's result (docs/reference/result.md)."""
 
 import json
 from pathlib import Path
@@ -187,7 +187,7 @@ class ClientCost(NamedTuple):
 
 
 class RunResult(_ResultPart):
-    """The result of a finished run; docs/result.md documents its keys."""
+    """The result of a finished run; docs/reference/result.md documents its keys."""
 
     schema_version: Literal[2]
     config: dict[str, bool | int | float | str]

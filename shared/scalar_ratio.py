@@ -1,8 +1,8 @@
 """The scalar ratio: scalars that a client has sent about a set of examples, divided by d.
 
 As many scalars as there are trained numbers determine the mean gradient of unchanging examples, and
-gradients say something about examples (docs/privacy.md). A client counts projected gradients,
-losses and curvatures; a result has the projected gradients alone. Pure functions.
+gradients say something about examples (docs/guides/privacy.md). A client counts projected
+gradients, losses and curvatures; a result has the projected gradients alone. Pure functions.
 """
 
 from collections.abc import Iterable, Mapping

@@ -59,7 +59,7 @@ class ModelSettings(Section):
         "storage of the blocks that are not being computed with: `off`, `host`, `disk`, or "
         "`auto`, which streams blocks only if the model would not fit. Does not change the results",
         identity=False,
-        page="streaming.md",
+        page="guides/streaming.md",
     )
     stream_direct: bool = setting(
         False,
@@ -89,7 +89,7 @@ class AdapterSettings(Section):
         "`top:1` with a basis, with emulated devices, and in `samara tune`; with a start it is "
         "what the start was trained with",
         pattern=r"^(auto|readout|(readout,)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
-        page="readout.md",
+        page="concepts/readout.md",
     )
     damping: Text = setting(
         RANDOM_TOKENS,
@@ -98,7 +98,7 @@ class AdapterSettings(Section):
         "`samara adapter damping` has written. Read if `adapter.layers` has a readout",
         blob=True,
         words=("none", RANDOM_TOKENS),
-        page="readout.md",
+        page="concepts/readout.md",
         min_length=1,
     )
     rank: int = setting(2, "rank of LoRA-FA", ge=1, le=1024)
@@ -116,7 +116,7 @@ class AdapterSettings(Section):
         "task. The adapter is then a product of the basis and few trained numbers. Empty trains "
         "every element",
         blob=True,
-        page="basis.md",
+        page="concepts/basis.md",
     )
     start: Text = setting(
         "",
@@ -124,7 +124,7 @@ class AdapterSettings(Section):
         "finished federation, on the same model and adapter, or its `start.safetensors`. Empty "
         "begins with the base model",
         blob=True,
-        page="tune.md#the-start-of-a-federation",
+        page="guides/tune.md#the-start-of-a-federation",
     )
 
     @property
@@ -255,7 +255,7 @@ class AggregationSettings(Section):
         "each other; `trimmed-mean` and `median` of every projected gradient need shared seeds. "
         "With any but `mean`, losses and curvatures are trimmed means over the clients",
         before="mean",
-        page="robustness.md",
+        page="concepts/robustness.md",
     )
 
 
@@ -291,7 +291,7 @@ class EvaluateSettings(Section):
         "of the personal models that clients would have. With any `aggregation.rule` but `mean` "
         "means are trimmed. `auto` is `loss` with a readout alone if rounds are validated and the "
         "method is not `readout`, otherwise `false`",
-        page="step-size.md#a-readout",
+        page="concepts/step-size.md#a-readout",
     )
 
 
@@ -304,6 +304,6 @@ class LedgerSettings(Section):
         "continues, and a client that was away catches up, from the newest; rounds before the "
         "second newest are deleted once no client needs them. 0 makes none and keeps every round",
         identity=False,
-        page="ledger.md",
+        page="reference/ledger.md",
         ge=0,
     )

@@ -2,7 +2,8 @@
 
 Three lines of sorted JSON: the operator's public key and signature; the settings that are part of
 the run id, byte for byte as the run id is a hash of them; and the settings that name files. The
-signature is over the second and the third line. docs/wire.md describes the format for others.
+signature is over the second and the third line. docs/reference/wire.md describes the format for
+others.
 """
 
 import hashlib

@@ -7,9 +7,10 @@ and Lan, 2013), the price of the noise in an estimate with d ≫ q. tr(H) is the
 exactly. What is bought with it is the fall of the loss. In a run of T equal steps the gain grows as
 η·T and the price as η²·T, so at the best η the price is as large as the gain that is left after it.
 So the step size is chosen to spend a share of the gain so far, or at first of the loss at the
-start, spread evenly over the remaining steps (docs/step-size.md). A decreasing step size is that
-one times twice the share of the steps that are left: the same in the mean, and 0 at the end, where
-the noise of the last steps, and what clients' local steps differ by, would stay in the model.
+start, spread evenly over the remaining steps (docs/concepts/step-size.md). A decreasing step size
+is that one times twice the share of the steps that are left: the same in the mean, and 0 at the
+end, where the noise of the last steps, and what clients' local steps differ by, would stay in the
+model.
 
 The step size is a pure function of the observations of all steps or rounds so far.
 """

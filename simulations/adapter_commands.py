@@ -126,7 +126,9 @@ def damping(
     count: Annotated[int, typer.Option(help="Most texts; 0 is all, or 256 random ones.")] = 0,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
+        typer.Option(
+            "--set", help="A setting of docs/reference/settings.md: key=value. Repeatable."
+        ),
     ] = None,
 ) -> None:
     """Measure the scales of a readout's features on texts, and write them to a file.

@@ -51,7 +51,9 @@ def simulate(
     data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of docs/settings.md: key=value. Repeatable."),
+        typer.Option(
+            "--set", help="A setting of docs/reference/settings.md: key=value. Repeatable."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
@@ -246,7 +248,7 @@ def tune(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of docs/tune.md: key=value. Repeatable."),
+        typer.Option("--set", help="A setting of docs/guides/tune.md: key=value. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")

@@ -1,4 +1,4 @@
-"""The rounding that perturbing and restoring parameters in place leaves in them (docs/mezo.md).
+"""The rounding that perturbing and restoring in place leaves in parameters (docs/concepts/mezo.md).
 
     python -m benchmarks.accuracy.drift [--model FOLDER] [--steps 1000] [--epsilon 0.001]
 

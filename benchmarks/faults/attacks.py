@@ -170,10 +170,10 @@ def rows(link: RunningSuperLink) -> list[Row]:
 
 
 ELSEWHERE = (
-    "| one of eight clients reports −100·g | 74.5 → 58.0 % | docs/robustness.md, "
+    "| one of eight clients reports −100·g | 74.5 → 58.0 % | docs/concepts/robustness.md, "
     "`benchmarks.faults.hostile_reports` |",
-    "| a server with a made-up run id | 3,072 scalars about one example | docs/threat-model.md, "
-    "tests/integration/test_signed_runs.py |",
+    "| a server with a made-up run id | 3,072 scalars about one example | "
+    "docs/concepts/threat-model.md, tests/integration/test_signed_runs.py |",
 )
 """Rows of attacks that are measured by themselves."""
 

@@ -48,7 +48,7 @@ class AnswerLimits:
             raise BatchLimitError(
                 f"round {instruction.round} has steps on {examples} of this client's examples, and "
                 f"data.least-batch = {self.least_batch} allows none on fewer than that. Lower it "
-                "if such steps may be taken (docs/privacy.md)",
+                "if such steps may be taken (docs/guides/privacy.md)",
                 (examples, min(self.least_batch, 2**32 - 1)),
             )
         if not self.scalars_per_example:
@@ -58,7 +58,7 @@ class AnswerLimits:
             raise ScalarLimitError(
                 f"round {instruction.round} asks for {asked} scalars about {examples} examples, "
                 f"and data.scalars-per-example = {self.scalars_per_example:g} leaves {left} in "
-                "this round. Raise the limit if more may be sent (docs/privacy.md)",
+                "this round. Raise the limit if more may be sent (docs/guides/privacy.md)",
                 (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
             )
 
@@ -73,7 +73,7 @@ def warn_of_few_examples(examples: int, least_batch: int) -> None:
     if examples < least_batch:
         log.warning(
             "this client has %d training examples, and data.least-batch = %d allows no step on so "
-            "few: it refuses to train, and evaluates only (docs/privacy.md)",
+            "few: it refuses to train, and evaluates only (docs/guides/privacy.md)",
             examples,
             least_batch,
         )

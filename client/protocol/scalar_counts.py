@@ -127,7 +127,7 @@ class ScalarBudget:
                         f"{sent} scalars about the {split.name.lower()} examples have been sent "
                         f"for {self.size} trained numbers, and data.scalar-limit = {self.limit:g} "
                         f"leaves {left}; this answer would hold {asked}. Raise the limit if more "
-                        "may be sent (docs/privacy.md)",
+                        "may be sent (docs/guides/privacy.md)",
                         (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
                     )
 

@@ -4,7 +4,7 @@ By default θ is a float32 copy beside the network, and the network's parameters
 of it, rounded to their type: perturbing and restoring leaves no error, and in the half types θ
 keeps updates that are smaller than a weight's last bit. Without the copy, θ is the network's own
 parameters, as published: the memory is that of inference, and every perturbation leaves rounding
-errors (docs/mezo.md).
+errors (docs/concepts/mezo.md).
 """
 
 from bisect import bisect_right

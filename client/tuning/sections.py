@@ -18,11 +18,13 @@ class TuneData(Section):
         "run's identity holds a hash of the examples, and not their place",
         identity=False,
     )
-    train: int = setting(LOW_DATA["train"], "training examples drawn", page="tasks.md", ge=1)
-    validation: int = setting(
-        LOW_DATA["validation"], "validation examples drawn", page="tasks.md", ge=1
+    train: int = setting(
+        LOW_DATA["train"], "training examples drawn", page="reference/tasks.md", ge=1
     )
-    test: int = setting(LOW_DATA["test"], "test examples drawn", page="tasks.md", ge=1)
+    validation: int = setting(
+        LOW_DATA["validation"], "validation examples drawn", page="reference/tasks.md", ge=1
+    )
+    test: int = setting(LOW_DATA["test"], "test examples drawn", page="reference/tasks.md", ge=1)
 
 
 class LspSettings(Section):
@@ -69,7 +71,7 @@ class OffloadSettings(Section):
         "order of transfers and host updates: `layer-wise`, `zero` (Zero-Offload's own), or "
         "`none`, without overlap. `auto` is the method's own, and `none` where the CPU computes",
         read_by=("zero-offload", "lsp"),
-        page="lsp.md#the-schedule",
+        page="guides/lsp.md#the-schedule",
         identity=False,
     )
     checkpointing: Literal["auto", "on", "off"] = setting(
@@ -83,7 +85,7 @@ class OffloadSettings(Section):
         0,
         "bytes of an emulated accelerator's memory; 0 is no limit",
         read_by=_FIRST_ORDER,
-        page="lsp.md#an-accelerator-that-need-not-be-there",
+        page="guides/lsp.md#an-accelerator-that-need-not-be-there",
         identity=False,
         ge=0,
     )

@@ -66,7 +66,7 @@ _ADAM_RATE: dict[SpaceName, float] = {
 }
 _LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
-the lowest validation loss on the data sets of docs/lsp.md."""
+the lowest validation loss on the data sets of docs/guides/lsp.md."""
 
 
 class TuneSettings(Settings):
@@ -102,11 +102,11 @@ class TuneSettings(Settings):
     micro_batch: int = setting(
         8,
         "most examples in one forward pass; 0 is the whole batch",
-        page="settings.md",
+        page="reference/settings.md",
         ge=0,
     )
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(
-        "both", "perturbations of a step that share a forward pass", page="settings.md"
+        "both", "perturbations of a step that share a forward pass", page="reference/settings.md"
     )
     epsilon: float = setting(
         0.0,
@@ -119,19 +119,19 @@ class TuneSettings(Settings):
         "central",
         "`central`, 2·q losses a step, or `forward`, q + 1",
         read_by=("prge",),
-        page="step-size.md#less-noise-for-the-same-rows",
+        page="concepts/step-size.md#less-noise-for-the-same-rows",
     )
     gradients: Gradients = setting(
         "differences",
         "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass",
         read_by=("prge",),
-        page="steps.md#exact-derivatives",
+        page="concepts/steps.md#exact-derivatives",
     )
     learning_rate: LearningRate = setting(
         "auto",
         "η; `auto` estimates it while `prge`, `mezo` and `mezo-momentum` run, of Adam it is the "
         "table below",
-        page="step-size.md",
+        page="concepts/step-size.md",
     )
     learning_rate_schedule: Literal["constant", "linear"] = setting(
         "constant", "`constant`, or `linear`, falling to zero, of an η that is a number"
@@ -140,7 +140,7 @@ class TuneSettings(Settings):
         "auto",
         "`cross-entropy`, `likelihood`, or `metric` (zeroth order only); `auto` is what the task's "
         "kind is trained on",
-        page="tasks.md",
+        page="reference/tasks.md",
     )
     validate_every: int = setting(
         100,
@@ -151,14 +151,17 @@ class TuneSettings(Settings):
         "none",
         "`none`, `bfloat16`, `float16` or `float8`: type that holds all parameters where they are "
         "trained and streamed",
-        page="streaming.md#all-parameters",
+        page="guides/streaming.md#all-parameters",
     )
     prefix_length: int = setting(5, "tokens of a prefix", ge=1)
     demonstrations: int = setting(
         32, "solved examples before every example, at most", read_by=("icl",), ge=1
     )
     task: Text = setting(
-        EMBEDDED_DATA, "a shipped task, or the path of a task file", page="tasks.md", min_length=1
+        EMBEDDED_DATA,
+        "a shipped task, or the path of a task file",
+        page="reference/tasks.md",
+        min_length=1,
     )
     threads: int = setting(
         0,

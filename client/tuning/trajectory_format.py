@@ -1,4 +1,4 @@
-"""The bytes of a trajectory file: its header and its records (docs/mezo.md has the tables).
+"""The bytes of a trajectory file: its header and its records (tables: docs/concepts/mezo.md).
 
     header   "SAMARATJ" · version u16 · 2 zero bytes · length of the text u32 and of the start u64
              · text (JSON) · start (float32, if the initial θ depends on the machine)

@@ -1,7 +1,7 @@
 """Device and link profiles: TOML files in which every number names its source.
 
 The shipped profiles are in ``profiles/`` and ``profiles/links/`` and are loaded by name.
-docs/devices.md explains the keys.
+docs/guides/devices.md explains the keys.
 """
 
 import tomllib

@@ -14,10 +14,10 @@ from shared.errors import ConfigError
 PASSES = {2.0: (18_000, 92_000), 3.0: (111_000, 252_000), 4.0: (166_000, 449_000)}
 """Passes of all clients together, least and most of eight runs, until the accuracy was so many
 points above zero-shot, by adapters inside the model: SST-2 and MiniLM, 1 to 64 clients
-(docs/measurements.md, "The number of clients and the work of each"; three runs stopped below 4)."""
+(docs/measurements/federations.md; three runs stopped below 4)."""
 READOUT_GAIN, READOUT_ROUNDS = 8.8, 40
 """Points that a readout gained in so many rounds: SST-2 and MiniLM, eight clients
-(docs/measurements.md, "A readout on SST-2")."""
+(docs/measurements/federations.md, "A readout on SST-2")."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install Samara on a Jetson with JetPack 6 or 7, in a virtual environment of its own.
-# Not yet run on a board; docs/clients.md says what has been tried and what has not.
+# Not yet run on a board; docs/guides/clients.md says what has been tried and what has not.
 #
 #   ./install.sh [--home DIR] [--from SAMARA] [--torch-index URL] [--bitsandbytes VERSION | --no-bitsandbytes]
 #

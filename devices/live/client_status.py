@@ -85,7 +85,7 @@ def read_status(folder: Path) -> ClientStatus:
     return ClientStatus(
         "\n".join(filter(None, (activity, describe_model_in_use(folder)))),
         table,
-        f"data.scalar-limit = {limit:g}" + ("" if limit else ": no limit") + " (docs/privacy.md)",
+        f"data.scalar-limit = {limit:g}{'' if limit else ': no limit'} (docs/guides/privacy.md)",
         passes,
         costs,
         private,

@@ -111,7 +111,7 @@ def _run_preflight(folder: Path) -> None:
     if status < 0:
         raise DeviceError(
             f"the preflight was killed by signal {-status} after its last line, by a library that "
-            "does not fit this machine; install the build for it (docs/clients.md)"
+            "does not fit this machine; install the build for it (docs/guides/clients.md)"
         )
     if status:
         raise DeviceError("a check of the preflight failed; follow its remedy above")

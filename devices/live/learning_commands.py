@@ -70,7 +70,10 @@ def unlearn(
     if bool(ids) == everything:
         raise ConfigError("give the IDS of examples, or --all")
     deleted = OwnExamples(folder).delete(None if everything else ids)
-    print(f"{len(deleted)} deleted; what they have already changed stays (docs/own-model.md)")
+    print(
+        f"{len(deleted)} deleted; what they have already changed stays "
+        "(docs/guides/model-on-your-device.md)"
+    )
 
 
 _USE = {"train": "training", "validation": "validation", "test": "test"}

@@ -114,7 +114,7 @@ def check_torch(device: str) -> CheckResult:
 
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
-            remedy = "install the wheel for this board (docs/clients.md), or --device cpu"
+            remedy = "install the wheel for this board (docs/guides/clients.md), or --device cpu"
             return CheckResult(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
         ones = torch.ones(64, 64, device=where)
         if float((ones @ ones)[0, 0]) != 64:
@@ -122,7 +122,7 @@ def check_torch(device: str) -> CheckResult:
         name = torch.cuda.get_device_name(where) if where.type == "cuda" else device
         return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
-        remedy = "install a wheel for this machine (docs/clients.md)"
+        remedy = "install a wheel for this machine (docs/guides/clients.md)"
         return CheckResult(Outcome.FAIL, "torch", _first_line(error), remedy)
 
 
@@ -136,7 +136,7 @@ def check_bitsandbytes(device: str) -> CheckResult:
         packed, state = functional.quantize_4bit(weights, quant_type="nf4")
         error = float((functional.dequantize_4bit(packed, state) - weights).abs().max())
     except (ImportError, RuntimeError, OSError, AttributeError) as problem:
-        remedy = "build it for this board (docs/clients.md), or --set model.quantization=none"
+        remedy = "build it for this board (docs/guides/clients.md) or --set model.quantization=none"
         return CheckResult(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
     if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
         remedy = "install another build"
@@ -228,7 +228,7 @@ def check_scenario(folder: Path) -> CheckResult:
         return CheckResult(Outcome.FAIL, "scenario", str(error), remedy)
     if scenarios is None:
         finding = "none is signed: the server decides what is asked about your examples"
-        remedy = "ask the operator for a signed scenario, --scenario FILE (docs/clients.md)"
+        remedy = "ask the operator for a signed scenario, --scenario FILE (docs/guides/clients.md)"
         return CheckResult(Outcome.WARN, "scenario", finding, remedy)
     if not scenarios:
         finding, remedy = f"none in {folder}, so every request is refused", "give one: --scenario"

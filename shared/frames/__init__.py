@@ -1,1 +1,1 @@
-"""Frames: the bytes that server and clients exchange; docs/wire.md describes each of them."""
+"""Frames: the bytes that server and clients exchange; docs/reference/wire.md describes them."""

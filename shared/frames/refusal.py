@@ -61,7 +61,7 @@ class Refusal:
         client: client index.
         round: the last round in the client's state, so that the server can send what is missing.
         code: a `RefusalCode`, or the number of one that only a newer version knows.
-        numbers: two numbers that belong to the code (docs/wire.md), uint32 each.
+        numbers: two numbers that belong to the code (docs/reference/wire.md), uint32 each.
     """
 
     token: bytes

@@ -1,1 +1,1 @@
-"""The ledger of a track: base model + ledger = the fine-tuned model (docs/ledger.md)."""
+"""The ledger of a track: base model + ledger = the fine-tuned model (docs/reference/ledger.md)."""

@@ -1,7 +1,7 @@
 """The ledger: an append-only, hash-chained, fsynced log of the round deltas of one track.
 
-A ledger is a folder of segments and snapshots (docs/ledger.md). One process writes it; any number
-may read it at the same time (shared/ledger/reading.py).
+A ledger is a folder of segments and snapshots (docs/reference/ledger.md). One process writes it;
+any number may read it at the same time (shared/ledger/reading.py).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A client's private part as one small file (docs/ledger.md): private rounds, or a fit.
+"""A client's private part as one small file (docs/reference/ledger.md): private rounds, or a fit.
 
 Private rounds, 4 bytes per scalar:
 

@@ -1,6 +1,6 @@
 """The bytes of a ledger: segment headers, records, and the hash chain that runs through them.
 
-All little-endian (docs/ledger.md has the tables):
+All little-endian (docs/reference/ledger.md has the tables):
 
     identity        "SAMARALG" · version u16 · 2 zero bytes · track u32 · run id 8 · layout hash 32
     segment header  identity · round before u32 · record hash of that round 32

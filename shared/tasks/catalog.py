@@ -1,6 +1,6 @@
 """Tasks as data: which fields of a row are read, how the answer is asked for, and the answers.
 
-A task is a TOML file; docs/tasks.md describes it. The shortest::
+A task is a TOML file; docs/reference/tasks.md describes it. The shortest::
 
     name = "sst2"
     text = "{text}"                 # the text; any field of a row, in braces

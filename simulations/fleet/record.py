@@ -1,4 +1,4 @@
-"""The fleet's part of events and results: devices in a round and in a run (docs/result.md)."""
+"""The fleet's part of events and results (docs/reference/result.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

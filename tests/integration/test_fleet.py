@@ -220,7 +220,7 @@ def instruction_of(runtime: ModelRuntime, config: RunConfig) -> TrainInstruction
 def test_clients_that_share_passes_report_what_they_report_alone(
     projections: str, layers: str, cache: int, settings: Settings
 ) -> None:
-    """But for rounding, which is 10·u/ε in docs/steps.md, and what steps before it moved."""
+    """But for rounding, which is 10·u/ε in docs/concepts/steps.md, and what earlier steps moved."""
     config = config_of(
         settings,
         data__clients=6,

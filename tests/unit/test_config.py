@@ -211,7 +211,7 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_on_settings_names_every_key_and_no_other() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
     assert sorted(named) == sorted(RunConfig().flat())

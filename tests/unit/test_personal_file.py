@@ -65,7 +65,7 @@ def test_it_is_as_small_as_is_said(rounds: int, steps: int, queries: int) -> Non
 
 
 def test_the_bytes_are_these() -> None:
-    """By hand from docs/ledger.md."""
+    """By hand from docs/reference/ledger.md."""
     data = file_of(3).encode()
     assert data[:8] == b"SAMARAPB"
     assert data[16:24] == RUN_ID

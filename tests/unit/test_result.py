@@ -25,7 +25,7 @@ from shared.result import (
     ScalarRatios,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "result.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "result.md"
 
 
 def test_a_result_is_read_back(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_shares_outside_0_to_1_are_damage(tmp_path: Path) -> None:
 def test_every_key_is_documented(part: type[BaseModel]) -> None:
     page = PAGE.read_text(encoding="utf-8")
     for key in part.model_fields:
-        assert f"| `{key}` |" in page, f"docs/result.md lacks {part.__name__}.{key}"
+        assert f"| `{key}` |" in page, f"docs/reference/result.md lacks {part.__name__}.{key}"
 
 
 def test_made_up_results_have_the_keys_of_real_ones() -> None:

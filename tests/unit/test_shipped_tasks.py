@@ -210,7 +210,7 @@ def test_every_shipped_task_has_a_case_and_says_its_metric() -> None:
 
 
 def test_the_page_about_tasks_lists_every_shipped_one_with_its_metric() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
     for entry in (resources.files("shared.tasks") / "prompts").iterdir():
         task = load_task(entry.name.removesuffix(".toml"))
         assert f"| `{task.name}` | {task.kind} | {task.metric} |" in page

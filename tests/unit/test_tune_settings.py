@@ -84,7 +84,7 @@ def test_mistakes_about_method_and_data_are_reported_together() -> None:
 
 
 def test_the_page_on_tuning_names_every_setting_of_its_own() -> None:
-    page = (ROOT / "docs" / "tune.md").read_text()
+    page = (ROOT / "docs" / "guides" / "tune.md").read_text()
     own = [key for key in TuneSettings().flat() if not key.startswith(("model.", "adapter."))]
     assert [key for key in own if f"`{key}`" not in page] == []
     assert [method for method in SPACES if f"`{method}`" not in page] == []
