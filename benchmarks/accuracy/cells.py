@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.data_sets import DATA_SETS
+from benchmarks.accuracy.rows import Row, Rows
 from client.training.model_runtime import load_run
 from shared.config import RunConfig
 from shared.frames.instructions import Split
@@ -29,7 +30,6 @@ STRENGTHS = np.logspace(-3, 4, 8)
 """C of the limit, from strong regularisation to weak."""
 CACHE_BYTES = 2**32
 
-Row = dict[str, Any]
 Run = Callable[[RunConfig, dict[str, Any]], Row]
 """A run with settings and with what is no setting of a run; returns figures."""
 
@@ -63,7 +63,7 @@ def measure_cells(
     arguments: argparse.Namespace,
     file: str,
     prepare: Callable[[RunConfig], Run],
-    render: Callable[[list[Row]], str],
+    render: Callable[[Rows], str],
     variants: Collection[str] = (),
 ) -> None:
     """Run every condition on every cell, and write rows and a table of them.
@@ -78,10 +78,8 @@ def measure_cells(
         variants: keys of conditions that are no settings of a run.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / file
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {row["key"] for row in rows}
+    rows = Rows(path)
     common = dict(map(parse_assignment, arguments.settings))
     conditions = dict(map(parse_condition, arguments.conditions or ["default"]))
     for name, clients, alpha in product(arguments.sets, arguments.clients, arguments.alpha):
@@ -92,18 +90,17 @@ def measure_cells(
         for (condition, own), seed in product(conditions.items(), map(int, arguments.seeds)):
             settings = common | own
             key = json.dumps([*cell, condition, settings, seed])
-            if key in done:
+            if rows.find(key=key):
                 continue
             of_run = {k: v for k, v in settings.items() if k not in variants}
             config = settings_of(arguments, cell, where | of_run | {"seed": seed})
             run = run or prepare(config)
             limits = limits or measure_limits(config)
             row = {"key": key, **cell._asdict(), "condition": condition, "seed": seed}
-            row["set"] = {k: str(v) for k, v in settings.items()}
-            row |= limits | run(config, {k: v for k, v in settings.items() if k in variants})
-            with path.open("a") as opened:
-                opened.write(json.dumps(row) + "\n")
-            rows.append(row)
+            row["set"] = {k: str(v) for k, v in sorted(settings.items())}
+            rows.add(
+                row | limits | run(config, {k: v for k, v in settings.items() if k in variants})
+            )
             path.with_suffix(".md").write_text(render(rows))
     print(render(rows))
 

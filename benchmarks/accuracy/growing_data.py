@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import UserConfig
 
+from benchmarks.accuracy.cells import listed
+from benchmarks.accuracy.rows import Row, Rows
 from client.app import TRAINER
 from client.app import app as client_app
 from client.protocol.resident_trainer import ResidentTrainer
@@ -39,9 +41,8 @@ APPENDED_AFTER = 5
 NEW_KIND = 5
 """The label of the questions that ask for a number."""
 OWNER = 0
-RUNS_FILE = "runs.jsonl"
-
-Row = dict[str, Any]
+FIGURES = tuple(f"{name} {kind}" for name in (GLOBAL, PERSONALIZED) for kind in ("new", "known"))
+"""The names of accuracies in a row."""
 
 
 class Run(NamedTuple):
@@ -115,11 +116,14 @@ def make_run(arguments: argparse.Namespace, run: Run, folder: Path) -> dict[str,
                 "cpu",
                 ["threads=1", "data.watch=true", f"data.seed={run.seed}"],
             )
-            trainer = ResidentTrainer.load(
-                RunConfig.of(owned, "benchmark"), client, folder / f"client-{client}"
+            load = partial(
+                ResidentTrainer.load,
+                RunConfig.of(owned, "benchmark"),
+                client,
+                folder / f"client-{client}",
             )
             sockets.append(folder / f"{client}.sock")
-            stack.enter_context(serve_trainer(partial(_same, trainer), sockets[-1]))
+            stack.enter_context(serve_trainer(load, sockets[-1]))
         nodes: list[UserConfig] = [{TRAINER: str(socket)} for socket in sockets]
         grid = InProcessGrid(client_app, len(sockets), config.flat(), append, nodes=nodes)
         result = RunResult.read(serve(config, grid))
@@ -129,6 +133,14 @@ def make_run(arguments: argparse.Namespace, run: Run, folder: Path) -> dict[str,
         for column in (GLOBAL, PERSONALIZED)
         for kind, accuracy in accuracies(columns[column].clients[OWNER].confusion).items()
     }
+
+
+def measured(rows: Rows, arguments: argparse.Namespace, run: Run) -> Row:
+    """Return the row of a run, which is made unless its row is there."""
+    if (found := rows.find(**run._asdict())) is not None:
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        return rows.add(run._asdict() | make_run(arguments, run, Path(folder)))
 
 
 def accuracies(confusion: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -146,10 +158,6 @@ def accuracies(confusion: Sequence[Sequence[int]]) -> dict[str, float]:
     }
 
 
-def _same(trainer: ResidentTrainer) -> ResidentTrainer:
-    return trainer
-
-
 def _read(path: Path) -> list[Row]:
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
@@ -165,32 +173,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--examples", type=int, default=100)
     parser.add_argument("--added", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / RUNS_FILE
-    known = {(row["seed"], row["added"]): row for row in _read(file)} if file.exists() else {}
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    for seed in seeds:
-        for added in (0, arguments.added):
-            if (seed, added) not in known:
-                with tempfile.TemporaryDirectory() as folder:
-                    figures = make_run(arguments, Run(seed, added), Path(folder))
-                known[seed, added] = {"seed": seed, "added": added, **figures}
-                _append(file, [known[seed, added]])
-            row = known[seed, added]
-            shown = ", ".join(f"{k} {v:.1f}" for k, v in row.items() if k not in ("seed", "added"))
-            print(f"seed {seed}, {added} added: {shown}", flush=True)
-    for column in (
-        f"{name} {kind}" for name in (GLOBAL, PERSONALIZED) for kind in ("new", "known")
-    ):
-        gains = [known[seed, arguments.added][column] - known[seed, 0][column] for seed in seeds]
-        print(f"{column}: {np.mean(gains):+.1f} ({', '.join(f'{gain:+.1f}' for gain in gains)})")
+    rows = Rows(arguments.out / "runs.jsonl")
+    gains: list[dict[str, float]] = []
+    for seed in map(int, arguments.seeds):
+        without, with_added = (
+            measured(rows, arguments, Run(seed, added)) for added in (0, arguments.added)
+        )
+        gains.append({name: with_added[name] - without[name] for name in FIGURES})
+    for name in FIGURES:
+        own = [gain[name] for gain in gains]
+        print(f"{name}: {np.mean(own):+.1f} ({', '.join(f'{gain:+.1f}' for gain in own)})")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from torch import nn
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.emulated_steps import emulated_step
+from benchmarks.accuracy.rows import Row, Rows
 from client.offload.linear_layers import linear_weights
 from client.tuning.run import read_result, tune
 from client.tuning.settings import TuneSettings
@@ -102,10 +103,10 @@ class Benchmark:
         path: folder of the model.
         data_set: name of the data set.
         common: settings of all runs.
-        folder: folder of rows and of the runs, which are removed.
+        folder: folder of the runs, which are removed.
         steps: steps of a run at equal steps.
-        search: whether learning rates are searched; otherwise they are the centres.
         rows: rows of all models and data sets so far.
+        search: whether learning rates are searched; otherwise they are the centres.
     """
 
     model: str
@@ -114,13 +115,13 @@ class Benchmark:
     common: dict[str, Any]
     folder: Path
     steps: int
+    rows: Rows
     search: bool = True
-    rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def measure_compute(self) -> dict[str, Any]:
+    def measure_compute(self) -> Row:
         """Measure forward and backward pass of a step, and count what methods transfer."""
         key = {"kind": "compute", "model": self.model, "data_set": self.data_set}
-        if (found := self._find(key)) is not None:
+        if (found := self.rows.find(**key)) is not None:
             return found
         settings = self._settings(METHODS["full"], 0, 1, 1e-5)
         setup = TuningSetup(settings.complete(1))
@@ -145,7 +146,7 @@ class Benchmark:
             f"lsp-{part}": sum(math.prod(min(side, hidden // part) for side in s) for s in matrices)
             for part in (4, 8, 16)
         }
-        return self._add(
+        return self.rows.add(
             key
             | {"forward": statistics.median(forwards), "backward": statistics.median(backwards)}
             | {"layers": len(setup.base.blocks), "hidden": hidden}
@@ -154,7 +155,7 @@ class Benchmark:
             | sent
         )
 
-    def run(self, name: str, seed: int, steps: int, rate: float) -> dict[str, Any]:
+    def run(self, name: str, seed: int, steps: int, rate: float) -> Row:
         """Run a method, unless its row is there."""
         rate = float(f"{rate:.3g}")
         key = {
@@ -166,7 +167,7 @@ class Benchmark:
             "steps": steps,
             "rate": rate,
         }
-        if (found := self._find(key)) is not None:
+        if (found := self.rows.find(**key)) is not None:
             return found
         ends = [0.0]
 
@@ -182,7 +183,7 @@ class Benchmark:
         # Validations lie between steps; the median leaves them out, and the check before step 1.
         step_seconds = statistics.median(np.diff(ends[2:])) if steps > 2 else None
         metric = result["metric"]
-        row = self._add(
+        return self.rows.add(
             key
             | {"zero_shot": result["zero_shot"]["test"][metric], "test": result["test"][metric]}
             | {"best_step": result["best_step"], "step_seconds": step_seconds}
@@ -191,8 +192,6 @@ class Benchmark:
             | {"validation_loss": min(point["loss"] for point in result["curve"])}
             | {"losses": {point["step"]: point["loss"] for point in result["curve"]}}
         )
-        print(json.dumps(row), flush=True)
-        return row
 
     def search_rate(self, name: str) -> float:
         """Return the learning rate with the lowest validation loss of seed 0."""
@@ -242,14 +241,14 @@ class Benchmark:
 
     def steps_in_equal_time(self, name: str) -> int:
         """Return how many steps of a method fit into the equal time."""
-        if (found := self._find(self._time_key(name))) is not None:
+        if (found := self.rows.find(**self._time_key(name))) is not None:
             return int(found["steps"])
         step, check = self.costs(REFERENCE)
         equal_time = self.steps * step + check
         step, check = self.costs(name)
         steps = max(1, int((equal_time - check) / step))
         # Written down: later runs change the medians, and would change the number with them.
-        return int(self._add(self._time_key(name) | {"steps": steps})["steps"])
+        return int(self.rows.add(self._time_key(name) | {"steps": steps})["steps"])
 
     def _time_key(self, name: str) -> dict[str, Any]:
         return {
@@ -260,7 +259,7 @@ class Benchmark:
         }
 
     @property
-    def own_rows(self) -> list[dict[str, Any]]:
+    def own_rows(self) -> list[Row]:
         """The rows of runs of this model on this data set."""
         return [
             row
@@ -284,15 +283,6 @@ class Benchmark:
             | {"validate-every": max(1, self.steps // 2), "out": str(out)},
             "offload_accuracy",
         )
-
-    def _find(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        return next((row for row in self.rows if key.items() <= row.items()), None)
-
-    def _add(self, row: dict[str, Any]) -> dict[str, Any]:
-        self.rows.append(row)
-        with (self.folder / "rows.jsonl").open("a") as opened:
-            opened.write(json.dumps(row) + "\n")
-        return row
 
 
 def measure(benchmark: Benchmark, methods: Sequence[str], seeds: Sequence[int]) -> None:
@@ -323,7 +313,7 @@ def render_table(
         for name in methods:
             rate = float(f"{benchmark.search_rate(name):.3g}")
             step, check = (seconds / both for seconds in benchmark.costs(name))
-            groups: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+            groups: defaultdict[int, list[Row]] = defaultdict(list)
             for row in benchmark.own_rows:
                 if (row["method"], row["rate"]) == (name, rate) and row["seed"] in seeds:
                     groups[row["steps"]].append(row)
@@ -352,9 +342,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--no-search", action="store_true", help="take the centres of the searches")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    rows = Rows(arguments.out / "rows.jsonl")
     seeds = list(map(int, arguments.seeds))
     benchmarks = []
     for data_set in arguments.sets:
@@ -370,8 +358,8 @@ def main() -> None:
                 common,
                 arguments.out,
                 arguments.steps,
-                not arguments.no_search,
                 rows,
+                not arguments.no_search,
             )
             benchmarks.append(benchmark)
             measure(benchmark, arguments.methods, seeds)

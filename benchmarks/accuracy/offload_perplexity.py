@@ -31,6 +31,7 @@ from torch import Tensor
 
 from benchmarks.accuracy.emulated_steps import emulated_step
 from benchmarks.accuracy.pretraining import pace
+from benchmarks.accuracy.rows import Row, Rows
 from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
@@ -247,32 +248,11 @@ def time_to_reach(times: list[float], values: list[float], wanted: float) -> flo
     return None
 
 
-def timed_curve(row: dict[str, Any], step: float, unit: float) -> tuple[list[float], list[float]]:
+def timed_curve(row: Row, step: float, unit: float) -> tuple[list[float], list[float]]:
     """Return emulated time, in units, and test perplexity of a run's evaluations."""
     checks = np.concatenate([[0.0], np.cumsum(row["check_seconds"])])
     times = [(point["step"] * step + checks[point["checks"]]) / unit for point in row["curve"]]
     return times, [point["test"] for point in row["curve"]]
-
-
-class Rows:
-    """The rows of a folder, each measured once."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-
-    def find(self, **key: Any) -> dict[str, Any] | None:
-        """Return the row with these values, if there is one."""
-        return next((row for row in self.rows if key.items() <= row.items()), None)
-
-    def add(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Append a row."""
-        self.rows.append(row)
-        with self._file.open("a") as opened:
-            opened.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
-        return row
 
 
 def draw(curves: dict[str, tuple[list[float], list[float]]], file: Path) -> None:
@@ -300,7 +280,6 @@ def main() -> None:
     arguments = parser.parse_args()
     setting = Setting()
     torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     halves, model = make_halves(arguments.reviews, setting), arguments.out / "model"
     if not model.exists():
         pretrain(halves, setting, model)
@@ -319,7 +298,7 @@ def main() -> None:
     # LSP-Offload has no less time: its steps alone take as long, its checks come on top.
     steps = {"zero-offload": setting.zero_steps}
     steps["lsp"] = int(setting.zero_steps * zero_step / unit)
-    best: dict[str, dict[str, Any]] = {}
+    best: dict[str, Row] = {}
     for method, rates in RATES.items():
         found = []
         for rate in rates:

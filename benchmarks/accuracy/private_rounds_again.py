@@ -20,16 +20,15 @@ FOLDER/rows.jsonl has one line per run; the same command continues, and prints t
 """
 
 import argparse
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from benchmarks.accuracy.cells import Cell, listed, settings_of
 from benchmarks.accuracy.data_sets import DATA_SETS
+from benchmarks.accuracy.rows import Row, Rows
 from client.personal.personalizations import Personalization, Score, read_personalizations
 from shared.columns import GLOBAL, PERSONALIZED
 from shared.config import RunConfig
@@ -55,25 +54,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], dest="settings")
     arguments = parser.parse_args()
-    file = arguments.out / "rows.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(row["data_set"], row["seed"], row["kind"]) for row in rows}
-    for seed in arguments.seeds:
+    rows = Rows(arguments.out / "rows.jsonl")
+    for seed in map(int, arguments.seeds):
         for name in arguments.sets:
             for kind in (END, CONTINUED, ANEW):
-                if (name, int(seed), kind) in done:
-                    continue
-                row = {"data_set": name, "seed": int(seed), "kind": kind}
-                row |= _run(_settings(arguments, name, int(seed), kind))
-                with file.open("a") as lines:
-                    lines.write(json.dumps(row) + "\n")
-                rows.append(row)
+                key = {"data_set": name, "seed": seed, "kind": kind}
+                if not rows.find(**key):
+                    rows.add(key | _run(_settings(arguments, name, seed, kind)))
     print(table(rows))
 
 
 def _settings(arguments: argparse.Namespace, name: str, seed: int, kind: str) -> RunConfig:
-    own: dict[str, Any] = {}
+    own: Row = {}
     alpha = math.inf if name == EMBEDDED_DATA else arguments.alpha
     if name != EMBEDDED_DATA:
         own |= DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
@@ -85,12 +77,12 @@ def _settings(arguments: argparse.Namespace, name: str, seed: int, kind: str) ->
     return settings_of(arguments, Cell(name, arguments.clients, alpha), own)
 
 
-def _run(config: RunConfig) -> dict[str, Any]:
+def _run(config: RunConfig) -> Row:
     """Return the accuracies of a run: at its end on test examples, and of its personalizations."""
     shutil.rmtree(config.out, ignore_errors=True)
     folder = simulate(config)
     columns = RunResult.read(folder).evaluations[-1].columns
-    row: dict[str, Any] = {
+    row: Row = {
         "test_global": columns[GLOBAL].mean_client_accuracy,
         "test_personal": columns[PERSONALIZED].mean_client_accuracy,
         "rounds": [],
@@ -113,12 +105,12 @@ def _mean(
     return fmean(found.accuracy for one in together if (found := score(one)))
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
+def table(rows: Iterable[Row]) -> str:
     """Return the accuracies in percent, per data set and of all, as Markdown, and the rule's pick.
 
     Validation is the mean over the personalizations but the first, before which there is no p.
     """
-    cells: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    cells: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
         cells.setdefault((row["data_set"], row["seed"]), {})[row["kind"]] = row
     whole = {cell: kinds for cell, kinds in cells.items() if len(kinds) == 3}

@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from benchmarks.accuracy.cells import Row, Run, cells_parser, measure_cells
+from benchmarks.accuracy.cells import Run, cells_parser, measure_cells
+from benchmarks.accuracy.rows import Row
 from client.training.model_runtime import load_run
 from server.rounds.evaluation import TRIMMED_ACCURACY, find_lowest_loss
 from server.rounds.robust_rules import norm_factors, trimmed_mean, usual_limit

@@ -11,8 +11,8 @@ same command goes on from there; --seconds ends it in between.
 """
 
 import argparse
-import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.accuracy.top_of_model import CausalTop, EncoderTop, Top
 from client.tuning.settings import TuneSettings
 from shared.directions import DIRECTION_BITS, batch_order, directions, query_seeds, round_root
-from shared.events import append_event, read_events
 from shared.model.loading import load_base_model
 from shared.sections import EMBEDDED_MODEL
 from shared.step_size import Observation, StepSize
@@ -135,7 +135,7 @@ def top_of(
     )
 
 
-def measured(cell: str, size: int, seed: int, top: Top) -> dict[str, Any]:
+def measured(cell: str, size: int, seed: int, top: Top) -> Row:
     """One row."""
     nowhere = torch.zeros(1, top.layout.size)
     before = top.losses(nowhere, top.splits[1])[0, 0]
@@ -154,7 +154,7 @@ def measured(cell: str, size: int, seed: int, top: Top) -> dict[str, Any]:
     }
 
 
-def table_of(rows: list[dict[str, Any]]) -> Table:
+def table_of(rows: Iterable[Row]) -> Table:
     """Shares of the best fixed rate's gain, and those cells apart whose best gain is noise."""
     table = Table(title="gain of held-out loss: the best of nine fixed rates, and auto", box=None)
     for column in ("cell", "d", "seed", "best η", "gain", "s.e.", "auto", "share", "returns"):
@@ -192,21 +192,16 @@ def main() -> None:
     if any(cell.count(":") != 2 for cell in arguments.cell):
         parser.error("write a cell as MODEL:TASK:DATA")
     torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file, end = arguments.out / "cells.jsonl", time.monotonic() + arguments.seconds
-    rows = read_events(file)
-    done = {(row["cell"], row["size"], row["seed"]) for row in rows}
+    rows, end = Rows(arguments.out / "cells.jsonl"), time.monotonic() + arguments.seconds
     for cell in arguments.cell:
         for size in SIZES:
-            open_seeds = [seed for seed in SEEDS if (cell, size, seed) not in done]
+            open_seeds = [seed for seed in SEEDS if not rows.find(cell=cell, size=size, seed=seed)]
             if not open_seeds or time.monotonic() > end:
                 continue
             model, task, data = cell.split(":")
             top = top_of(model, task, data, size)
             for seed in open_seeds:
-                rows.append(measured(cell, size, seed, top))
-                append_event(file, rows[-1])
-                print(json.dumps(rows[-1]), flush=True)
+                rows.add(measured(cell, size, seed, top))
     Console(width=120).print(table_of(rows))
 
 

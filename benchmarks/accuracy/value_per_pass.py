@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy.cells import Row, cells_parser, measure_cells
+from benchmarks.accuracy.cells import cells_parser, measure_cells
+from benchmarks.accuracy.rows import Row
 from shared.config import RunConfig
 from shared.result import RunResult
 from simulations.simulate import simulate

@@ -1,0 +1,42 @@
+"""What a benchmark has measured: a file with a line of JSON per row, each measured once.
+
+Rows are in the file as soon as they are measured, so the same command continues where it ended.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shared.events import append_event, read_events
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """The rows of a file."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the rows of a file; its folder is made.
+
+        Raises:
+            SamaraError: if a line is no JSON object.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        self._rows = read_events(file)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def find(self, **values: Any) -> Row | None:
+        """Return the first row with these values; None if there is none."""
+        return next((row for row in self._rows if values.items() <= row.items()), None)
+
+    def add(self, row: Row) -> Row:
+        """Append a row, print it, and return it as it is read from the file."""
+        append_event(self._file, row)
+        line = json.dumps(row, sort_keys=True)
+        print(line, flush=True)
+        self._rows.append(json.loads(line))
+        return self._rows[-1]
