@@ -67,9 +67,8 @@ class Live(InProcessGrid):
         config: RunConfig,
         on_message: Callable[[str, int], None] = lambda kind, partition: None,
     ) -> None:
-        super().__init__(client_app, len(sockets), config.flat(), on_message)
-        for context, socket in zip(self._contexts.values(), sockets, strict=True):
-            context.node_config[TRAINER] = str(socket)
+        nodes = [{TRAINER: str(socket)} for socket in sockets]
+        super().__init__(client_app, len(sockets), config.flat(), on_message, nodes=nodes)
 
 
 def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:

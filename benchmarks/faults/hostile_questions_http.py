@@ -5,7 +5,7 @@
 A real process serves the embedded model on loopback, with a token. Broken requests of every kind,
 drawn from a seed, come over sockets, and sound questions between them. Each sound one must be
 answered; each whole broken one must get the status of its kind and an error of OpenAI's form; the
-process must stay, write no traceback, and hold no more memory than before.
+process must stay, write no traceback, and hold little more memory than before.
 """
 
 import argparse
@@ -13,77 +13,20 @@ import http.client
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
 
 from benchmarks.faults.hostile_http_requests import KINDS, TOKEN, Hostile, sound
-from devices.live.processes import child_environment
-from devices.live.settings import ClientSettings, resolve_device_settings
+from benchmarks.serving import serving, write_client
+from devices.live.settings import resolve_device_settings
 
 _WAIT_SECONDS = 120.0
 _WARM_UP = 300
-
-
-class Served(NamedTuple):
-    """A process that serves: itself, its port, and the file of its messages."""
-
-    process: "subprocess.Popen[str]"
-    port: int
-    log: Path
-
-    def resident(self) -> float:
-        """Return its memory in MiB."""
-        return float(psutil.Process(self.process.pid).memory_info().rss / 2**20)
-
-
-@contextmanager
-def served(place: Path) -> Iterator[Served]:
-    """Serve a new client's models with a token, for the duration of a block.
-
-    Args:
-        place: empty folder with a short path.
-    """
-    own = resolve_device_settings("embedded", "messages", "messages", "cpu", ["threads=1"])
-    folder, token, log = place / "a", place / "token", place / "log"
-    folder.mkdir(mode=0o700)
-    ClientSettings(
-        name="a",
-        folder=folder,
-        superlink="127.0.0.1:1",
-        client_index=7,
-        device_settings=own,
-        insecure=True,
-    ).write()
-    token.write_text(TOKEN)
-    command = [sys.executable, "-m", "samara", "client", "serve", "--home", str(folder)]
-    environment = child_environment() | {"HF_HUB_OFFLINE": "1"}
-    with log.open("w") as messages:
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--token", str(token)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving on"), log.read_text()
-        yield Served(process, int(line.rpartition(":")[2]), log)
-    finally:
-        process.terminate()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def send(port: int, hostile: Hostile) -> tuple[int, bytes] | None:
@@ -138,19 +81,22 @@ def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, 
     Raises:
         AssertionError: if an answer is wrong, or the process ends.
     """
-    rng, outcomes = np.random.default_rng(seed), Counter[str]()
-    with served(place) as server:
-        before = 0.0
+    rng, outcomes, before = np.random.default_rng(seed), Counter[str](), 0.0
+    own = resolve_device_settings("embedded", "messages", "messages", "cpu", ["threads=1"])
+    home, token, log = write_client(place / "a", own).folder, place / "token", place / "log"
+    token.write_text(TOKEN)
+    with serving(home, "--port", "0", "--token", str(token), log=log) as (process, address):
+        port, resident = int(address.rpartition(":")[2]), psutil.Process(process.pid)
         for number in range(_WARM_UP + requests):
             if number == _WARM_UP:
-                before, outcomes = server.resident(), Counter()
+                before, outcomes = resident.memory_info().rss / 2**20, Counter()
             name = list(KINDS)[number % len(KINDS)]
             hostile = KINDS[name](rng)
-            outcomes[f"{name} {check(name, hostile, send(server.port, hostile))}"] += 1
-            assert server.process.poll() is None, f"it ended: {server.log.read_text()[-2000:]}"
-        after = server.resident()
-        assert send(server.port, sound(rng)), "it answers no more"
-    return outcomes, before, after, server.log.read_text()
+            outcomes[f"{name} {check(name, hostile, send(port, hostile))}"] += 1
+            assert process.poll() is None, f"it ended: {log.read_text()[-2000:]}"
+        after, last = resident.memory_info().rss / 2**20, sound(rng)
+        check("sound", last, send(port, last))
+    return outcomes, before, after, log.read_text()
 
 
 def main() -> None:

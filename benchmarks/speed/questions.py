@@ -15,7 +15,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.serving import serving, write_client
 from client.app import TRAINER
 from client.app import app as client_app
 from client.protocol.remote_model import RemoteModel
@@ -66,16 +66,7 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
     own = resolve_device_settings(
         arguments.model, arguments.data, arguments.task, "cpu", ["data.limit=600"]
     )
-    settings = ClientSettings(
-        name="a",
-        folder=place / "a",
-        superlink="127.0.0.1:1",
-        client_index=7,
-        device_settings=own,
-        insecure=True,
-    )
-    settings.folder.mkdir()
-    settings.write()
+    settings = write_client(place / "a", own)
     task = load_task(arguments.task)
     examples = load_examples(arguments.data, task, 0, 0)
     texts = [e.text for e in examples if e.split == Split.VALIDATION.name.lower()][:_TEXTS]
@@ -88,11 +79,8 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
         with RemoteTrainer(str(settings.socket), {}, _START_SECONDS):
             pass
         run(settings, asked | {"rounds": 1}, place / "first")
-        memory = {"trainer": memory_of(trainer)}
-        command = [sys.executable, "-m", "samara", "client", "serve", "--port", "0"]
-        with running([*command, "--home", str(settings.folder)]) as server:
-            assert server.stdout is not None
-            address = server.stdout.readline().decode().split()[-1]
+        memory = {"trainer": memory_of(trainer.pid)}
+        with serving(settings.folder, "--port", "0") as (server, address):
             figures = {"idle": latencies(settings, address, texts, arguments.questions)}
             rounds = threading.Thread(
                 target=run,
@@ -103,7 +91,7 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
             await_training(settings)
             figures["training"] = latencies(settings, address, texts, arguments.questions)
             assert rounds.is_alive()
-            memory |= {"trainer after": memory_of(trainer), "serve": memory_of(server)}
+            memory |= {"trainer after": memory_of(trainer.pid), "serve": memory_of(server.pid)}
     share = {kind: memory["serve"][kind] / memory["trainer"][kind] for kind in memory["serve"]}
     load = os.getloadavg()[0]
     return {"seconds": figures, "MiB": memory, "serve / trainer": share, "load": load}
@@ -118,10 +106,10 @@ def run(settings: ClientSettings, asked: dict[str, Any], out: Path) -> None:
         "method": "global",
     } | asked
     config = RunConfig.of(flat | {"out": str(out), "seed": asked["rounds"]}, "benchmark")
-    grid = InProcessGrid(client_app, 1, config.flat())
-    for context in grid._contexts.values():
-        context.node_config[TRAINER] = str(settings.socket)
-    serve(config, grid)
+    serve(
+        config,
+        InProcessGrid(client_app, 1, config.flat(), nodes=[{TRAINER: str(settings.socket)}]),
+    )
 
 
 def await_training(settings: ClientSettings) -> None:
@@ -173,7 +161,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 @contextmanager
 def running(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a process for the duration of a block."""
-    process = subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, env=child_environment())
     try:
         yield process
     finally:
@@ -181,9 +169,9 @@ def running(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
         process.wait()
 
 
-def memory_of(process: "subprocess.Popen[bytes]") -> dict[str, float]:
+def memory_of(pid: int) -> dict[str, float]:
     """Return the memory of a process in MiB."""
-    full = psutil.Process(process.pid).memory_full_info()
+    full = psutil.Process(pid).memory_full_info()
     return {"resident": full.rss / 2**20, "proportional": full.pss / 2**20}
 
 

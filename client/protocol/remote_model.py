@@ -60,7 +60,7 @@ class RemoteModel:
         """Return what can be asked.
 
         Args:
-            run: first digits of a run id; empty for the latest run.
+            run: first digits of a run id; empty for the run whose model is in use.
         """
         return await self._call(self._stub.Describe, DescribeRequest(run=run))  # type: ignore[no-any-return]
 
@@ -72,7 +72,7 @@ class RemoteModel:
         Args:
             questions: texts, or rows by field where the task reads several fields.
             models: names of the models.
-            run: first digits of a run id; empty for the latest run.
+            run: first digits of a run id; empty for the run whose model is in use.
         """
         request = ClassifyRequest(
             questions=[

@@ -74,7 +74,7 @@ def ask(
         texts: texts; JSON objects where the task reads several fields.
         show: function that shows a reply.
         compare: whether all models are asked, not the personal one alone.
-        run: first digits of a run id; empty for the latest run.
+        run: first digits of a run id; empty for the run whose model is in use.
         generate: whether to continue the texts where they could be classified, too.
         choice: choice of a generated text's tokens.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from devices.live import learning_commands, owner_commands, question_commands
+from devices.live.owner_commands import Home, Name
 
 app = typer.Typer(help="Take part in a run with this machine.", no_args_is_help=True)
 
@@ -20,7 +21,7 @@ def client() -> None:
 @app.command()
 def up(
     superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
-    name: Annotated[str, typer.Option(help="Name of this client.")],
+    name: Name,
     model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
@@ -62,9 +63,7 @@ def up(
     idle_io: Annotated[
         bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
     ] = False,
-    home: Annotated[
-        Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
-    ] = None,
+    home: Home = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="One local step, then end.")] = False,
 ) -> None:
     """Run the preflight, load the model once, and serve a run until Ctrl-C or SIGTERM.
@@ -129,10 +128,8 @@ def up(
 
 @app.command()
 def status(
-    name: Annotated[str, typer.Option(help="Name of this client.")],
-    home: Annotated[
-        Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")
-    ] = None,
+    name: Name = "",
+    home: Home = None,
 ) -> None:
     """Show whether this client runs, its examples, what it has sent, and its private rounds.
 
@@ -158,7 +155,7 @@ def status(
 
 @app.command()
 def audit(
-    name: Annotated[str, typer.Option(help="Name of this client.")] = "",
+    name: Name = "",
     home: Annotated[
         Path | None, typer.Option(help="Folder of the client or phone; default ~/.samara/NAME.")
     ] = None,

@@ -176,7 +176,7 @@ class HttpApi:
     Args:
         models: the models.
         learn: function that keeps a correction as an example of the client, on the disk.
-        run: first digits of the id of the run that is asked; empty for the latest.
+        run: first digits of the id of the run that is asked; empty for the run in use.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import typer
 
 Name = Annotated[str, typer.Option(help="Name of this client.")]
 Home = Annotated[Path | None, typer.Option(help="Folder of the client; default ~/.samara/NAME.")]
+Run = Annotated[str, typer.Option(help="Beginning of the run's id; default the run in use.")]
 PassphraseFile = Annotated[
     Path | None, typer.Option(help="File whose first line is the passphrase; default: ask.")
 ]
@@ -25,9 +26,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="New folder for the model.")],
     name: Name = "",
     home: Home = None,
-    run: Annotated[
-        str, typer.Option(help="Beginning of the run's id; default the run in use.")
-    ] = "",
+    run: Run = "",
     form: Annotated[
         Form, typer.Option(help="peft: an adapter. merged: a whole model for from_pretrained.")
     ] = Form.PEFT,

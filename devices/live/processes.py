@@ -168,7 +168,7 @@ def stopped_client(folder: Path) -> Iterator[None]:
     Raises:
         DeviceError: if it is running.
     """
-    running = "this client is running; stop `samara client up` first"
+    running = "this client is running; end its `samara client up`, `ask` or `serve` first"
     with (
         exclusive_lock(folder / UP_LOCK, running),
         exclusive_lock(folder / TRAINER_LOCK, running),

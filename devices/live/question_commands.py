@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from devices.live.owner_commands import Home, Name
-
-Run = Annotated[str, typer.Option(help="Beginning of the run's id; default the latest run.")]
+from devices.live.owner_commands import Home, Name, Run
 
 
 def ask(

@@ -18,7 +18,7 @@ def test_serve_refuses_hostile_requests_and_goes_on(
     place: Path = tmp_path_factory.mktemp("w")  # short: sockets lie in it
     outcomes, before, after, log = attack(place, requests=300, seed=1)
     assert outcomes.total() == 300
-    assert {outcome.rpartition(" ")[0] for outcome in outcomes} == set(KINDS)
+    assert outcomes["sound 200"] >= 300 // len(KINDS)
     assert after < before + MOST_GROWTH
     assert "Traceback" not in log
     assert len(log) < 1000, log

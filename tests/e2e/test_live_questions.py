@@ -5,8 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ import psutil
 import pytest
 from live import QUIET, SuperLink, attempts, start_client, terminate
 
+from benchmarks.serving import serving, write_client
 from devices.live.keys import create_key
-from devices.live.settings import ClientSettings, resolve_device_settings
+from devices.live.settings import resolve_device_settings
 from shared.config import RunConfig
 
 pytestmark = pytest.mark.slow
@@ -37,44 +36,13 @@ def ask(home: Path, *arguments: str, text: str = "") -> "subprocess.CompletedPro
     )
 
 
-@contextmanager
-def served(home: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The process of `serve`, and where it serves."""
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--home", str(home), *options],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving on"), line
-        yield process, line.split()[-1]
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-        assert process.stdout is not None
-        process.stdout.close()
-
-
 @pytest.fixture
 def home(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a client that is not running."""
-    folder = tmp_path_factory.mktemp("h") / "a"
-    folder.mkdir(mode=0o700)
     own = resolve_device_settings(
         settings["model.path"], settings["data.path"], settings["task"], "cpu", ["threads=1"]
     )
-    ClientSettings(
-        name="a",
-        folder=folder,
-        superlink="127.0.0.1:1",
-        client_index=7,
-        device_settings=own,
-        insecure=True,
-    ).write()
-    return folder
+    return write_client(tmp_path_factory.mktemp("h") / "a", own).folder
 
 
 def test_without_a_running_client_the_commands_load_the_model_themselves(home: Path) -> None:
@@ -86,7 +54,7 @@ def test_without_a_running_client_the_commands_load_the_model_themselves(home: P
     assert "no run yet" in told.stderr
     assert not (home / "trainer.sock").exists()
     path = home.parent / "http.sock"
-    with served(home, "--socket", str(path)) as (process, _):
+    with serving(home, "--socket", str(path)) as (process, _):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         libraries = {Path(mapped.path).name for mapped in psutil.Process(process.pid).memory_maps()}
         assert not any("torch" in name for name in libraries)
@@ -112,7 +80,7 @@ def test_another_address_needs_a_token(home: Path) -> None:
     assert "add --token FILE" in refused.stderr
     assert "Traceback" not in refused.stderr
     token = home.parent / "token"
-    with served(home, "--port", "0", "--token", str(token)) as (_, address):
+    with serving(home, "--port", "0", "--token", str(token)) as (_, address):
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert httpx.get(f"{address}/v1/models").status_code == 401
         headers = {"Authorization": f"Bearer {token.read_text().strip()}"}
@@ -121,7 +89,7 @@ def test_another_address_needs_a_token(home: Path) -> None:
 
 def test_openais_client_works_unmodified(home: Path) -> None:
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
-    with served(home, "--port", "0") as (_, address):
+    with serving(home, "--port", "0") as (_, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         assert [model.id for model in client.models.list()] == ["base", "global", "personal"]
         message = {"role": "user", "content": "the film was"}

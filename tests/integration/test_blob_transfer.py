@@ -354,9 +354,7 @@ def test_a_trainer_is_loaded_without_the_basis_of_a_run_and_used_once_it_has_it(
     with tempfile.TemporaryDirectory() as short:
         home, socket = Path(short) / "h", Path(short) / "s"
         resident = ResidentTrainer.load(config_of(settings), 7, home)
-        grid = InProcessGrid(client_app, 1, config.flat())
-        for context in grid._contexts.values():
-            context.node_config[TRAINER] = str(socket)
+        grid = InProcessGrid(client_app, 1, config.flat(), nodes=[{TRAINER: str(socket)}])
         with serve_trainer(lambda: resident, socket):
             folder = serve(config, grid)
         stored = BlobStore(home / BLOBS_FOLDER).find(blob_hash(Path(basis)))

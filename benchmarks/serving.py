@@ -1,0 +1,71 @@
+"""A client of this machine without a server, and the process of `samara client serve` over it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from devices.live.processes import child_environment
+from devices.live.settings import ClientSettings
+
+
+def write_client(folder: Path, device_settings: dict[str, Any]) -> ClientSettings:
+    """Write and return the settings of a new client that is connected with no server.
+
+    Args:
+        folder: folder of the client, which need not exist; its path must be short, for sockets lie
+            in it.
+        device_settings: model, data, task and whatever else the device decides.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    settings = ClientSettings(
+        name="a",
+        folder=folder,
+        superlink="127.0.0.1:1",
+        client_index=7,
+        device_settings=device_settings,
+        insecure=True,
+    )
+    settings.write()
+    return settings
+
+
+@contextmanager
+def serving(
+    home: Path, *options: str, log: Path = Path(os.devnull)
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Serve a client's models for the duration of a block.
+
+    Args:
+        home: folder of the client.
+        options: options of the command.
+        log: file of its messages.
+
+    Yields:
+        The process, and the address that it serves.
+
+    Raises:
+        RuntimeError: if it does not serve, or does not end well when it is asked to.
+    """
+    command = [sys.executable, "-m", "samara", "client", "serve", "--home", str(home), *options]
+    environment = child_environment() | {"HF_HUB_OFFLINE": "1"}
+    with (
+        log.open("w") as messages,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=messages, text=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("serving on"):
+                raise RuntimeError(f"it does not serve: {log.read_text()}")
+            yield process, line.split()[-1]
+        finally:
+            process.terminate()
+            status = process.wait(60)
+        if status:
+            raise RuntimeError(f"it ended with {status}: {log.read_text()}")
