@@ -62,8 +62,8 @@ class OverlappedSchedule:
             belongs to the first of them.
         accelerator: accelerator that computes.
         order: LSP-Offload's layer by layer, or Zero-Offload's.
-        device_gradients: most layers whose gradients may be on the accelerator at a time; the
-            backward pass waits for the link beyond it. None for no limit.
+        device_gradients: most layers whose gradients may be on the accelerator at a time, the one
+            among them that is computed; the backward pass waits for the link. None for no limit.
 
     Attributes:
         seconds: measured seconds of the stages of the last pass, None before the second pass.
@@ -170,18 +170,16 @@ class OverlappedSchedule:
             self._measure_pass()
         if job.event is None:
             self._ready_at.append(self._accelerator.clock.now())
-        if self._device_gradients is not None:
-            most = self._device_gradients - 1
-            with self._changed:
-                full = self._order.gradients_on_device > most
-            if full:
-                with self._accelerator.pausing(), self._changed:
-                    self._wait_until(lambda: self._order.gradients_on_device <= most)
         with self._changed:
             self._raise_error()
             self._jobs[index] = job
             self._order.submit(index)
             self._changed.notify_all()
+            on_device = self._order.gradients_on_device
+        # The next layer's gradients are computed beside those that still wait for the link.
+        if self._device_gradients is not None and on_device > (most := self._device_gradients - 1):
+            with self._accelerator.pausing(), self._changed:
+                self._wait_until(lambda: self._order.gradients_on_device <= most)
 
     def _wait_until(self, condition: Any) -> None:
         """Wait, holding the lock, until a condition holds."""

@@ -30,8 +30,8 @@ _ADAM_MOVES = 7
 gradient."""
 _LOGITS_ALIVE = 3
 """Copies of the logits in float32 at the end of a forward pass: logits, log-softmax, gradient."""
-_GRADIENT_BUFFERS = 2
-"""Blocks whose gradients Zero-Offload has on the accelerator: one computed, another one sent."""
+_HEAD_VECTORS = 3
+"""Vectors of the hidden size that the head keeps for each token: its input, and two of the norm."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,20 @@ def trained_parameters(shape: ModelShape, work: FirstOrderWorkload) -> int:
             return shape.block_weights + shape.other_weights
 
 
-def projector_bytes(shape: ModelShape, nonzeros: int, width: int) -> int:
-    """Return the bytes of all pairs of sparse projectors (definition 1), with positions."""
-    rows = sum(linear.inputs + linear.outputs for block in shape.blocks for linear in block)
-    return rows * nonzeros * (width + POSITION_BYTES)
+def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int) -> int:
+    """Return the bytes of all pairs of sparse projectors (definition 1), with positions.
+
+    A side that is not longer than the subspace is not projected, and a row has no more nonzeros
+    than the subspace has dimensions.
+    """
+    sides = (
+        side
+        for block in shape.blocks
+        for linear in block
+        for side in (linear.inputs, linear.outputs)
+    )
+    rows = sum(side for side in sides if side > subspace)
+    return rows * min(nonzeros, subspace) * (width + POSITION_BYTES)
 
 
 def _compressed(linear: Linear, subspace: int) -> int:
@@ -300,24 +310,18 @@ def _embedding(shape: ModelShape) -> int:
 
 
 def _memory(shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload) -> FirstOrderMemory:
-    """Return the bytes on the accelerator.
-
-    A gradient is freed as soon as the optimizer or the link has it.
-    """
+    """Return the bytes on the accelerator."""
     width, trained = WIDTH[work.precision], trained_parameters(shape, work)
-    matrix = max(linear.weights for block in shape.blocks for linear in block)
     moments = (STATES - 1) * trained * width
     added = optimizer = 0
     match work.method:
         case "fo-adam":
-            gradients, optimizer = max(matrix, _embedding(shape)) * width, moments
+            optimizer = moments
         case "lora":
-            gradients, optimizer, added = trained * width, moments, trained * width
-        case "zero-offload":
-            gradients = _GRADIENT_BUFFERS * max(_largest_block(shape), _embedding(shape)) * width
+            optimizer, added = moments, trained * width
         case "lsp":
-            gradients, added = matrix * width, projector_bytes(shape, work.nonzeros, width)
-    activations, gradients = _peak(shape, work, gradients)
+            added = projector_bytes(shape, work.subspace, work.nonzeros, width)
+    activations, gradients = max(_alive_in_a_pass(shape, work), key=sum)
     return FirstOrderMemory(
         runtime=device.memory.runtime_bytes,
         weights=(shape.block_weights + shape.other_weights) * width,
@@ -328,20 +332,45 @@ def _memory(shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload) 
     )
 
 
-def _peak(shape: ModelShape, work: FirstOrderWorkload, gradients: int) -> tuple[int, int]:
-    """Return the bytes of activations and of gradients when their sum is largest.
+def _alive_in_a_pass(shape: ModelShape, work: FirstOrderWorkload) -> list[tuple[int, int]]:
+    """Return the bytes of activations and of gradients at the moments when they may be largest.
 
-    That is at the logits, before the first gradient, or in a block's backward pass. Of a block, the
-    inputs and outputs of its linear layers are kept for the backward pass; with checkpointing
-    those of one block, and the input of every block.
+    Of a block, the inputs and outputs of its linear layers are kept for the backward pass; with
+    checkpointing those of one block, and the input of every block. The gradient of an activation
+    takes as many bytes as the activation; those of the widest ones exist at the same time.
+
+    A weight's gradient is freed as soon as the optimizer or the link has it. With Zero-Offload
+    those of one layer wait for the link while the next layer's are computed; layer by layer the
+    update of another layer returns meanwhile.
     """
     width, tokens = WIDTH[work.precision], work.sequence * work.batch
+    vector = tokens * width
+    matrix = max(linear.weights for block in shape.blocks for linear in block) * width
     inner = [
-        tokens * sum(linear.inputs + linear.outputs for linear in block) * width
-        for block in shape.blocks
+        vector * sum(linear.inputs + linear.outputs for linear in block) for block in shape.blocks
     ]
-    logits = tokens * _LOGITS_ALIVE * shape.vocabulary * 4
-    if not work.checkpointing:
-        return max((sum(inner) + logits, 0), (sum(inner), gradients), key=sum)
-    inputs = tokens * len(inner) * shape.hidden * width
-    return max((inputs + logits, 0), (inputs + max(inner), gradients), key=sum)
+    if work.checkpointing:
+        kept, again = vector * shape.hidden * len(inner), max(inner)
+    else:
+        kept, again = sum(inner), 0
+    sides = [side for linear in shape.blocks[0] for side in (linear.inputs, linear.outputs)]
+    wide = vector * max(sides) * sides.count(max(sides))
+    before_attention = vector * sum(
+        linear.inputs + linear.outputs for linear in shape.blocks[0] if not linear.positionwise
+    )
+    logits = tokens * shape.vocabulary * 4
+    head = vector * shape.hidden * _HEAD_VECTORS
+    embedding = _embedding(shape) * width if work.method in ("fo-adam", "zero-offload") else 0
+    waiting, of_a_block = 0, matrix
+    if work.method == "lora":
+        waiting, of_a_block = trained_parameters(shape, work) * width, 0
+    elif work.method == "zero-offload":
+        of_a_block = _largest_block(shape) * width
+        waiting = max(of_a_block, embedding) * (2 if work.layerwise else 1)
+    return [
+        (kept + head + _LOGITS_ALIVE * logits, 0),
+        (kept + head + logits, embedding),
+        (kept + again + wide, waiting + min(matrix, of_a_block)),
+        (kept + before_attention, waiting + of_a_block),
+        (vector * shape.hidden, waiting + embedding),
+    ]

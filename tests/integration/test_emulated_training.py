@@ -34,10 +34,13 @@ RUNS: list[tuple[FirstOrderMethod, Order | None, int | None]] = [
     ("zero-offload", "zero", None),
     ("zero-offload", "layer-wise", None),
     ("lsp", "layer-wise", 32),
+    ("lsp", "layer-wise", 8),
 ]
 
 
-def train(limit: int | None, order: Order | None, subspace: int | None) -> EmulatedAccelerator:
+def train(
+    limit: int | None, order: Order | None, subspace: int | None, batch: int = 1
+) -> EmulatedAccelerator:
     """Take two steps; without an order, the optimizer is on the accelerator too."""
     accelerator = EmulatedAccelerator(limit, EmulatedTransfer(1e9, 1e9))
     network = new_network(SHAPE)
@@ -60,23 +63,30 @@ def train(limit: int | None, order: Order | None, subspace: int | None) -> Emula
             schedule = OverlappedSchedule(layers, accelerator, order, None if subspace else 2)
             stack.callback(schedule.close)
         GradientHooks(updates, schedule).learning_rate = 1e-3
-        step = training_step(network, accelerator, 1)
+        step = training_step(network, accelerator, batch)
         for _ in range(2):
             step()
         schedule.finish()
     return accelerator
 
 
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("method", "order", "subspace"), RUNS)
 def test_the_peak_is_within_a_tenth_of_the_estimate(
-    method: FirstOrderMethod, order: Order | None, subspace: int | None
+    method: FirstOrderMethod, order: Order | None, subspace: int | None, batch: int
 ) -> None:
     shape = llama_shape(SHAPE, {"max_position_embeddings": 2_048, **SHAPES[SHAPE]})
     work = FirstOrderWorkload(
-        method, SEQUENCE, 1, "fp32", subspace=subspace or 1, nonzeros=NONZEROS
+        method,
+        SEQUENCE,
+        batch,
+        "fp32",
+        subspace=subspace or 1,
+        nonzeros=NONZEROS,
+        layerwise=order == "layer-wise",
     )
     memory = estimate_first_order(shape, load_device("rtx-4090-workstation"), work).memory
-    peak = train(None, order, subspace).memory.peak
+    peak = train(None, order, subspace, batch).memory.peak
     assert peak == pytest.approx(memory.total - memory.runtime, rel=0.1)
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -161,6 +161,51 @@ def test_an_emulated_accelerator_gives_the_same_bits(order: Order) -> None:
     assert works == {"forward", "backward", "apply"}
     updates = [each for each in accelerator.timeline.intervals if each.lane == HOST]
     assert len(updates) == STEPS * LAYERS
+
+
+class HeldAccelerator(Accelerator):
+    """A CPU whose transfers to the host end when the backward pass begins to wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__(CpuTransfer())
+        self.sent = 0
+        self._waits = threading.Event()
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        self._waits.set()
+        yield
+
+    def to_host(self, tensors: object, event: object) -> list[Tensor]:
+        self._waits.wait()
+        self.sent += 1
+        return super().to_host(tensors, event)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_the_layer_that_is_computed_is_among_those_with_gradients(most: int) -> None:
+    network, accelerator = Network(), HeldAccelerator()
+    begun: set[int] = set()
+    at_once = []
+
+    def note(layer: int) -> Callable[[Tensor], None]:
+        def hook(weight: Tensor) -> None:
+            begun.add(layer)
+            at_once.append(len(begun) - accelerator.sent)
+
+        return hook
+
+    for index, block in enumerate(network.blocks):
+        for weight in block.parameters():
+            weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                note(index)
+            )
+    with overlapped(network, accelerator, "zero", None, most) as (schedule, hooks):
+        hooks.learning_rate = 0.05
+        network(torch.ones(5, FEATURES)).sum().backward()
+        schedule.finish()
+    assert len(begun) == accelerator.sent == LAYERS
+    assert max(at_once) == most
 
 
 def test_weights_without_gradients_hold_nothing_up() -> None:
