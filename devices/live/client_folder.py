@@ -16,6 +16,8 @@ TRAINER_LOCK = "trainer.lock"
 """Name of the lock file of the client's trainer."""
 MOVED_FILE = "moved.json"
 """Name of the file that a client leaves in its folder when it moves to another device."""
+MESSAGES_FILE = "up.log"
+"""Name of the file with what the client's processes print while its dashboard is drawn."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

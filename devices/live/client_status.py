@@ -1,105 +1,198 @@
-"""The status of a client of this machine: its trainer, the scalars that it has sent, its passes."""
+"""The status of a client of this machine, read from its files and asked of its trainer."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-from rich.table import Table
+from typing import Any, NamedTuple
 
 from client.personal.personalizations import describe_personalizations
+from client.protocol.answer_log import ANSWERS_FILE, read_answers
+from client.protocol.joined_runs import JoinedRuns
+from client.protocol.logged_answers import LoggedAnswer
 from client.protocol.model_in_use import describe_model_in_use
 from client.protocol.pass_counts import PassCounts
 from client.protocol.remote_trainer import RemoteTrainer
 from client.protocol.scalar_counts import ScalarCounts
 from client.protocol.scenario_folder import describe_scenarios
+from client.protocol.session_store import decode_session
 from client.protocol.work_costs import WorkCost, WorkCosts
-from devices.live.client_examples import describe_examples
+from client.training.growing_data import DataFacts, GrowingData
+from devices.live.pause_log import Pause, read_pauses
 from devices.live.settings import ClientSettings
-from shared.errors import TrainerError
+from shared.errors import CatchUpError, SamaraError, TrainerError
+from shared.scalar_ratio import ScalarCount
+from shared.tasks.catalog import load_task
 
 _PATIENCE_SECONDS = 2.0
 
 
-class ClientStatus(NamedTuple):
-    """The status of a client, for people.
+class RunProgress(NamedTuple):
+    """A client's progress in a run.
 
     Attributes:
-        activity: whether it runs, and whose model is in use, as lines.
-        table: the sent scalars by generation of examples and layout.
-        limit: the limit of the scalar ratio, as a sentence.
-        passes: the rows that went through the model, by run.
-        costs: seconds, pauses and energy, by run.
-        private: the private rounds, by run.
-        scenarios: what the operator has signed, and what was refused for it, as lines.
-        examples: the examples by source and split.
-        notes_on_examples: the newest example, and rows that are not used, as lines.
+        run: run id in hex.
+        round: last round in the client's state; None without a readable session.
+        digest: digest of that state in hex; empty without one.
+        rounds: number of federated rounds of the whole run; 0 if it is not known here.
+        report: the latest report that was about to leave the device.
+        refusal: the latest answer, if it was a refusal.
+        passes: rows that went through the model.
+        cost: seconds, pauses and energy of the work.
     """
 
-    activity: str
-    table: Table
-    limit: str
-    passes: Table
-    costs: Table
-    private: Table
-    scenarios: str
-    examples: Table
-    notes_on_examples: str
+    run: str
+    round: int | None
+    digest: str
+    rounds: int
+    report: LoggedAnswer | None
+    refusal: LoggedAnswer | None
+    passes: int
+    cost: WorkCost
 
 
-def read_status(folder: Path) -> ClientStatus:
-    """Read the status of a client, which need not be running.
+@dataclass(frozen=True)
+class ClientStatus:
+    """The status of a client.
+
+    Attributes:
+        name: name of the client.
+        client: client index.
+        trainer: state of its trainer, in words.
+        model_in_use: sentence on the model in use; empty if there is no personal one.
+        runs: progress in its runs, the latest last.
+        personal: rows of `describe_personalizations`.
+        pauses: pauses of the device, the latest last.
+        examples: numbers of its examples; None if they cannot be read.
+        problem: reason why they cannot; otherwise empty.
+        sent: counts of sent scalars, by generation of examples and layout.
+        scalar_limit: limit of the scalar ratio; 0 means none.
+        scenarios: lines on what the operator has signed, and what was refused for it.
+    """
+
+    name: str
+    client: int
+    trainer: str
+    model_in_use: str
+    runs: tuple[RunProgress, ...]
+    personal: tuple[tuple[str, ...], ...]
+    pauses: tuple[Pause, ...]
+    examples: DataFacts | None
+    problem: str
+    sent: dict[str, dict[str, ScalarCount]]
+    scalar_limit: float
+    scenarios: tuple[str, ...]
+
+
+class StatusReader:
+    """Reads the status of a client, which need not be running.
+
+    Read again, it reads long files only if they have changed.
 
     Args:
         folder: folder of the client.
 
     Raises:
-        SamaraError: if the folder is no client's, or its counts cannot be read.
+        DeviceError: if the folder is no client's.
     """
-    settings = ClientSettings.read(folder)
-    limit = settings.config.data.scalar_limit
-    table = Table("came together", "layout", title="Scalars sent, over all runs")
-    for column in ("trained numbers", "scalars", "scalar ratio"):
-        table.add_column(column, justify="right")
-    for examples, by_layout in ScalarCounts(folder).read().items():
-        for layout, count in by_layout.items():
-            figures = f"{count.size:,}", f"{count.sent:,}", f"{count.ratio:.3g}"
-            table.add_row(examples[:12], layout[:12], *figures)
-        if len(by_layout) > 1:
-            sent = sum(count.sent for count in by_layout.values())
-            ratio = sum(count.ratio for count in by_layout.values())
-            table.add_row(examples[:12], "all", "", f"{sent:,}", f"{ratio:.3g}")
-    passes = Table("run", title="Passes of an example through the model")
-    passes.add_column("passes", justify="right")
-    for run_id, rows in sorted(PassCounts(folder).read().items()):
-        passes.add_row(run_id, f"{rows:,}")
-    costs = Table("run", title="What the work has cost this device")
-    for column in ("rounds", "seconds", "paused", "joules", "per round", "watts"):
-        costs.add_column(column, justify="right")
-    for run_id, cost in sorted(WorkCosts(folder).read().items()):
-        costs.add_row(run_id, *_describe_cost(cost))
-    private = Table("run", title="Private rounds: accuracy on this client's validation examples")
-    for column in ("done", "from round", "before", "after", "under way or waiting, from round"):
-        private.add_column(column, justify="right")
-    for row in describe_personalizations(folder):
-        private.add_row(*row)
-    activity = f"{settings.name}: client {settings.client_index}, {_describe_trainer(settings)}"
-    return ClientStatus(
-        "\n".join(filter(None, (activity, describe_model_in_use(folder)))),
-        table,
-        f"data.scalar-limit = {limit:g}{'' if limit else ': no limit'} (docs/guides/privacy.md)",
-        passes,
-        costs,
-        private,
-        "\n".join(describe_scenarios(folder)),
-        *describe_examples(settings),
-    )
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._settings = folder, ClientSettings.read(folder)
+        self._read_before: dict[Path, tuple[Any, Any]] = {}
+        self._data: GrowingData | None = None
+
+    def read(self) -> ClientStatus:
+        """Read the status.
+
+        Raises:
+            SamaraError: if the counts of scalars or the log of answers cannot be read.
+        """
+        folder, settings = self._folder, self._settings
+        examples, problem = self._read_examples()
+        return ClientStatus(
+            settings.name,
+            settings.client_index,
+            _describe_trainer(settings),
+            describe_model_in_use(folder),
+            self._read_runs(),
+            tuple(describe_personalizations(folder)),
+            tuple(read_pauses(folder)),
+            examples,
+            problem,
+            ScalarCounts(folder).read(),
+            settings.config.data.scalar_limit,
+            tuple(describe_scenarios(folder)),
+        )
+
+    def _read_runs(self) -> tuple[RunProgress, ...]:
+        """Read the progress in every run that the files know of, in the order of its last use."""
+        folder = self._folder
+        answers = self._if_changed(folder / ANSWERS_FILE, lambda _: read_answers(folder).answers)
+        passes, costs = PassCounts(folder).read(), WorkCosts(folder).read()
+        sessions = {file.parent.name: file for file in folder.glob("runs/*/session")}
+        last: dict[str, LoggedAnswer] = {}
+        reports: dict[str, LoggedAnswer] = {}
+        for answer in answers or ():
+            last[answer.run] = answer
+            if answer.asked == "train" and not answer.refused:
+                reports[answer.run] = answer
+        progress = []
+        for run in sorted({*passes, *costs, *sessions, *last} - {""}):
+            session = run in sessions and self._if_changed(sessions[run], _position_and_digest)
+            round_number, digest = session or (None, "")
+            latest = last.get(run)
+            refusal = latest if latest and latest.refused else None
+            progress.append(
+                RunProgress(
+                    run,
+                    round_number,
+                    digest,
+                    self._rounds_of(run),
+                    reports.get(run),
+                    refusal,
+                    passes.get(run, 0),
+                    costs.get(run, WorkCost()),
+                )
+            )
+        return tuple(sorted(progress, key=lambda one: last[one.run].time if one.run in last else 0))
+
+    def _rounds_of(self, run: str) -> int:
+        try:
+            return JoinedRuns(self._folder).read(bytes.fromhex(run)).config.federated_rounds
+        except (SamaraError, ValueError):
+            return 0
+
+    def _read_examples(self) -> tuple[DataFacts | None, str]:
+        """Read the examples as the client reads them before its next round."""
+        settings, config = self._settings, self._settings.config
+        try:
+            if self._data is None:
+                task = load_task(config.task)
+                self._data = GrowingData(task, config.data, settings.folder, may_delete=False)
+            else:
+                self._data.refresh()
+            return self._data.facts, ""
+        except SamaraError as error:
+            return None, str(error)
+
+    def _if_changed(self, file: Path, read: Callable[[Path], Any]) -> Any:
+        """Return what a function reads of a file, unread if the file is as it was."""
+        try:
+            facts = file.stat()
+        except OSError:
+            return None
+        version = facts.st_mtime_ns, facts.st_size, facts.st_ino
+        if self._read_before.get(file, (None, None))[0] != version:
+            self._read_before[file] = version, read(file)
+        return self._read_before[file][1]
 
 
-def _describe_cost(cost: WorkCost) -> tuple[str, ...]:
-    energy = ("", "", "")
-    if cost.joules:
-        per_round = f"{cost.joules / cost.rounds:,.1f}" if cost.rounds else ""
-        energy = f"{cost.joules:,.0f}", per_round, f"{cost.joules / cost.seconds:.1f}"
-    return f"{cost.rounds:,}", f"{cost.seconds:,.1f}", f"{cost.paused:,.1f}", *energy
+def _position_and_digest(session: Path) -> tuple[int, str] | None:
+    """Read the round and the digest of a session's file; None if it is damaged or gone."""
+    try:
+        read = decode_session(session.read_bytes())
+    except (OSError, CatchUpError):
+        return None
+    return read.position.round, read.digest.hex()
 
 
 def _describe_trainer(settings: ClientSettings) -> str:

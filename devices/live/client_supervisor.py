@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
 from devices.live.bundle_check import check_bundle
 from devices.live.client_folder import UP_LOCK, check_not_moved
+from devices.live.dashboard import dashboard
 from devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import (
@@ -80,8 +81,12 @@ def dry_run(settings: ClientSettings) -> None:
         _run_preflight(settings.folder)
 
 
-def up(settings: ClientSettings) -> None:
+def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
     """Run the preflight, then serve until SIGINT or SIGTERM; processes that end are restarted.
+
+    Args:
+        settings: settings of the client.
+        with_dashboard: whether the status is drawn on the terminal, in place of messages.
 
     Raises:
         DeviceError: if a check fails, another process serves this client, or the trainer cannot be
@@ -90,7 +95,8 @@ def up(settings: ClientSettings) -> None:
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
         _run_preflight(settings.folder)
-        _ClientSupervisor(settings).serve()
+        with dashboard(settings.folder) if with_dashboard else nullcontext():
+            _ClientSupervisor(settings).serve()
 
 
 @contextmanager

@@ -64,6 +64,9 @@ def up(
         bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
     ] = False,
     home: Home = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Draw the status on the terminal.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="One local step, then end.")] = False,
 ) -> None:
     """Run the preflight, load the model once, and serve a run until Ctrl-C or SIGTERM.
@@ -123,7 +126,7 @@ def up(
     if dry_run:
         live.dry_run(client_settings)
     else:
-        live.up(client_settings)
+        live.up(client_settings, dashboard)
 
 
 @app.command()
@@ -131,26 +134,17 @@ def status(
     name: Name = "",
     home: Home = None,
 ) -> None:
-    """Show whether this client runs, its examples, what it has sent, and its private rounds.
+    """Show this client's runs, private rounds, energy, pauses and examples, also while it runs.
 
     Example: samara client status --name kitchen-orin
     """
     from rich.console import Console
 
     from devices.live.client_folder import client_folder
-    from devices.live.client_status import read_status
+    from devices.live.client_status import StatusReader
+    from devices.live.status_display import render_status
 
-    client_status = read_status(client_folder(name, home))
-    console = Console()
-    console.print(client_status.activity, markup=False, highlight=False)
-    console.print(client_status.examples)
-    console.print(client_status.notes_on_examples, markup=False, highlight=False, soft_wrap=True)
-    console.print(client_status.table)
-    console.print(client_status.limit, markup=False, highlight=False)
-    console.print(client_status.scenarios, markup=False, highlight=False, soft_wrap=True)
-    console.print(client_status.passes)
-    console.print(client_status.costs)
-    console.print(client_status.private)
+    Console().print(render_status(StatusReader(client_folder(name, home)).read()))
 
 
 @app.command()

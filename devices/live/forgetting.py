@@ -12,6 +12,8 @@ from client.protocol.pass_counts import PASSES_FILE
 from client.protocol.resident_trainer import BLOBS_FOLDER
 from client.protocol.work_costs import COSTS_FILE
 from client.training.own_examples import OWN_EXAMPLES_FILE
+from devices.live.client_folder import MESSAGES_FILE
+from devices.live.pause_log import PAUSES_FILE
 from devices.live.processes import stopped_client
 from shared.errors import DeviceError
 from shared.files import sync_folder
@@ -60,7 +62,8 @@ def find_files(folder: Path, what: Forgotten, run: str = "") -> list[KeptFile]:
             chosen += [folder / OWN_EXAMPLES_FILE]
         case Forgotten.ALL:
             chosen = _files_in(folder / "runs") + _files_in(folder / BLOBS_FOLDER)
-            chosen += [folder / name for name in (OWN_EXAMPLES_FILE, PASSES_FILE, COSTS_FILE)]
+            names = OWN_EXAMPLES_FILE, PASSES_FILE, COSTS_FILE, PAUSES_FILE, MESSAGES_FILE
+            chosen += [folder / name for name in names]
     return [
         KeptFile(path.relative_to(folder).as_posix(), path.lstat().st_size)
         for path in sorted(chosen)

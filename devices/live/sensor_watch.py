@@ -26,6 +26,7 @@ class SensorWatch:
         limits: limits of the device's owner.
         clock: function that returns monotonic seconds.
         now: function that returns the local time.
+        note: function that is told the reason when a pause begins, and "" when it ends.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class SensorWatch:
         limits: DeviceLimits,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
+        note: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._read, self._limits, self._clock, self._now = read, limits, clock, now
+        self._note = note
         self._reason, self._time = "", clock()
         self._watts: float | None = None
         self._joules: float | None = None
@@ -66,6 +69,7 @@ class SensorWatch:
         reason = self._limits.pause_reason(reading, self._now().time())
         if bool(reason) != bool(self._reason):
             log.info("paused: %s", reason) if reason else log.info("no longer paused")
+            self._note(reason)
         self._reason = reason
 
     @contextmanager

@@ -15,6 +15,7 @@ from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_service import serve_trainer
 from devices.jetson.telemetry import Sensors
 from devices.live.client_folder import TRAINER_LOCK
+from devices.live.pause_log import PauseLog
 from devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_with_parent
 from devices.live.sensor_watch import SensorWatch
 from devices.live.settings import ClientSettings
@@ -57,7 +58,8 @@ def serve(settings: ClientSettings) -> NoReturn:
 
 def _make_watch(settings: ClientSettings) -> SensorWatch:
     uses_gpu = settings.config.model.torch_device.startswith("cuda")
-    return SensorWatch(Sensors(uses_gpu, settings.unmetered_only).read, settings)
+    sensors = Sensors(uses_gpu, settings.unmetered_only)
+    return SensorWatch(sensors.read, settings, note=PauseLog(settings.folder).note)
 
 
 def _be_nice(settings: ClientSettings) -> None:

@@ -1,0 +1,115 @@
+"""The dashboard of `samara client up`: the client's status on the terminal, drawn again and again.
+
+What the client's processes print goes to a file meanwhile, and its last lines are part of the
+picture.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from devices.live.client_folder import MESSAGES_FILE
+from devices.live.client_status import StatusReader
+from devices.live.status_display import render_status
+from shared.errors import SamaraError
+
+_SECONDS_BETWEEN = 2.0
+_LINES_SHOWN = 6
+_MOST_TAIL_BYTES = 2**14
+
+
+@contextmanager
+def dashboard(folder: Path) -> Iterator[None]:
+    """Show a client's status on the terminal for the duration of a block.
+
+    Without a terminal nothing changes: messages are printed as they come.
+
+    Args:
+        folder: folder of the client.
+    """
+    if not sys.stdout.isatty():
+        yield
+        return
+    file = folder / MESSAGES_FILE
+    with output_to(file) as terminal:
+        draw = _drawing(folder, file)
+        with Live(
+            console=terminal,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        ) as live:
+            end = threading.Event()
+
+            def repeat() -> None:
+                while not end.wait(_SECONDS_BETWEEN):
+                    live.update(draw(), refresh=True)
+
+            thread = threading.Thread(target=repeat, name="dashboard", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                end.set()
+                thread.join()
+                live.update(draw(), refresh=True)
+        terminal.print(f"messages are in {file}", soft_wrap=True)
+
+
+@contextmanager
+def output_to(file: Path) -> Iterator[Console]:
+    """Write to a file what this process and its children print; give the terminal meanwhile.
+
+    Args:
+        file: file, which is written anew.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    kept = {number: os.dup(number) for number in (1, 2)}
+    for number in kept:
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+    try:
+        with os.fdopen(os.dup(kept[1]), "w", encoding="utf-8") as terminal:
+            yield Console(file=terminal)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in kept.items():
+            os.dup2(old, number)
+            os.close(old)
+
+
+def _drawing(folder: Path, messages: Path) -> Callable[[], RenderableType]:
+    """Return a function that reads and draws the status of a client."""
+    readers: list[StatusReader] = []
+
+    def draw() -> RenderableType:
+        last = last_lines(messages, _LINES_SHOWN)
+        try:
+            readers[:] = readers or [StatusReader(folder)]
+            return render_status(readers[0].read(), last)
+        except SamaraError as error:
+            return Text("\n".join([f"the status cannot be read: {error}", *last]))
+
+    return draw
+
+
+def last_lines(file: Path, count: int) -> list[str]:
+    """Return the last lines of a text file that is being written; none if it cannot be read."""
+    try:
+        with file.open("rb") as content:
+            content.seek(max(file.stat().st_size - _MOST_TAIL_BYTES, 0))
+            text = content.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-count:]

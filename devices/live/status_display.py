@@ -1,0 +1,141 @@
+"""The status of a client on a terminal: one renderable for `client status` and the dashboard."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from client.protocol.work_costs import WorkCost
+from client.training.growing_data import DataFacts
+from devices.live.client_status import ClientStatus, RunProgress
+from devices.live.pause_log import Pause
+from shared.tasks.data import SPLITS
+
+_SHOWN_PROBLEMS = 20
+_SHOWN_PAUSES = 5
+
+
+def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> RenderableType:
+    """Return what is shown of a client, the most important first. Pure.
+
+    Args:
+        status: status of the client.
+        messages: its latest messages, shown after the first line.
+    """
+    lines = [f"{status.name}: client {status.client}, {status.trainer}", status.model_in_use]
+    parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
+    if status.runs:
+        parts += [_runs_table(status.runs)]
+    if status.personal:
+        parts += [_personal_table(status.personal)]
+    if any(run.cost.rounds or run.cost.seconds for run in status.runs):
+        parts += [_costs_table(status.runs)]
+    if status.pauses:
+        parts += [_pauses_table(status.pauses)]
+    if status.examples is None:
+        parts += _texts([f"the examples cannot be read: {status.problem}"])
+    else:
+        parts += [_examples_table(status.examples), *_texts(_notes_on_examples(status.examples))]
+    if status.sent:
+        parts += [_sent_table(status)]
+    limit = f"data.scalar-limit = {status.scalar_limit:g}"
+    limit += "" if status.scalar_limit else ": no limit"
+    parts += _texts([f"{limit} (docs/guides/privacy.md)", *status.scenarios])
+    return Group(*parts)
+
+
+def _runs_table(runs: Iterable[RunProgress]) -> Table:
+    table = Table("run", title="Runs")
+    for column in ("round", "digest", "last report", "passes"):
+        table.add_column(column, justify="right")
+    table.add_column("refused last")
+    for run in runs:
+        number = "-" if run.round is None else f"{run.round:,}"
+        number += f" of {run.rounds:,}" if run.rounds else ""
+        report = f"round {run.report.round:,}, {_time(run.report.time)}" if run.report else "-"
+        refusal = f"round {run.refusal.round:,}: {run.refusal.refused}" if run.refusal else ""
+        cells = run.run, number, run.digest[:16], report, f"{run.passes:,}", refusal
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _personal_table(rows: Iterable[Sequence[str]]) -> Table:
+    table = Table("run", title="Private rounds: accuracy on this client's validation examples")
+    for column in ("done", "from round", "before", "after", "under way or waiting, from round"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _costs_table(runs: Iterable[RunProgress]) -> Table:
+    table = Table("run", title="What the work has cost this device")
+    for column in ("rounds", "seconds", "paused", "joules", "per round", "watts"):
+        table.add_column(column, justify="right")
+    for run in runs:
+        table.add_row(run.run, *_describe_cost(run.cost))
+    return table
+
+
+def _describe_cost(cost: WorkCost) -> tuple[str, ...]:
+    energy = ("not measured", "", "")
+    if cost.joules:
+        per_round = f"{cost.joules / cost.rounds:,.1f}" if cost.rounds else ""
+        energy = f"{cost.joules:,.0f}", per_round, f"{cost.joules / cost.seconds:.1f}"
+    return f"{cost.rounds:,}", f"{cost.seconds:,.1f}", f"{cost.paused:,.1f}", *energy
+
+
+def _pauses_table(pauses: Sequence[Pause]) -> Table:
+    title = "Pauses of this device"
+    if (earlier := len(pauses) - _SHOWN_PAUSES) > 0:
+        title += f", {earlier:,} earlier ones left out"
+    table = Table("from (UTC)", "seconds", "because", title=title)
+    for pause in pauses[-_SHOWN_PAUSES:]:
+        seconds = "no end noted" if pause.seconds is None else f"{pause.seconds:,.0f}"
+        table.add_row(_time(pause.begun), seconds, Text(pause.reason))
+    return table
+
+
+def _examples_table(facts: DataFacts) -> Table:
+    table = Table("examples", *SPLITS, title="Examples")
+    for source in dict.fromkeys(source for source, _ in facts.counts):
+        counts = [facts.counts.get((source, split), 0) for split in SPLITS]
+        table.add_row(source, *(f"{count:,}" for count in counts))
+    return table
+
+
+def _notes_on_examples(facts: DataFacts) -> list[str]:
+    """Return the time of the newest example that was added, and the rows that are not used."""
+    lines = [f"the newest was added at {_time(facts.newest)} UTC"] if facts.newest else []
+    lines += [f"not used: {problem}" for problem in facts.problems[:_SHOWN_PROBLEMS]]
+    if (hidden := len(facts.problems) - _SHOWN_PROBLEMS) > 0:
+        lines.append(f"and {hidden:,} more that are not used")
+    return lines
+
+
+def _sent_table(status: ClientStatus) -> Table:
+    table = Table("came together", "layout", title="Scalars sent, over all runs")
+    for column in ("trained numbers", "scalars", "scalar ratio"):
+        table.add_column(column, justify="right")
+    for examples, by_layout in status.sent.items():
+        for layout, count in by_layout.items():
+            figures = f"{count.size:,}", f"{count.sent:,}", f"{count.ratio:.3g}"
+            table.add_row(examples[:12], layout[:12], *figures)
+        if len(by_layout) > 1:
+            sent = sum(count.sent for count in by_layout.values())
+            ratio = sum(count.ratio for count in by_layout.values())
+            table.add_row(examples[:12], "all", "", f"{sent:,}", f"{ratio:.3g}")
+    return table
+
+
+def _texts(lines: Iterable[str], style: str = "") -> list[Text]:
+    return [Text(line, style, overflow="fold") for line in lines if line]
+
+
+def _time(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:.0f}"
