@@ -24,7 +24,7 @@ help:
 	@echo "make tables    make the tables of settings and features in docs/ again"
 	@echo "make clean     remove .venv and what the tools leave behind"
 	@echo
-	@echo "samara.py      the command: mounts the commands of each package"
+	@echo "samara/        the Python interface and the command; mounts the commands of each package"
 	@echo "shared/        directions, replay, frames, ledger, settings, tasks, model"
 	@echo "client/        sessions, local steps, estimators, forward engines, streaming, tune"
 	@echo "server/        rounds, transport, live server; imports no torch"

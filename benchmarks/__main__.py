@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samara import run
+from samara.command import run
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 

@@ -363,6 +363,17 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: if it cannot be read, or listing every mistake.
     """
+    settings = read_scenario(path)
+    settings |= dict(parse_assignment(assignment) for assignment in assignments)
+    return RunConfig.of(settings, str(path))
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """Return the settings of a scenario file by dotted key; they are not validated.
+
+    Raises:
+        ConfigError: if it cannot be read, or is no scenario.
+    """
     try:
         settings = flattened(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -374,5 +385,4 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
             f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
             "scenario, such as samara simulate sst2"
         )
-    settings |= dict(parse_assignment(assignment) for assignment in assignments)
-    return RunConfig.of(settings, str(path))
+    return settings

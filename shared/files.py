@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from shared.errors import SamaraError
+
 UNFINISHED = ".new"
 """The suffix of files that are being written, or whose writing a crash interrupted."""
 _MAX_HEADER_BYTES = 2**16
@@ -34,6 +36,18 @@ def write_durably(path: Path, *parts: bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_requested(path: Path, data: bytes) -> None:
+    """Write a whole file that a user asked for, as `write_durably` does.
+
+    Raises:
+        SamaraError: if it cannot be written.
+    """
+    try:
+        write_durably(path, data)
+    except OSError as error:
+        raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_once(path: Path, data: bytes) -> None:

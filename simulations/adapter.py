@@ -15,7 +15,7 @@ from server.rounds.clusters import cluster_folder
 from server.store import read_layout, replay_run
 from shared.config import RunConfig
 from shared.errors import LedgerError, ModelError, SamaraError
-from shared.files import write_durably
+from shared.files import write_requested
 from shared.layout import Layout
 from shared.ledger.personal_file import FitFile, PersonalFile, read_personal_file
 from shared.ledger.reading import read_header, read_ledger
@@ -109,6 +109,21 @@ class FinishedRun:
         parts = composition(self.config, self.layout)
         return parts.model(self.global_state(client), private)
 
+    def trained_model(self, client: int | None = None) -> TrainedModel:
+        """Return the global model or a client's personal model, to be exported.
+
+        Raises:
+            SamaraError: if a ledger is damaged or missing.
+        """
+        whose = "The global model" if client is None else f"The personal model of client {client}"
+        return TrainedModel(
+            self.config,
+            self.layout,
+            bytes.fromhex(self.result.model_id),
+            self.weight_map.weights(self.model(client)),
+            f"{whose} of run {self.result.run_id}.",
+        )
+
     def personal_state(self, client: int) -> State:
         """Return the state of a client's private rounds, int64 [d], replayed and checked.
 
@@ -181,12 +196,7 @@ def export(run: Path, client: int | None, out: Path) -> dict[str, list[float]]:
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
     """
-    opened = FinishedRun.at(run)
-    numbers = opened.weight_map.weights(opened.model(client))
-    whose = "The global model" if client is None else f"The personal model of client {client}"
-    about = f"{whose} of run {opened.result.run_id}."
-    model_id = bytes.fromhex(opened.result.model_id)
-    return TrainedModel(opened.config, opened.layout, model_id, numbers, about).write_peft(out)
+    return FinishedRun.at(run).trained_model(client).write_peft(out)
 
 
 def export_ledger(run: Path, client: int, out: Path) -> int:
@@ -196,10 +206,7 @@ def export_ledger(run: Path, client: int, out: Path) -> int:
         SamaraError: if the run or the client's ledger cannot be used.
     """
     data = FinishedRun.at(run).personal_file(client).encode()
-    try:
-        write_durably(out, data)
-    except OSError as error:
-        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
+    write_requested(out, data)
     return len(data)
 
 

@@ -71,6 +71,9 @@ def simulate(
     sweep: Annotated[
         Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
     ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Run once with each seed, such as 0,1,2, and show intervals.")
+    ] = "",
     list_: Annotated[
         bool, typer.Option("--list", help="Show scenarios, tasks, and the runs in runs/.")
     ] = False,
@@ -83,8 +86,11 @@ def simulate(
         _list()
         return
     from shared.config import load_scenario
+    from shared.errors import ConfigError
     from shared.scenarios import scenario_file
 
+    if seeds and sweep is not None:
+        raise ConfigError("--seeds: a sweep chooses settings by one seed; leave one of them out")
     places = {"model.path": model, "data.path": data}
     given = [f"{key}={place}" for key, place in places.items() if place is not None]
     assignments = [*given, *(settings or [])]
@@ -93,6 +99,11 @@ def simulate(
         return
     assignments += [f"out={out.resolve()}"] if out else []
     config = load_scenario(scenario_file(scenario), assignments)
+    if seeds:
+        if cohorts_from or clients:
+            raise ConfigError("--seeds: a recorded run has one seed; leave --cohorts-from out")
+        _run_seeds(config, seeds, engine)
+        return
     _run(config, engine, cohorts_from, clients or [])
 
 
@@ -155,7 +166,7 @@ def _run(
     engine: Engine,
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
-) -> None:
+) -> Path:
     from shared.result import RunResult
     from shared.tasks.catalog import load_task
     from shared.tasks.embedded import check_data_is_given
@@ -171,6 +182,19 @@ def _run(
         folder = run(config, on_message, engine.value, cohorts_from, homes)
     write_curves(folder)
     print_result(folder, RunResult.read(folder))
+    return folder
+
+
+def _run_seeds(config: "RunConfig", seeds: str, engine: Engine) -> None:
+    from rich.console import Console
+
+    from shared.result import RunResult
+    from simulations.repetitions import parse_seeds, repeat, seed_intervals
+    from simulations.report.terminal import seeds_table
+
+    folders = repeat(config, parse_seeds(seeds), lambda each: _run(each, engine))
+    table = seeds_table(seed_intervals([RunResult.read(folder) for folder in folders]))
+    Console().print("", table)
 
 
 def compare(
@@ -209,13 +233,9 @@ def _write(file: Path, text: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from shared.errors import SamaraError
-    from shared.files import write_durably
+    from shared.files import write_requested
 
-    try:
-        write_durably(file, text.encode())
-    except OSError as error:
-        raise SamaraError(f"{file}: cannot be written: {error.strerror}") from error
+    write_requested(file, text.encode())
     Console().print(Text(f"written: {file}"), soft_wrap=True)
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
 
 from shared.config import RunConfig
 from shared.wire import PERSONAL_ACTION
+from simulations.notebook_progress import NotebookProgress
 
 _PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 
@@ -25,9 +26,9 @@ _PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 class _Lines(logging.Handler):
     """A log handler that prints a run's log lines and labels the bar with the latest event."""
 
-    def __init__(self, console: Console, say: Callable[[str], None]) -> None:
+    def __init__(self, console: Console, say: Callable[[str], None], brief: bool) -> None:
         super().__init__(logging.INFO)
-        self._console, self._say = console, say
+        self._console, self._say, self._brief = console, say, brief
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", {})
@@ -35,6 +36,8 @@ class _Lines(logging.Handler):
             self._say(record.getMessage())
             if self._console.is_terminal:
                 return
+        if self._brief and record.levelno < logging.WARNING:
+            return
         style = "yellow" if record.levelno >= logging.WARNING else None
         self._console.print(
             record.getMessage(), style=style, highlight=False, markup=False, soft_wrap=True
@@ -95,31 +98,29 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def watched_tuning() -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of a tuning run; yields the callback that it calls per step."""
-    with _shown(("samara.tune",)) as (_, progress, task):
+def watched_tuning(brief: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of a tuning run; yields the callback that it calls per step.
+
+    Args:
+        brief: show only the bar and warnings.
+    """
+    with _shown(("samara.tune",), brief) as (_, progress, task):
         yield lambda done, steps: progress.update(task, completed=done, total=steps)
 
 
 @contextmanager
 def _shown(
     loggers: Sequence[str], brief: bool = False
-) -> Iterator[tuple[Console, Progress, TaskID]]:
+) -> Iterator[tuple[Console, Progress | NotebookProgress, TaskID]]:
     """Show a bar, with the lines of loggers above it."""
     console = Console()
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    if console.is_jupyter:
+        progress: Progress | NotebookProgress = NotebookProgress()
+    else:
+        progress = _bar(console)
     with progress:
         task = progress.add_task("loading libraries", total=None)
-        handler = _Lines(console, lambda text: progress.update(task, description=text))
-        handler.setLevel(logging.WARNING if brief else logging.INFO)
+        handler = _Lines(console, lambda text: progress.update(task, description=text), brief)
         for name in loggers:
             logging.getLogger(name).addHandler(handler)
             logging.getLogger(name).setLevel(logging.INFO)
@@ -130,3 +131,15 @@ def _shown(
         finally:
             for name in loggers:
                 logging.getLogger(name).removeHandler(handler)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )

@@ -1,6 +1,7 @@
 """The answers of a run's base, global and personal models to a text."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,74 @@ from shared.tasks.rows import Example, read_rows
 from simulations.adapter import FinishedRun
 
 Probabilities = NDArray[np.float64]
+Text = str | Mapping[str, object]
+"""A text, or the fields of a row where a task reads several."""
+
+
+class LoadedModel:
+    """The base model of a finished run, which answers texts under states of the run.
+
+    Attributes:
+        task: task of the run.
+
+    Args:
+        run: the run.
+
+    Raises:
+        SamaraError: if the model is another one, or cannot be used.
+    """
+
+    def __init__(self, run: FinishedRun) -> None:
+        config, model = run.config, run.config.model
+        self._layout, self._device = run.layout, torch.device(model.torch_device)
+        self.task = load_task(config.task)
+        base = load_base_model(
+            model.path, model.family, model.torch_device, model.quantization, model.dtype
+        )
+        run.check_model(base)
+        with torch.inference_mode():
+            body = PerturbedBody(base, 0)
+            self._scorer = scorer_for(base, self.task, model.max_length, body)
+            adapter = inject(base, config.adapter, self._scorer.labels)
+        if adapter.layout.hash != run.layout.hash:
+            raise ModelError(
+                f"{run.folder}: its layout is not what its settings give today; update Samara"
+            )
+        readout = None
+        if config.adapter.has_readout:
+            tokenize = ExampleTokenizer(self._scorer)
+            readout = make_readout(base, self.task, self._scorer, config.adapter.damping, tokenize)
+        self._forward: ResidentForward | ReadoutForward
+        self._forward = ResidentForward(adapter, self._scorer, body, readout)
+        if readout is not None and not config.adapter.inner_layers:
+            engine = make_base_engine(base, self._scorer, streamed=False)
+            store = RepresentationStore(0)
+            self._forward = ReadoutForward(
+                engine, run.layout, self._scorer.labels, readout, store, lambda: 1
+            )
+
+    def probabilities(
+        self, texts: Sequence[Text], numbers: NDArray[np.float32]
+    ) -> list[tuple[list[str], Probabilities]]:
+        """Return the labels of each text, words or candidates, and their probabilities.
+
+        Args:
+            texts: texts, or rows with the fields that the task reads.
+            numbers: weights of the adapter, float32 [elements].
+
+        Raises:
+            DataError: if a text lacks a field that the task reads, or the task has no labels.
+        """
+        examples = [_example(self.task, text) for text in texts]
+        weights = Perturbations.from_arrays(self._layout, numbers, device=self._device)
+        answers = []
+        for example in examples:
+            prompt = self._scorer.prompt(example.text, example.answers, example.cut)
+            scores = self._forward.scores(weights, [prompt])[0, 0].astype(np.float64)
+            task = self.task
+            labels = task.words if isinstance(task, ClassificationTask) else example.answers
+            answers.append((list(labels), softmax(scores)))
+        return answers
 
 
 def quick_look(
@@ -44,9 +113,7 @@ def quick_look(
         SamaraError: if the run, the model, the text or the private rounds cannot be used.
     """
     opened = FinishedRun.at(run)
-    config, layout = opened.config, opened.layout
-    task = load_task(config.task)
-    example = _example(task, text)
+    _example(load_task(opened.config.task), text)  # before the model is loaded
     states = {}
     if client is None or not opened.result.groups:
         states["global"] = opened.model()
@@ -54,41 +121,15 @@ def quick_look(
         states["personal"] = opened.model(private=opened.state_in(personal))
     elif client is not None:
         states["personal"] = opened.model(client)
-    model = config.model
-    base = load_base_model(
-        model.path, model.family, model.torch_device, model.quantization, model.dtype
-    )
-    opened.check_model(base)
-    with torch.inference_mode():
-        body = PerturbedBody(base, 0)
-        scorer = scorer_for(base, task, model.max_length, body)
-        adapter = inject(base, config.adapter, scorer.labels)
-    if adapter.layout.hash != layout.hash:
-        raise ModelError(f"{run}: its layout is not what its settings give today; update Samara")
-    readout = None
-    if config.adapter.has_readout:
-        readout = make_readout(base, task, scorer, config.adapter.damping, ExampleTokenizer(scorer))
-    forward: ResidentForward | ReadoutForward = ResidentForward(adapter, scorer, body, readout)
-    if readout is not None and not config.adapter.inner_layers:
-        engine, store = make_base_engine(base, scorer, streamed=False), RepresentationStore(0)
-        forward = ReadoutForward(engine, layout, scorer.labels, readout, store, lambda: 1)
-    prompts = [scorer.prompt(example.text, example.answers, example.cut)]
-    weights = {"base": np.zeros(layout.element_count, np.float32)} | {
+    weights = {"base": np.zeros(opened.layout.element_count, np.float32)} | {
         name: opened.weight_map.weights(state) for name, state in states.items()
     }
-    probabilities = {}
-    for name, numbers in weights.items():
-        perturbations = Perturbations.from_arrays(
-            layout, numbers, device=torch.device(model.torch_device)
-        )
-        probabilities[name] = softmax(
-            forward.scores(perturbations, prompts)[0, 0].astype(np.float64)
-        )
-    labels = task.words if isinstance(task, ClassificationTask) else example.answers
-    return list(labels), probabilities
+    loaded = LoadedModel(opened)
+    answers = {name: loaded.probabilities([text], own)[0] for name, own in weights.items()}
+    return answers["base"][0], {name: own for name, (_, own) in answers.items()}
 
 
-def _example(task: Task, text: str) -> Example:
+def _example(task: Task, text: Text) -> Example:
     """Return the text as an example of the task, with an arbitrary label.
 
     Raises:
@@ -97,7 +138,9 @@ def _example(task: Task, text: str) -> Example:
     if isinstance(task, GenerationTask) or not task.labels:
         raise DataError(f"task {task.name!r} has no fixed labels to show")
     record: dict[str, object] = {}
-    if len(task.fields) == 1:
+    if isinstance(text, Mapping):
+        record |= text
+    elif len(task.fields) == 1:
         record[task.fields[0]] = text
     else:
         wanted = f"task {task.name!r} reads {', '.join(task.fields)}: give them as a JSON object"

@@ -237,7 +237,7 @@ class LiveRun:
     ) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{who}.said").open("ab") as said:
             return subprocess.Popen(
-                [*place.behind, sys.executable, str(ROOT / "samara.py"), *command],
+                [*place.behind, sys.executable, "-m", "samara", *command],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **place.environment},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

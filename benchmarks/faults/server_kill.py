@@ -220,7 +220,7 @@ def check(
 
 
 def _server_command(run: Path, port: int, settings: dict[str, Scalar]) -> list[str]:
-    command = [sys.executable, str(ROOT / "samara.py"), "server", "up", "--run", str(run)]
+    command = [sys.executable, "-m", "samara", "server", "up", "--run", str(run)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     for key, value in settings.items():
         command += ["--set", f"{key}={json.dumps(value)}"]

@@ -72,7 +72,7 @@ def samara(folder: Path, *command: str) -> str:
         subprocess.CalledProcessError: if it fails.
     """
     done = subprocess.run(
-        [sys.executable, str(ROOT / "samara.py"), *command],
+        [sys.executable, "-m", "samara", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         check=True,

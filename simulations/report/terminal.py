@@ -1,6 +1,7 @@
 """The report of a finished run on the terminal."""
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ from simulations.comparison.columns import (
     first_column,
 )
 from simulations.comparison.verdict import verdict_of
+from simulations.repetitions import SeedInterval
 from simulations.report.fleet import clock_of, kinds_of, span_of, unit_of_parts
 
 _CLIENTS_SHOWN = 60
 """The largest number of clients that are listed one by one."""
 
 
-def print_result(folder: Path, result: RunResult) -> None:
+def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
     """Print a run's result: whole splits, every client, the cost, and the file of the result."""
-    console = Console()
+    console = console or Console()
     console.print(splits_table(result.evaluations, first_column(result)))
     if any(event.split == "test" and event.columns for event in result.evaluations):
         columns = client_columns(result)
@@ -81,9 +83,9 @@ def print_result(folder: Path, result: RunResult) -> None:
     console.print(Text(f"result: {folder / RESULT_FILE}"), soft_wrap=True)
 
 
-def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
+def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the result of a tuning run, its cost, and the file of the result."""
-    console = Console()
+    console = console or Console()
     metric = result["metric"]
     table = Table(title=f"{result['config']['method']}, {metric}")
     table.add_column("state")
@@ -105,6 +107,26 @@ def print_tuning(folder: Path, result: Mapping[str, Any]) -> None:
         highlight=False,
     )
     console.print(Text(f"result: {folder / 'result.json'}"), soft_wrap=True)
+
+
+def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
+    """Return a table of every column's mean accuracy over seeds, its interval, and each seed's."""
+    seeds = list(next(iter(intervals.values())).accuracies)
+    table = Table(
+        title=f"Mean accuracy over the clients, {len(seeds)} seeds",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("model", no_wrap=True)
+    for heading in ("mean", "95 % interval", *(f"seed {seed}" for seed in seeds)):
+        table.add_column(heading, justify="right")
+    for name, own in intervals.items():
+        interval = "" if isnan(own.low) else f"{own.low:.1%} … {own.high:.1%}"
+        table.add_row(
+            name, f"{own.mean:.1%}", interval, *(f"{own.accuracies[seed]:.1%}" for seed in seeds)
+        )
+    return table
 
 
 def fleet_table(fleet: Fleet) -> Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FIRST_PARTY = {"server", "client", "shared", "simulations", "devices"}
+FIRST_PARTY = {"samara", "server", "client", "shared", "simulations", "devices"}
 
 
 def finished(*command: object, folder: Path) -> str:
@@ -78,7 +78,6 @@ def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops == FIRST_PARTY | {
-        "samara.py",
         f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info",
     }
     assert any(name.endswith("model/embedded/model.safetensors") for name in names)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import samara
 from devices.hardware import calibrate
 from devices.hardware.estimate import estimate_step
 from devices.hardware.model_shape import model_shape
 from devices.hardware.profile import load_device
 from devices.hardware.roofline import Workload
+from samara.command import app
 
 
 def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(calibrate, name, value)
     file = tmp_path / "mine.toml"
     arguments = ["device", "calibrate", "--threads", "1", "--watts", "20", "--out", str(file)]
-    result = CliRunner().invoke(samara.app, arguments)
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "Gop/s" in result.output
     device = load_device(str(file))

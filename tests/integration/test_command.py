@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import samara
+from samara.command import main
 from shared.config import RunConfig
 from shared.result import read_result
 
@@ -25,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
         capsys.readouterr()  # what other fixtures printed, such as a progress bar of a saved model
         with pytest.raises(SystemExit) as ended:
-            sys.exit(samara.main())
+            sys.exit(main())
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 
@@ -82,6 +82,25 @@ def test_simulate_inspect_verify(
     status, printed, _ = run("server", "verify", out)
     assert status == 0
     assert final in printed.replace("\n", "")
+
+
+def test_seeds_are_repeated_and_end_with_intervals(
+    run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    small = settings | {"rounds": 1, "evaluate.limit": 6}
+    command = ["simulate", scenario, *assignments(small), "--out", tmp_path / "runs"]
+    status, printed, errors = run(*command, "--seeds", "0,3")
+    assert (status, errors) == (0, "")
+    assert "95 % interval" in printed
+    assert "seed 3" in printed
+    found = [
+        read_result(tmp_path / "runs" / name)["config"]["seed"] for name in ("seed-0", "seed-3")
+    ]
+    assert found == [0, 3]
+    status, _, errors = run(*command, "--seeds", "0,3", "--cohorts-from", tmp_path / "runs")
+    assert (status, errors.count("leave --cohorts-from out")) == (1, 1)
+    status, _, errors = run(*command, "--seeds", "0,3", "--sweep", scenario)
+    assert (status, errors.count("leave one of them out")) == (1, 1)
 
 
 def test_compare_averages_seeds_and_writes_every_client(
@@ -253,7 +272,7 @@ def test_a_readout_is_trained_without_libraries_that_others_need(tmp_path: Path)
 import sys, samara
 sys.argv = ["samara", "simulate", {str(scenario)!r}, "--out", {str(tmp_path / "run")!r}, *{small}]
 try:
-    samara.main()
+    main()
 except SystemExit as ended:
     assert not ended.code, ended.code
 print("imported:", *sys.modules)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import samara
 import simulations.simulate
 from client.tuning import run as tuning
+from samara.command import main
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError, ModelError
 from shared.result import RunResult, read_result
@@ -28,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            sys.exit(samara.main())
+            sys.exit(main())
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 

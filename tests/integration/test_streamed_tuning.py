@@ -8,10 +8,10 @@ import pytest
 from tuning import Settings, lasting, small, tuned, tuning_of
 from typer.testing import CliRunner
 
-import samara
 from client.tuning.run import tune
 from client.tuning.settings import TuneSettings
 from client.tuning.zeroth_order import BLOCKS_FOLDER
+from samara.command import app
 from shared.errors import ConfigError
 
 
@@ -98,12 +98,12 @@ def test_the_commands_know_it() -> None:
     command = ["device", "estimate", "--device", "orin-nano-4gb", "--model", "llama2-7b"]
 
     def said(*more: str) -> str:
-        return CliRunner().invoke(samara.app, [*command, *more], env={"COLUMNS": "200"}).output
+        return CliRunner().invoke(app, [*command, *more], env={"COLUMNS": "200"}).output
 
     assert "--stream disk" in said("--quantization", "nf4")
     assert "fits: " in said("--quantization", "nf4", "--stream", "auto")
     assert "fits: " in said("--quantization", "nf4", "--stream", "disk")
     for name in ("tune", "client up"):
         words = name.split()
-        help_text = CliRunner().invoke(samara.app, [*words, "--help"], env={"COLUMNS": "200"})
+        help_text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"})
         assert "--stream" in help_text.output

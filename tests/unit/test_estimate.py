@@ -12,7 +12,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import samara
 from client.estimators import prge
 from client.estimators.prge import LossRequest, run_estimator
 from client.forward import readout
@@ -29,6 +28,7 @@ from devices.hardware.roofline import (
     base_pass_time,
     step_time,
 )
+from samara.command import app
 from shared.directions import Differences
 from shared.errors import ConfigError, ModelError
 from shared.layout import ADAPTER_GROUP, Layout, Tensor
@@ -235,7 +235,7 @@ def test_units_are_those_of_the_client() -> None:
 
 def test_the_command_prints_one_object() -> None:
     arguments = "device estimate --device orin-nano-8gb --model tinyllama-1.1b --quantization nf4"
-    result = CliRunner().invoke(samara.app, [*arguments.split(), "--grouping", "inner", "--json"])
+    result = CliRunner().invoke(app, [*arguments.split(), "--grouping", "inner", "--json"])
     assert result.exit_code == 0, result.output
     said = json.loads(result.output)
     assert said["step_seconds"] == pytest.approx(sum(said["step_parts_seconds"].values()))
@@ -243,15 +243,15 @@ def test_the_command_prints_one_object() -> None:
     assert said["energy_joules"] == pytest.approx(15 * said["step_seconds"])
     assert said["fits"] is True
     arguments += " --differences forward --queries 4"
-    result = CliRunner().invoke(samara.app, [*arguments.split(), "--json"])
+    result = CliRunner().invoke(app, [*arguments.split(), "--json"])
     assert json.loads(result.output)["differences"] == "forward"
 
 
 def test_the_commands_for_people() -> None:
-    listed = CliRunner().invoke(samara.app, ["device", "list"])
+    listed = CliRunner().invoke(app, ["device", "list"])
     assert listed.exit_code == 0, listed.output
     assert "orin-nano-8gb" in listed.output
     arguments = "device estimate --device orin-nano-4gb --model llama2-7b --power 7W"
-    told = CliRunner().invoke(samara.app, arguments.split())
+    told = CliRunner().invoke(app, arguments.split())
     assert told.exit_code == 0, told.output
     assert "does not fit" in told.output

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import samara
 from benchmarks.devices.offload_figures import (
     GPT2_1_3B,
     from_shapes_and_profiles,
@@ -31,6 +30,7 @@ from devices.hardware.offload_estimate import (
     trained_parameters,
 )
 from devices.hardware.profile import load_device
+from samara.command import app
 from shared.errors import ConfigError
 
 SEVEN = model_shape("llama2-7b")
@@ -143,7 +143,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
 
 def command(arguments: str) -> tuple[int, str]:
     words = "device estimate --device rtx-4090-workstation --model llama2-7b " + arguments
-    result = CliRunner().invoke(samara.app, words.split())
+    result = CliRunner().invoke(app, words.split())
     return result.exit_code, result.output + str(result.exception or "")
 
 

@@ -12,7 +12,6 @@ from federations import config_of
 from live import make_certificate
 from typer.testing import CliRunner
 
-import samara
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
 from devices.jetson.telemetry import parse_power_mode
@@ -38,6 +37,7 @@ from devices.live.settings import (
     resolve_device,
     resolve_device_settings,
 )
+from samara.command import app
 from shared.config import RunConfig
 from shared.errors import ConfigError, DeviceError, SamaraError
 from shared.sections import ModelSettings
@@ -328,7 +328,7 @@ def test_mistakes_on_the_command_line_have_a_message(
     options: list[str], mistake: str, tmp_path: Path
 ) -> None:
     command = ["client", "up", "--superlink", "127.0.0.1:1", "--name", "a"]
-    result = CliRunner().invoke(samara.app, [*command, "--home", str(tmp_path / "a"), *options])
+    result = CliRunner().invoke(app, [*command, "--home", str(tmp_path / "a"), *options])
     assert isinstance(result.exception, SamaraError)
     assert mistake in str(result.exception)
     assert not (tmp_path / "a" / "client.json").exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import delta_of, history_of, layout_of, write_files
 
-import samara
+from samara.command import main
 from server.store import (
     LEDGER_FOLDER,
     METRICS_FILE,
@@ -125,7 +125,7 @@ def verify(
         monkeypatch.setattr(sys, "argv", ["samara", "server", "verify", str(folder)])
         monkeypatch.setenv("COLUMNS", "500")
         with pytest.raises(SystemExit) as ended:
-            samara.main()
+            main()
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
         return int(ended.value.code or 0), out + err

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import samara
 from devices.hardware.profile import load_device
 from devices.hardware.target import PASSES, estimate_target, step_of
+from samara.command import app
 from shared.config import RunConfig, load_scenario
 from shared.errors import ConfigError
 from shared.scenarios import scenario_file
@@ -56,12 +56,12 @@ def test_gains_that_nobody_measured_are_not_promised() -> None:
 
 def test_the_command_names_its_assumption(tmp_path: Path) -> None:
     arguments = "device estimate sst2 --device orin-nano-8gb --model tinyllama-1.1b --target +3"
-    told = CliRunner().invoke(samara.app, [*arguments.split(), "--batch", "865", "--seq", "30"])
+    told = CliRunner().invoke(app, [*arguments.split(), "--batch", "865", "--seq", "30"])
     assert told.exit_code == 0, told.output
     assert "16 steps a round of 16 directions on up to 865 examples of 30 tokens" in told.output
     assert "+3 points: " in told.output
     assert "Assumed: a readout on SST-2 with MiniLM" in told.output
-    told = CliRunner().invoke(samara.app, [*arguments.split(), "--json"])
+    told = CliRunner().invoke(app, [*arguments.split(), "--json"])
     assert json.loads(told.output)["target"]["points"] == 3
 
 
@@ -78,7 +78,7 @@ def test_the_command_names_its_assumption(tmp_path: Path) -> None:
 )
 def test_what_an_estimate_lacks_is_named(arguments: str, message: str) -> None:
     words = ["device", "estimate", "--device", "orin-nano-8gb", *arguments.split()]
-    told = CliRunner().invoke(samara.app, words)
+    told = CliRunner().invoke(app, words)
     assert isinstance(told.exception, ConfigError)
     assert message in str(told.exception)
 

@@ -65,7 +65,3 @@ def run(commands: typer.Typer) -> None:
 def main() -> None:
     """Run ``samara``."""
     run(app)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,74 @@
+"""Federated personalization of language models: devices send scalars, nothing else.
+
+The names below are the Python interface. Importing it loads neither torch nor pydantic: what a name
+needs is imported when the name is first used.
+
+>>> import samara
+>>> run = samara.simulate({"rounds": 1, "steps": 1, "data.clients": 2}, personal={"rounds": 0})
+>>> run.to_frame()["client"].nunique()
+2
+
+Everything that can go wrong is a `SamaraError`, with the words that the command prints.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SamaraError
+
+if TYPE_CHECKING:
+    from samara.estimates import DeviceEstimate, device_estimate
+    from samara.models import Model
+    from samara.simulation import Comparison, Run, Runs, simulate
+    from samara.tuning import TuningRun, tune
+    from shared.config import RunConfig
+    from shared.tasks.catalog import load_task
+
+__all__ = [
+    "Comparison",
+    "DeviceEstimate",
+    "Model",
+    "Run",
+    "RunConfig",
+    "Runs",
+    "SamaraError",
+    "TuningRun",
+    "device_estimate",
+    "load_task",
+    "simulate",
+    "tune",
+]
+
+_MODULES = {
+    "Comparison": "samara.simulation",
+    "DeviceEstimate": "samara.estimates",
+    "Model": "samara.models",
+    "Run": "samara.simulation",
+    "RunConfig": "shared.config",
+    "Runs": "samara.simulation",
+    "TuningRun": "samara.tuning",
+    "device_estimate": "samara.estimates",
+    "load_task": "shared.tasks.catalog",
+    "simulate": "samara.simulation",
+    "tune": "samara.tuning",
+}
+"""The module of each name that is imported when it is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'samara' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def main() -> None:
+    """Run the command ``samara``."""
+    from samara.command import main as run_command
+
+    run_command()

@@ -1,0 +1,5 @@
+"""``python -m samara``: the command."""
+
+from samara.command import main
+
+main()

@@ -1,0 +1,55 @@
+"""Estimates of what a step of a run takes on a device, as Python programs use them."""
+
+from typing import Any, NamedTuple
+
+from devices.hardware.estimate import StepEstimate
+from devices.hardware.profile import load_device
+from devices.hardware.target import TargetEstimate, estimate_target, parse_points, step_of
+from samara.overrides import Scenario, config_of
+
+
+class DeviceEstimate(NamedTuple):
+    """The predicted step of a run on a device.
+
+    Attributes:
+        step: seconds, bytes and energy of a client's step.
+        target: rounds and seconds until a gain in accuracy; None if not asked for.
+    """
+
+    step: StepEstimate
+    target: TargetEstimate | None
+
+
+def device_estimate(
+    scenario: Scenario,
+    device: str,
+    *,
+    power: str = "",
+    tokens: int = 0,
+    target: str | float = 0,
+    **settings: Any,
+) -> DeviceEstimate:
+    """Predict time, memory and energy of a step of a run on a device.
+
+    >>> estimate = device_estimate({"adapter.layers": "top:1"}, "orin-nano-8gb")
+    >>> estimate.step.fits
+    True
+
+    Args:
+        scenario: settings of the run, as `simulate` takes them.
+        device: name of a shipped profile, or a profile file.
+        power: power mode of the device; its first one if empty.
+        tokens: tokens of an example; 0 is the most that a run reads.
+        target: points of accuracy above zero-shot whose time is estimated; 0 is none.
+        settings: settings that replace those of the scenario.
+
+    Raises:
+        SamaraError: if the settings, the model or the profile cannot be used, or no measured run
+            gained as many points.
+    """
+    points = parse_points(str(target)) if target else 0.0
+    config = config_of(scenario, settings)
+    profile = load_device(device)
+    profile = profile.with_power_mode(power) if power else profile
+    step = step_of(config, profile, tokens)
+    return DeviceEstimate(step, estimate_target(config, step, points) if points else None)

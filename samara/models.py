@@ -1,0 +1,91 @@
+"""The models of a finished run: answers to texts, and exports for PEFT and transformers."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.model_folder import write_new_folder
+from shared.errors import ModelError
+from shared.layout import ADAPTER_GROUP
+from shared.model.loading import load_base_model
+from simulations.adapter import FinishedRun
+from simulations.quick_look import LoadedModel, Text
+
+
+class Model:
+    """A model of a finished run: the frozen base model and the numbers that were trained."""
+
+    def __init__(self, run: FinishedRun, loaded: LoadedModel, client: int | None = None) -> None:
+        self._loaded, self._trained = loaded, run.trained_model(client)
+
+    def __repr__(self) -> str:
+        return f"<{self._trained.about.removesuffix('.')}>"
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """The weights of the adapter, float32 [elements]."""
+        return self._trained.numbers
+
+    def probabilities(self, texts: Text | Sequence[Text]) -> list[dict[str, float]]:
+        """Return the probability of every label of each text.
+
+        Args:
+            texts: one text or several; a mapping of fields where the task reads several.
+
+        Raises:
+            DataError: if a text lacks a field that the task reads, or the task has no labels.
+        """
+        several = [texts] if isinstance(texts, str | Mapping) else texts
+        answers = self._loaded.probabilities(several, self.numbers)
+        return [dict(zip(labels, own.tolist(), strict=True)) for labels, own in answers]
+
+    def predict(self, texts: Text | Sequence[Text]) -> list[str]:
+        """Return the most probable label of each text; see `probabilities`."""
+        return [max(own, key=lambda label: own[label]) for own in self.probabilities(texts)]
+
+    def save(self, folder: str | os.PathLike[str], merged: bool = False) -> Path:
+        """Write the model to a new folder, with a model card, and return the folder.
+
+        Args:
+            folder: an empty or new folder.
+            merged: write a whole model, which `from_pretrained` of transformers loads, instead of
+                an adapter for PEFT. A readout is a file of its own in both.
+
+        Raises:
+            SamaraError: if the base model cannot be used, or the folder cannot be written.
+        """
+        write = self._trained.write_merged if merged else self._trained.write_peft
+        out = Path(folder).resolve()
+        write_new_folder(out, write)
+        return out
+
+    def to_peft(self) -> Any:
+        """Return the base model with its LoRA adapter, a `peft.PeftModel`.
+
+        Raises:
+            ModelError: if numbers were trained outside the model, where PEFT has no place for them,
+                or PEFT is not installed.
+        """
+        groups = {tensor.group for tensor in self._trained.layout.tensors}
+        if outside := sorted(groups - {ADAPTER_GROUP}):
+            raise ModelError(
+                f"{self._trained.about} A {' and a '.join(outside)} has no place in PEFT: use "
+                "predict(), save() it as files, or train with adapter.layers = top:1"
+            )
+        try:
+            import peft
+        except ImportError as error:
+            raise ModelError("PEFT is not installed: pip install 'samara-fl[peft]'") from error
+        model = self._trained.config.model
+        base = load_base_model(model.path, model.family, model.torch_device, dtype=model.dtype)
+        with TemporaryDirectory() as folder, warnings.catch_warnings():
+            # PEFT asks transformers for what transformers calls deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            self._trained.write_peft(Path(folder))
+            return peft.PeftModel.from_pretrained(base.network, folder)

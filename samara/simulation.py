@@ -1,0 +1,287 @@
+"""Federations of simulated clients, and what a Python program does with their results."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from samara.display import is_shown, text_of
+from samara.overrides import Scenario, config_of
+from shared.config import RunConfig
+from shared.files import write_requested
+from shared.result import RunResult
+from shared.tasks.catalog import load_task
+from shared.tasks.embedded import check_data_is_given
+from simulations.comparison.columns import client_columns
+from simulations.comparison.comparison import Comparison as _Comparison
+from simulations.comparison.comparison import compare_runs
+from simulations.progress import watched
+from simulations.repetitions import SeedInterval, repeat, seed_intervals
+
+if TYPE_CHECKING:
+    import pandas
+
+    from samara.models import Model
+
+Folder = str | os.PathLike[str]
+
+
+class Comparison(_Comparison):
+    """A comparison of finished runs, client by client; printing it shows the tables."""
+
+    def __str__(self) -> str:
+        from simulations.comparison.tables import render_comparison
+
+        parts = [each for part in render_comparison(self) for each in (part, "")]
+        return text_of(lambda console: console.print(*parts, sep="\n"))
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return the tested differences, a row each, in shares of accuracy."""
+        import pandas
+
+        rows = [
+            {
+                "of": self.name_of(row.condition),
+                "against": self.name_of(row.against),
+                "difference": row.accuracy.mean,
+                "low": row.accuracy.low,
+                "high": row.accuracy.high,
+                "p": row.p,
+                "gaining": row.accuracy.gaining,
+                "losing": row.accuracy.losing,
+            }
+            for row in self.tested
+        ]
+        return pandas.DataFrame(rows)
+
+    def save_page(self, file: Folder) -> Path:
+        """Write the page with figures that ``samara compare --html`` writes; return its path.
+
+        Raises:
+            SamaraError: if it cannot be written, or the extra `report` is not installed.
+        """
+        from simulations.report.html import page_of
+
+        write_requested(Path(file), page_of(self).encode())
+        return Path(file)
+
+
+class Run:
+    """A finished run in its folder.
+
+    Args:
+        folder: folder of the run.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"samara.Run({str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        from simulations.report.terminal import print_result
+
+        return text_of(lambda console: print_result(self.folder, self.result, console))
+
+    @cached_property
+    def result(self) -> RunResult:
+        """The content of result.json: settings, rounds, evaluations, costs.
+
+        Raises:
+            SamaraError: if the run has not ended, or the file is damaged.
+        """
+        return RunResult.read(self.folder)
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the run; `simulate` takes them as a scenario."""
+        return RunConfig.of(self.result.config, str(self.folder))
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a row per client and model or baseline, measured on the client's test examples.
+
+        Columns: ``client``, ``model`` (such as zero-shot, global, personalized), ``examples``,
+        ``accuracy``, ``macro_f1``, ``loss``.
+
+        Raises:
+            SamaraError: if no client evaluated on test examples.
+        """
+        import pandas
+
+        rows = [
+            {
+                "client": client,
+                "model": name,
+                "examples": own.examples,
+                "accuracy": own.accuracy,
+                "macro_f1": own.macro_f1,
+                "loss": own.loss,
+            }
+            for name, figures in client_columns(self.result).items()
+            for client, own in figures.items()
+        ]
+        return pandas.DataFrame(rows)
+
+    def compare(self, *others: "Run | Runs | Folder") -> Comparison:
+        """Compare the models of this run, or this run with others, as ``samara compare`` does.
+
+        Args:
+            others: runs or their folders; those that differ in their seed alone are repetitions.
+
+        Raises:
+            SamaraError: if they cannot be compared.
+        """
+        return _compared([self, *others])
+
+    def global_model(self, client: int | None = None) -> "Model":
+        """Return the federation's model.
+
+        Args:
+            client: a client of the cluster whose model is wanted, in a run with clusters.
+
+        Raises:
+            SamaraError: if a ledger is damaged, or the base model cannot be used.
+        """
+        return self._model(client if self.result.groups else None)
+
+    def personal_model(self, client: int) -> "Model":
+        """Return the model of one client.
+
+        Raises:
+            SamaraError: if there is no such client, it took no private rounds, or its ledger or
+                the base model cannot be used.
+        """
+        return self._model(client)
+
+    def _model(self, client: int | None) -> "Model":
+        from samara.models import Model
+
+        run, loaded = self._loaded
+        return Model(run, loaded, client)
+
+    @cached_property
+    def _loaded(self) -> Any:
+        from simulations.adapter import FinishedRun
+        from simulations.quick_look import LoadedModel
+
+        run = FinishedRun.at(self.folder)
+        return run, LoadedModel(run)
+
+
+class Runs(Sequence[Run]):
+    """Runs that differ in their seed alone."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = tuple(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> "Run | Self":
+        if isinstance(index, slice):
+            return type(self)(self._runs[index])
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"samara.Runs({list(self._runs)!r})"
+
+    def __str__(self) -> str:
+        from simulations.report.terminal import seeds_table
+
+        table = seeds_table(self.intervals())
+        return text_of(lambda console: console.print(table))
+
+    def intervals(self) -> dict[str, SeedInterval]:
+        """Return the mean accuracy of every model and its 95 % interval over seeds.
+
+        Raises:
+            SamaraError: if no client evaluated on test examples.
+        """
+        return seed_intervals([run.result for run in self])
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return the frames of the runs in one, with a first column ``seed``."""
+        import pandas
+
+        frames = {int(run.result.config["seed"]): run.to_frame() for run in self}
+        return pandas.concat(frames, names=["seed"]).reset_index("seed").reset_index(drop=True)
+
+    def compare(self, *others: "Run | Runs | Folder") -> Comparison:
+        """Compare these repetitions, averaged within each client, with others."""
+        return _compared([self, *others])
+
+
+@overload
+def simulate(
+    scenario: Scenario, *, seeds: None = None, progress: bool | None = None, **settings: Any
+) -> Run: ...
+@overload
+def simulate(
+    scenario: Scenario, *, seeds: Sequence[int], progress: bool | None = None, **settings: Any
+) -> Runs: ...
+def simulate(
+    scenario: Scenario,
+    *,
+    seeds: Sequence[int] | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run | Runs:
+    """Train a federation of simulated clients on this machine, and return the finished run.
+
+    A run that has ended is not repeated, and one that was stopped goes on.
+
+    >>> run = simulate({"rounds": 1, "steps": 1, "data": {"clients": 2}, "personal.rounds": 0})
+    >>> run.result.final_round
+    1
+    >>> run.global_model().predict(["what a day"])[0] in ("hated", "loved")
+    True
+
+    Args:
+        scenario: name of a shipped scenario, a scenario file, or settings as a mapping, nested or
+            by dotted keys. An empty mapping is eight clients with generated messages.
+        seeds: seeds of several runs, which become `Runs`.
+        progress: show the progress; by default on a terminal and in a notebook.
+        settings: settings that replace those of the scenario: ``learning_rate=0.1``,
+            ``data={"clients": 4}``, ``**{"data.clients": 4}``, ``out="runs/first"``.
+
+    Raises:
+        SamaraError: if the run cannot begin, or cannot go on, with the words that the command
+            prints.
+    """
+    config = config_of(scenario, settings)
+    if seeds is None:
+        return Run(_simulate(config, progress))
+    folders = repeat(config, seeds, lambda each: _simulate(each, progress))
+    return Runs([Run(folder) for folder in folders])
+
+
+def _simulate(config: RunConfig, progress: bool | None) -> Path:
+    check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
+    with watching as on_message:
+        from simulations.simulate import simulate as run
+
+        return run(config, on_message)
+
+
+def _unseen(message_type: str, partition: int) -> None:
+    """Do nothing with a message of a run that nobody watches."""
+
+
+def _compared(runs: Sequence[Run | Runs | Folder]) -> Comparison:
+    folders: list[Path] = []
+    for run in runs:
+        if isinstance(run, Runs):
+            folders += [each.folder for each in run]
+        else:
+            folders.append(run.folder if isinstance(run, Run) else Path(run))
+    return Comparison(compare_runs(folders).runs)

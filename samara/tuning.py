@@ -1,0 +1,88 @@
+"""Tuning of one model on one device, as Python programs use it."""
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from client.tuning.settings import TuneSettings
+from samara.display import is_shown, text_of
+from samara.overrides import settings_of
+from shared.tasks.catalog import load_task
+from shared.tasks.embedded import check_data_is_given
+from simulations.progress import watched_tuning
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class TuningRun:
+    """A finished tuning run in its folder.
+
+    Args:
+        folder: folder of the run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"samara.TuningRun({str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        from simulations.report.terminal import print_tuning
+
+        return text_of(lambda console: print_tuning(self.folder, self.result, console))
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of result.json.
+
+        Raises:
+            ConfigError: if the run has not ended, or the file is damaged.
+        """
+        from client.tuning.run import read_result
+
+        return read_result(self.folder)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a row per validation; empty for a baseline.
+
+        Columns: ``step``, ``examples``, ``loss`` and the task's metric.
+        """
+        import pandas
+
+        return pandas.DataFrame(self.result.get("curve", []))
+
+
+def tune(
+    settings: Mapping[str, Any] | None = None, /, *, progress: bool | None = None, **more: Any
+) -> TuningRun:
+    """Tune a model on this machine, or measure a baseline, and return the finished run.
+
+    >>> run = tune(method="zero-shot", task="messages", data={"validation": 20, "test": 20})
+    >>> sorted(run.result["test"])
+    ['accuracy', 'examples', 'loss']
+
+    Args:
+        settings: settings of docs/tune.md, nested or by dotted keys.
+        progress: show the progress; by default on a terminal and in a notebook.
+        more: settings that replace those: ``method="lora"``, ``learning_rate=0.1``,
+            ``model={"path": "folder"}``.
+
+    Raises:
+        SamaraError: if the run cannot begin, or cannot go on.
+    """
+    wanted = TuneSettings.of(settings_of(settings or {}) | settings_of(more), "tune")
+    check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
+    watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
+    with watching as on_step:
+        from client.tuning.run import tune as run
+
+        return TuningRun(run(wanted, on_step))
+
+
+def _unseen(done: int, steps: int) -> None:
+    """Do nothing with a step of a run that nobody watches."""

@@ -1,0 +1,104 @@
+"""Repetitions of a run that differ in their seed alone, and intervals over the seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from shared.config import RunConfig
+from shared.errors import ConfigError
+from shared.result import RunResult
+from simulations.comparison.columns import client_columns
+from simulations.comparison.statistics import CONFIDENCE
+
+
+@dataclass(frozen=True)
+class SeedInterval:
+    """The accuracy of one column over seeds; each seed counts by its mean over the clients.
+
+    Attributes:
+        accuracies: mean accuracy over the clients, by seed.
+        mean: mean over the seeds.
+        low, high: 95 % interval of the mean by Student's t; NaN with one seed.
+    """
+
+    accuracies: dict[int, float]
+    mean: float
+    low: float
+    high: float
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of a list such as ``0,1,2``.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {text}: give numbers with commas, such as 0,1,2") from None
+
+
+def repeat(config: RunConfig, seeds: Sequence[int], run: Callable[[RunConfig], Path]) -> list[Path]:
+    """Run a configuration once with every seed, and return the folders.
+
+    Data are divided by `data.seed`, which stays the same. With `out` every seed has a folder in
+    that.
+
+    Args:
+        config: settings of the runs.
+        seeds: seeds, each once.
+        run: function that runs a configuration and returns its folder.
+
+    Raises:
+        ConfigError: if there is no seed, or one is given twice or not possible.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds {', '.join(map(str, seeds))}: give each once, at least one")
+    configs = [
+        RunConfig.of(
+            config.flat()
+            | {"seed": seed}
+            | ({"out": str(Path(config.out) / f"seed-{seed}")} if config.out else {}),
+            "seeds",
+        )
+        for seed in seeds
+    ]
+    return [run(config) for config in configs]
+
+
+def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
+    """Return the accuracy of every column on the clients' test examples, over seeds.
+
+    Raises:
+        SamaraError: if no client evaluated on test examples.
+    """
+    by_seed = {int(result.config["seed"]): client_columns(result) for result in results}
+    names = [
+        name
+        for name in next(iter(by_seed.values()))
+        if all(name in columns for columns in by_seed.values())
+    ]
+    return {
+        name: _interval(
+            {
+                seed: float(np.mean([own.accuracy for own in columns[name].values()]))
+                for seed, columns in by_seed.items()
+            }
+        )
+        for name in names
+    }
+
+
+def _interval(accuracies: dict[int, float]) -> SeedInterval:
+    values = np.array(list(accuracies.values()))
+    mean, count = float(values.mean()), len(values)
+    half = math.nan
+    if count > 1:
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1))
+        half /= math.sqrt(count)
+    return SeedInterval(accuracies, mean, mean - half, mean + half)
