@@ -272,7 +272,7 @@ def test_a_readout_is_trained_without_libraries_that_others_need(tmp_path: Path)
 import sys, samara
 sys.argv = ["samara", "simulate", {str(scenario)!r}, "--out", {str(tmp_path / "run")!r}, *{small}]
 try:
-    main()
+    samara.main()
 except SystemExit as ended:
     assert not ended.code, ended.code
 print("imported:", *sys.modules)
