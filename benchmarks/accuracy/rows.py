@@ -1,4 +1,4 @@
-"""What a benchmark has measured: a file with a line of JSON per row, each measured once.
+"""The rows that a benchmark has measured: a line of JSON in a file for each, measured once.
 
 Rows are in the file as soon as they are measured, so the same command continues where it ended.
 """
