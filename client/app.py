@@ -18,7 +18,7 @@ from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
 from shared.frames.refusal import describe_refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD
+from shared.wire import BLOB_ACTION, COST, PERSONAL_ACTION, RECORD
 
 TRAINER = "trainer"
 """Key in the node config of the path of a resident trainer's socket."""
@@ -100,7 +100,8 @@ def _handle(
 
         try:
             with RemoteTrainer(str(socket), context.run_config) as client:
-                return _pack(reply(client, *unpack_message(message)), message)
+                frame = reply(client, *unpack_message(message))
+                return _pack(frame, message, client.cost)
         except SamaraError as error:
             log.warning("%s: %s", message.metadata.message_type, error)
             return error_reply(error, message)
@@ -134,5 +135,8 @@ def error_reply(error: Exception, message: Message) -> Message:
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def _pack(frame: bytes, message: Message) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
+def _pack(frame: bytes, message: Message, cost: bytes = b"") -> Message:
+    record = ConfigRecord({"frame": frame})
+    if cost:
+        record[COST] = cost
+    return Message(RecordDict({RECORD: record}), reply_to=message)

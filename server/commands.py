@@ -238,32 +238,13 @@ def status(
     Example: samara server status --run runs/field
     """
     from rich.console import Console
-    from rich.table import Table
 
     from server.live.status import read_status
+    from server.live.status_table import make_status_table
 
     run_status = read_status(run := _the_run(run, run_too))
-    title = f"round {run_status.round}, digest {run_status.digest[:16] or '-'}, "
-    title += f"{run_status.bytes_up:,} bytes up, {run_status.bytes_down:,} bytes down"
-    table = Table("client", "has round", "last report", "reports", "failures", title=title)
-    table.add_column("bytes up, down")
-    for number, client in run_status.clients.items():
-        name = " ".join(word for word in (str(number), client.name, client.state) if word)
-        last = (
-            f"{client.last_round}, {client.last_report_time[5:16].replace('T', ' ')}"
-            if client.last_round
-            else "-"
-        )
-        table.add_row(
-            name,
-            str(client.round),
-            last,
-            str(client.reports),
-            str(client.failures),
-            f"{client.bytes_up:,}, {client.bytes_down:,}",
-        )
     console = Console()
-    console.print(table)
+    console.print(make_status_table(run_status))
     for number, client in run_status.clients.items():
         if client.last_failure:
             console.print(f"client {number}, {client.last_failure}", markup=False)

@@ -60,6 +60,14 @@ class Evaluation(_ResultPart):
     seconds: Seconds
 
 
+class RoundCost(_ResultPart):
+    """The cost of a round for a client's device, by the client's own statement."""
+
+    seconds: Seconds
+    paused: Seconds
+    joules: Seconds
+
+
 class ClientRound(_ResultPart):
     """A client's contribution to a round."""
 
@@ -68,6 +76,7 @@ class ClientRound(_ResultPart):
     scalars: Count = 0
     bytes_up: Count
     bytes_down: Count
+    cost: RoundCost | None = None
 
 
 Outcome = Literal[

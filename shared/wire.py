@@ -18,7 +18,9 @@ from shared.errors import FrameError
 FRAME_VERSION = 1
 RECORD = "samara"
 """The key of the one record in a Flower message, which holds ``frame`` and, to a client, also
-``snapshot`` and ``tail``."""
+``snapshot`` and ``tail``; beside a report there may be `COST`."""
+COST = "cost"
+"""The key in that record of a round cost, a frame, which servers of earlier versions ignore."""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
 """The keys of a gateway's record that hold a list with one entry per phone."""
 BLOB_ACTION = "blob"
@@ -52,6 +54,7 @@ class Kind(IntEnum):
     REFUSAL = 10
     BLOB_PART = 11
     BLOB_RECEIPT = 12
+    ROUND_COST = 13
 
 
 def pack(kind: Kind, body: bytes) -> bytes:

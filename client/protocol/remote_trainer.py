@@ -41,12 +41,16 @@ class RemoteTrainer:
         socket: path of the trainer's socket.
         settings: run config, with dotted keys.
         patience: seconds to wait for a trainer that does not accept the connection.
+
+    Attributes:
+        cost: round cost that came with the latest report, a frame for the server; empty unless the
+            device's owner shares it.
     """
 
     def __init__(
         self, socket: str, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS
     ) -> None:
-        self._socket, self._patience = socket, patience
+        self._socket, self._patience, self.cost = socket, patience, b""
         self._settings = json.dumps(dict(settings), sort_keys=True)
         self._channel = grpc.insecure_channel(address_of(Path(socket)), CHANNEL_OPTIONS)
         self._stub = TrainerStub(self._channel)
@@ -96,7 +100,9 @@ class RemoteTrainer:
     def train(self, instruction: bytes) -> bytes:
         """Take the local steps, and return the report."""
         request = TrainRequest(instruction=instruction, settings=self._settings)
-        return self._frame(self._stub.Train, request)
+        answer = self._call(self._stub.Train, request)
+        self.cost = answer.cost
+        return answer.frame  # type: ignore[no-any-return]
 
     def evaluate(self, instruction: bytes, personal: bool) -> bytes:
         """Evaluate the global model, or the personal model and its baselines."""

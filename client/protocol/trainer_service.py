@@ -32,7 +32,8 @@ from client.protocol.resident_trainer import ResidentTrainer
 from client.protocol.trainer_socket import address_of
 from client.protocol.work_costs import WorkCost, WorkCosts
 from shared.errors import FrameError, PausedError, SamaraError, TrainerError
-from shared.frames.instructions import TrainInstruction
+from shared.frames.instructions import TrainInstruction, token_of
+from shared.frames.round_cost import RoundCost
 from shared.ledger.catch_up import CatchUp
 from shared.machine import peak_memory_bytes
 from shared.proto.trainer_pb2 import (
@@ -67,8 +68,9 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         worker: ThreadPoolExecutor,
         pauses: Pauses,
         joules: Callable[[], float | None],
+        shares_cost: bool,
     ) -> None:
-        self._resident, self._worker = resident, worker
+        self._resident, self._worker, self._shares_cost = resident, worker, shares_cost
         self.idle = IdleWork(worker, self._take_private_rounds, pauses.reason)
         self._personalized = b""  # id of a run whose new personal model is not evaluated yet
         self._pauses, self._joules = pauses, joules
@@ -114,9 +116,10 @@ class _Service(TrainerServicer):  # type: ignore[misc]
     def _answer_unless_paused(
         self, request: TrainRequest | EvaluateRequest, method: Callable[[ProtocolClient], bytes]
     ) -> Answer:
-        instruction = request.instruction
+        instruction, cost = request.instruction, WorkCost()
 
         def answer(client: ProtocolClient) -> bytes:
+            nonlocal cost
             begun, paused, joules = time.monotonic(), self._pauses.seconds, self._joules()
             try:
                 with self._pauses.message(_deadline_of(instruction)):
@@ -128,9 +131,19 @@ class _Service(TrainerServicer):  # type: ignore[misc]
                 used = 0.0 if joules is None or after is None else after - joules
                 rounds = int(isinstance(request, TrainRequest))
                 paused = self._pauses.seconds - paused
-                self._note_cost(instruction, WorkCost(rounds, seconds, paused, used))
+                cost = WorkCost(rounds, seconds, paused, used)
+                self._note_cost(instruction, cost)
 
-        return self._answer(request, answer)
+        answered = self._answer(request, answer)
+        if self._shares_cost and kind_of(answered.frame) in (Kind.REPORT, Kind.REPORT_OF_SUMS):
+            answered.cost = RoundCost(
+                token_of(instruction),
+                self._resident.client,
+                cost.seconds,
+                cost.paused,
+                cost.joules,
+            ).encode()
+        return answered
 
     def _take_private_rounds(self) -> None:
         """Take private rounds between messages, and evaluate the personal model after them."""
@@ -196,6 +209,7 @@ def serve_trainer(
     socket: Path,
     pause_reason: Callable[[], str] = lambda: "",
     joules: Callable[[], float | None] = lambda: None,
+    shares_cost: bool = False,
 ) -> Iterator[ResidentTrainer]:
     """Serve a resident trainer on a socket for as long as the context lasts.
 
@@ -206,6 +220,7 @@ def serve_trainer(
         pause_reason: function that gives the reason for pausing at present, at once; empty if there
             is none. It is called before every forward pass.
         joules: function that gives the energy of the machine so far; None if it is not measured.
+        shares_cost: whether reports are accompanied by what they have cost this device.
 
     Raises:
         SamaraError: if the trainer cannot be loaded, or the socket cannot be opened.
@@ -218,7 +233,7 @@ def serve_trainer(
     ):
         resident = worker.submit(load).result()
         server = grpc.server(ThreadPoolExecutor(_RECEIVERS), options=CHANNEL_OPTIONS)
-        service = _Service(resident, worker, pauses, joules)
+        service = _Service(resident, worker, pauses, joules, shares_cost)
         add_TrainerServicer_to_server(service, server)
         questions = QuestionService(PersonalModels(resident), QuestionRunner(turns, answerer))
         add_PersonalModelServicer_to_server(questions, server)

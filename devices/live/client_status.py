@@ -67,6 +67,7 @@ class ClientStatus:
         sent: counts of sent scalars, by generation of examples and layout.
         scalar_limit: limit of the scalar ratio; 0 means none.
         scenarios: lines on what the operator has signed, and what was refused for it.
+        shares_energy: whether the server is told what each report has cost this device.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ClientStatus:
     sent: dict[str, dict[str, ScalarCount]]
     scalar_limit: float
     scenarios: tuple[str, ...]
+    shares_energy: bool
 
 
 class StatusReader:
@@ -121,6 +123,7 @@ class StatusReader:
             ScalarCounts(folder).read(),
             settings.config.data.scalar_limit,
             tuple(describe_scenarios(folder)),
+            settings.share_energy,
         )
 
     def _read_runs(self) -> tuple[RunProgress, ...]:

@@ -63,6 +63,10 @@ def up(
     idle_io: Annotated[
         bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
     ] = False,
+    share_energy: Annotated[
+        bool,
+        typer.Option("--share-energy", help="Tell the server each round's seconds and joules."),
+    ] = False,
     home: Home = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Draw the status on the terminal.")
@@ -118,6 +122,7 @@ def up(
         hours=check_hours(hours),
         nice=nice,
         idle_io=idle_io,
+        share_energy=share_energy,
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)
@@ -165,7 +170,9 @@ def audit(
 
     from client.protocol.answer_log import read_answers
     from devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
-    from devices.live.client_folder import client_folder
+    from devices.live.client_folder import SETTINGS_FILE, client_folder
+    from devices.live.settings import ClientSettings
+    from devices.live.status_display import SHARES_ENERGY
 
     folder = client_folder(name, home)
     history = read_answers(folder)
@@ -179,6 +186,8 @@ def audit(
     for table in make_tables(history):
         console.print(table)
     print(CLOCK_NOTE)
+    if (folder / SETTINGS_FILE).exists() and ClientSettings.read(folder).share_energy:
+        print(SHARES_ENERGY)
     if history.damaged:
         print(f"{history.damaged} damaged lines are left out")
 

@@ -37,6 +37,7 @@ class ClientSettings(DeviceLimits):
         trusted: SHA-256 of app bundles that are accepted although they differ from the code here.
         nice: niceness of the trainer's process, 0 to 19.
         idle_io: whether the trainer reads and writes files only when no other process does.
+        share_energy: whether the server is told what each report has cost this device.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ClientSettings(DeviceLimits):
     trusted: tuple[str, ...] = ()
     nice: Annotated[int, Field(ge=0, le=19)] = 0
     idle_io: bool = False
+    share_energy: bool = False
 
     @property
     def config(self) -> RunConfig:

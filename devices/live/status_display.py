@@ -13,6 +13,7 @@ from devices.live.client_status import ClientStatus, RunProgress
 from devices.live.pause_log import Pause
 from shared.tasks.data import SPLITS
 
+SHARES_ENERGY = "the server is told the seconds, pauses and joules of each report (--share-energy)"
 _SHOWN_PROBLEMS = 20
 _SHOWN_PAUSES = 5
 
@@ -43,6 +44,7 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
     limit = f"data.scalar-limit = {status.scalar_limit:g}"
     limit += "" if status.scalar_limit else ": no limit"
     parts += _texts([f"{limit} (docs/guides/privacy.md)", *status.scenarios])
+    parts += _texts([SHARES_ENERGY if status.shares_energy else ""])
     return Group(*parts)
 
 

@@ -48,7 +48,11 @@ def serve(settings: ClientSettings) -> NoReturn:
         with (
             watch.watching(),
             serve_trainer(
-                lambda: _loaded(settings), settings.socket, watch.pause_reason, lambda: watch.joules
+                lambda: _loaded(settings),
+                settings.socket,
+                watch.pause_reason,
+                lambda: watch.joules,
+                settings.share_energy,
             ),
         ):
             log.info("ready after %.1f s", time.monotonic() - start)

@@ -27,6 +27,9 @@ class ClientStatus:
         bytes_up: size of its reports' frames.
         bytes_down: size of the instructions and catch-ups that were sent to it.
         state: ``resting``, ``revoked``, or empty.
+        cost_rounds: number of reports whose cost its owner shares; the next figures are of these.
+        cost_seconds: seconds that they took on its device, by its own statement.
+        cost_joules: energy of the device meanwhile; 0 if it measures none.
     """
 
     name: str = ""
@@ -39,6 +42,20 @@ class ClientStatus:
     bytes_up: int = 0
     bytes_down: int = 0
     state: str = ""
+    cost_rounds: int = 0
+    cost_seconds: float = 0.0
+    cost_joules: float = 0.0
+
+    @property
+    def cost(self) -> str:
+        """The mean cost of a round for the client's device; empty if its owner shares none."""
+        if not self.cost_rounds:
+            return ""
+        text = f"{self.cost_seconds / self.cost_rounds:,.1f} s"
+        if self.cost_joules and self.cost_seconds:
+            text += f", {self.cost_joules / self.cost_rounds:,.1f} J"
+            text += f", {self.cost_joules / self.cost_seconds:,.1f} W"
+        return text
 
 
 @dataclass
@@ -100,6 +117,10 @@ def _add_round(clients: dict[int, ClientStatus], event: dict[str, Any]) -> None:
         client.round = event.get("late", {}).get(index, event["round"]) - 1
         client.bytes_up += counts["bytes_up"]
         client.bytes_down += counts["bytes_down"]
+        if cost := counts.get("cost"):
+            client.cost_rounds += 1
+            client.cost_seconds += cost["seconds"]
+            client.cost_joules += cost["joules"]
     failures = event["refused"] | dict.fromkeys(map(str, event.get("absent", [])), "no answer")
     for index, reason in failures.items():
         client = clients.setdefault(int(index), ClientStatus())

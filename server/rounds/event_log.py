@@ -11,6 +11,7 @@ from typing import Any
 from server.rounds.evaluation import TRIMMED_ACCURACY, is_global_validation
 from server.store import RunStore
 from shared.frames.report import Report
+from shared.frames.round_cost import RoundCost
 
 log = logging.getLogger("samara.server")
 
@@ -32,7 +33,8 @@ class RoundEvent:
         back_to: round whose state a reverting round leads to.
         bytes_up, bytes_down: bytes of all replies and of all messages.
         ledger_bytes: bytes that the round added to the ledger.
-        clients: by client, loss, examples, scalars and bytes of its report.
+        clients: by client, loss, examples, scalars and bytes of its report, and what it has cost
+            the client's device if its owner shares that.
     """
 
     round: int
@@ -180,7 +182,10 @@ def reasons_by_text(reasons: Mapping[int, str]) -> dict[str, str]:
 
 
 def client_fields(
-    reports: Mapping[int, Report], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
+    reports: Mapping[int, Report],
+    bytes_up: Mapping[int, int],
+    bytes_down: Mapping[int, int],
+    costs: Mapping[int, RoundCost],
 ) -> dict[str, dict[str, Any]]:
     """Return what a round's event says of each client with a report."""
     return {
@@ -191,5 +196,12 @@ def client_fields(
             "bytes_up": bytes_up[client],
             "bytes_down": bytes_down.get(client, 0),
         }
+        | _cost_fields(costs.get(client))
         for client, report in sorted(reports.items())
     }
+
+
+def _cost_fields(cost: RoundCost | None) -> dict[str, dict[str, float]]:
+    if cost is None:
+        return {}
+    return {"cost": {"seconds": cost.seconds, "paused": cost.paused, "joules": cost.joules}}

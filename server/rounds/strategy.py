@@ -166,7 +166,7 @@ class ScalarStrategy(Strategy):
             bytes_up=sum(replies.bytes_up.values()),
             bytes_down=sum(request.bytes_down.values()),
             ledger_bytes=ledger_bytes,
-            clients=client_fields(reports, replies.bytes_up, request.bytes_down),
+            clients=client_fields(reports, replies.bytes_up, request.bytes_down, replies.costs),
         )
         self._events.record_round(event, **self._clock.finish_round())
         self._stop_if_nothing_is_learned(event)

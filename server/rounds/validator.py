@@ -13,7 +13,13 @@ from server.rounds.aggregation import check_report
 from server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
 from server.rounds.event_log import EventLog
 from server.rounds.late_reports import LateReportFilter, report_token
-from server.transport.messages import LOST, cut_foreign_text, decode_foreign, read_frame
+from server.transport.messages import (
+    LOST,
+    cut_foreign_text,
+    decode_foreign,
+    read_cost,
+    read_frame,
+)
 from server.transport.roster import Roster, RosterEntry
 from shared.config import RunConfig
 from shared.errors import RefusalCode, ReportError, SamaraError
@@ -21,6 +27,7 @@ from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
+from shared.frames.round_cost import RoundCost
 from shared.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
@@ -38,12 +45,14 @@ class ValidatedReplies(Generic[Answer]):
             client with an answer; each with the instruction that it answers.
         refused: by client without a sound answer, the reason why its reply cannot be used.
         bytes_up: by client, the bytes of all its frames.
+        costs: by client with a report, what it has cost its device, if the owner shares that.
     """
 
     answers: dict[int, Answer] = field(default_factory=dict)
     late: dict[int, tuple[TrainInstruction, Report]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
+    costs: dict[int, RoundCost] = field(default_factory=dict)
 
     def all_reports(self: "ValidatedReplies[Report]") -> dict[int, Report]:
         """Return the reports that count in the round by client, late ones included."""
@@ -184,6 +193,7 @@ class ReplyValidator:
             return
         result.answers[client] = answer
         result.refused.pop(client, None)
+        self._add_cost(result, reply, client, token)
 
     def _add_late_report(
         self, result: ValidatedReplies[Report], reply: Message, number: int
@@ -206,6 +216,29 @@ class ReplyValidator:
             log.warning("client %d: its late report is dropped; it sent another one", client)
             return
         result.late[client] = instruction, report
+        self._add_cost(result, reply, client, report.token)
+
+    def _add_cost(
+        self, result: ValidatedReplies[Answer], reply: Message, client: int, token: bytes
+    ) -> None:
+        """Add what an answer has cost its client; an unsound cost is left out, and the answer not.
+
+        Args:
+            result: replies so far.
+            reply: reply with the answer.
+            client: client index.
+            token: token of the instruction that it answers.
+        """
+        if not (frame := read_cost(reply)):
+            return
+        try:
+            cost = decode_foreign(RoundCost.decode, frame)
+            if (cost.client, cost.token) != (client, token):
+                raise ReportError("the cost beside its answer is of another one")
+        except SamaraError as error:
+            self._events.log_refusal(client, str(error))
+            return
+        result.costs[client] = cost
 
     def _entry_of(self, reply: Message) -> RosterEntry | None:
         if reply.has_error() and reply.error.code in LOST:

@@ -11,7 +11,7 @@ from shared.flower_compat import ErrorCode
 from shared.frames.hello import Hello
 from shared.frames.refusal import Refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, RECORD, Kind, kind_of
+from shared.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -92,6 +92,12 @@ def read_frame(reply: Message) -> bytes:
     if not isinstance(frame, bytes):
         raise FrameError("the reply holds no frame")
     return frame
+
+
+def read_cost(reply: Message) -> bytes:
+    """Return the round cost beside the frame in a reply, a frame; nothing if there is none."""
+    cost = reply.content.config_records.get(RECORD, ConfigRecord()).get(COST)
+    return cost if isinstance(cost, bytes) else b""
 
 
 def client_of_hello(frame: bytes) -> int:

@@ -57,10 +57,12 @@ class BlobRequest(_message.Message):
     def __init__(self, part: _Optional[bytes] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("frame",)
+    __slots__ = ("frame", "cost")
     FRAME_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     frame: bytes
-    def __init__(self, frame: _Optional[bytes] = ...) -> None: ...
+    cost: bytes
+    def __init__(self, frame: _Optional[bytes] = ..., cost: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("settings",)

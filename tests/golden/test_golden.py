@@ -15,6 +15,7 @@ from write import (
     SEGMENT,
     SNAPSHOT,
     frames,
+    later_frames,
     plain,
 )
 
@@ -57,15 +58,20 @@ def test_directions_made_together_are_those_in_the_file(distribution: Any) -> No
     np.testing.assert_array_equal(z, heads)
 
 
-@pytest.mark.parametrize("name", frames())
+def golden_frames() -> dict[str, Any]:
+    cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
+    return cases
+
+
+@pytest.mark.parametrize("name", frames() | later_frames())
 def test_every_frame_in_the_file_is_read_to_its_fields(name: str) -> None:
-    case = golden("frames.json")[name]
-    decoded = type(frames()[name]).decode(bytes.fromhex(case["frame"]))
+    case = golden_frames()[name]
+    decoded = type((frames() | later_frames())[name]).decode(bytes.fromhex(case["frame"]))
     assert plain(asdict(decoded)) == case["fields"]
 
 
 def test_every_kind_of_frame_is_in_the_file() -> None:
-    cases = golden("frames.json")
+    cases = golden_frames()
     assert {bytes.fromhex(case["frame"])[3] for case in cases.values()} == set(Kind)
     for kind in Kind:
         assert bytes.fromhex(cases[kind.name.lower()]["frame"])[3] == kind

@@ -51,6 +51,7 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
+from shared.frames.round_cost import RoundCost
 from shared.replay import (
     CoefficientBlock,
     Shrink,
@@ -247,9 +248,14 @@ def frames() -> dict[str, Any]:
     }
 
 
-def made_frames() -> dict[str, Any]:
+def later_frames() -> dict[str, Any]:
+    """Kinds that came after the file of the others."""
+    return {"round_cost": RoundCost(bytes(range(8)), 4, 61.5, 12.25, 430.5)}
+
+
+def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames().items()
+        name: {"frame": frame.encode(), "fields": asdict(frame)} for name, frame in frames.items()
     }
 
 
@@ -336,7 +342,8 @@ def made_basis() -> dict[str, Any]:
 FILES: dict[str, Callable[[], bytes]] = {
     "directions.json": lambda: as_json(made_directions()),
     "seeds.json": lambda: as_json(made_seeds()),
-    "frames.json": lambda: as_json(made_frames()),
+    "frames.json": lambda: as_json(made_frames(frames())),
+    "frames-2.json": lambda: as_json(made_frames(later_frames())),
     **{f"ledger/{name}": partial(ledger_file, name) for name in (SEGMENT, SNAPSHOT, NEXT_SEGMENT)},
     "ledger.json": lambda: as_json(made_ledger()["ledger.json"]),
     f"private/{SEGMENT}": lambda: made_private_fit()[f"private/{SEGMENT}"],

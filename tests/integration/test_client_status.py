@@ -20,7 +20,7 @@ from devices.live.client_status import ClientStatus, StatusReader
 from devices.live.commands import app as client_app
 from devices.live.dashboard import last_lines
 from devices.live.pause_log import PauseLog
-from devices.live.status_display import render_status
+from devices.live.status_display import SHARES_ENERGY, render_status
 from server.app import serve
 from shared.result import read_result
 
@@ -90,6 +90,11 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
     [damaged] = reader.read().runs
     assert (damaged.round, damaged.digest, damaged.report) == (None, "", run.report)
     assert "- of 3" in shown(reader.read())
+    assert SHARES_ENERGY not in shown(reader.read())
+    mine.model_copy(update={"share_energy": True}).write()
+    assert SHARES_ENERGY in shown(StatusReader(folder).read())
+    audit = CliRunner().invoke(client_app, ["audit", "--home", str(folder)])
+    assert SHARES_ENERGY in " ".join(audit.output.split())
 
 
 def test_a_pause_log_stays_short_and_readable(

@@ -22,6 +22,7 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
+from shared.frames.round_cost import RoundCost
 from shared.replay import MAX_DENSE_VALUE, CoefficientBlock, DenseValues, Shrink
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
 from shared.wire import Kind, pack
@@ -36,6 +37,11 @@ NAME, HASH = st.binary(min_size=8, max_size=8), st.binary(min_size=32, max_size=
 HELLOS = st.builds(Hello, CLIENT, U32, U32, HASH, TEXT, TEXT)
 REFUSALS = st.builds(Refusal, NAME, CLIENT, U32, U16, st.tuples(U32, U32))
 EVALUATES = st.builds(EvaluateInstruction, NAME, U32, U32, st.sampled_from(Split), HASH, HASH)
+COST = st.floats(0, 2**20, width=32)
+COSTS = st.builds(
+    lambda token, client, cost: RoundCost(token, client, max(cost[:2]), min(cost[:2]), cost[2]),
+    *(NAME, CLIENT, st.tuples(COST, COST, COST)),
+)
 RECEIPTS = st.builds(BlobReceipt, NAME, CLIENT, HASH, st.integers(0, MAX_BLOB_BYTES))
 
 
@@ -117,8 +123,8 @@ def deltas(draw: st.DrawFn) -> RoundDelta:
 
 
 FRAMES = HELLOS | REFUSALS | EVALUATES | trains() | reports() | evaluations() | deltas()
-FRAMES |= RECEIPTS | blob_parts()
-DECODED_BY = {
+FRAMES |= RECEIPTS | blob_parts() | COSTS
+DECODED_BY: dict[Kind, Any] = {
     Kind.HELLO: Hello,
     Kind.TRAIN: TrainInstruction,
     Kind.EVALUATE: EvaluateInstruction,
@@ -129,6 +135,7 @@ DECODED_BY = {
     Kind.BLOB_RECEIPT: BlobReceipt,
     Kind.ROUND_DELTA: RoundDelta,
     Kind.REPORT_OF_SUMS: Report,
+    Kind.ROUND_COST: RoundCost,
 }
 
 

@@ -23,6 +23,7 @@ from shared.frames.instructions import (
 )
 from shared.frames.refusal import Refusal
 from shared.frames.report import MAX_GRADIENT, Report
+from shared.frames.round_cost import RoundCost
 from shared.round_delta import RoundDelta
 from shared.wire import FRAME_VERSION, MAX_FRAME_BYTES, Kind, kind_of, pack
 
@@ -46,6 +47,7 @@ FRAMES: dict[Kind, Any] = {
     Kind.BLOB_PART: BlobPart(bytes(range(32)), 100, 50, b"content"),
     Kind.BLOB_RECEIPT: BlobReceipt(bytes(8), 3, bytes(range(32)), 57),
     Kind.REPORT_OF_SUMS: report_to(POOL),
+    Kind.ROUND_COST: RoundCost(bytes(8), 3, 2.5, 0.5, 40.0),
 }
 DECODERS: list[Callable[[bytes], object]] = [
     Hello.decode,
@@ -57,6 +59,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     RoundDelta.decode,
     BlobPart.decode,
     BlobReceipt.decode,
+    RoundCost.decode,
 ]
 every_kind = pytest.mark.parametrize("kind", Kind)
 
@@ -318,6 +321,24 @@ def test_an_unsound_round_delta_is_refused(
 ) -> None:
     with pytest.raises(FrameError):
         RoundDelta.decode(resealed(Kind.ROUND_DELTA, offset, layout, *values))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "paused", "joules"),
+    [
+        (1.0, 2.0, 0.0),
+        (-1.0, -2.0, 0.0),
+        (1.0, 0.0, -1.0),
+        (float("nan"), 0.0, 0.0),
+        (1.0, float("nan"), 0.0),
+        (1.0, 0.0, float("nan")),
+        (float("inf"), 0.0, 0.0),
+        (1.0, 0.0, 2e9),
+    ],
+)
+def test_a_cost_that_cannot_be_is_refused(seconds: float, paused: float, joules: float) -> None:
+    with pytest.raises(FrameError, match="the cost of client 3 is out of range"):
+        RoundCost.decode(RoundCost(bytes(8), 3, seconds, paused, joules).encode())
 
 
 @pytest.mark.parametrize("clients", [(1, 1), (2, 1)])

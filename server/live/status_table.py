@@ -1,0 +1,33 @@
+"""The status of a run and of its clients as a table."""
+
+from rich.table import Table
+
+from server.live.status import RunStatus
+
+
+def make_status_table(status: RunStatus) -> Table:
+    """Return a table with a row for each client; costs only if an owner shares them. Pure."""
+    title = f"round {status.round}, digest {status.digest[:16] or '-'}, "
+    title += f"{status.bytes_up:,} bytes up, {status.bytes_down:,} bytes down"
+    table = Table("client", "has round", "last report", "reports", "failures", title=title)
+    table.add_column("bytes up, down")
+    shares_cost = any(client.cost for client in status.clients.values())
+    if shares_cost:
+        table.add_column("a round costs its device")
+    for number, client in status.clients.items():
+        name = " ".join(word for word in (str(number), client.name, client.state) if word)
+        last = (
+            f"{client.last_round}, {client.last_report_time[5:16].replace('T', ' ')}"
+            if client.last_round
+            else "-"
+        )
+        table.add_row(
+            name,
+            str(client.round),
+            last,
+            str(client.reports),
+            str(client.failures),
+            f"{client.bytes_up:,}, {client.bytes_down:,}",
+            *([client.cost] if shares_cost else []),
+        )
+    return table
