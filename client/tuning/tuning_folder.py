@@ -16,9 +16,9 @@ from shared.files import make_folder, write_durably
 from shared.model.model_folder import model_id_of
 from shared.runs import RUNS_FOLDER, folder_name
 from shared.tasks.catalog import load_task
-from shared.tasks.data import SPLITS
 from shared.tasks.kinds import Task
 from shared.tasks.rows import Example
+from shared.tasks.sources import SPLITS
 
 IDENTITY_FILE, RESULT_FILE = "tune.json", "result.json"
 

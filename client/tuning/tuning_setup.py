@@ -35,13 +35,14 @@ from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
 from shared.tasks.catalog import load_task
-from shared.tasks.data import SPLITS, check_labels, load_examples
+from shared.tasks.data import check_labels, load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import Confusion, answer_metric, label_metric
 from shared.tasks.objectives import ObjectiveName, objective_for
 from shared.tasks.rows import Example
 from shared.tasks.sampling import sample_splits
+from shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
 

@@ -7,7 +7,6 @@ saved in the other format, or when the wording of the prompt changes.
 """
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.tasks.kinds import ClassificationTask, Task
-from shared.tasks.row_files import SUFFIXES, read_row_file
+from shared.tasks.row_files import read_row_file
 from shared.tasks.rows import (
     Example,
     Row,
@@ -25,12 +24,17 @@ from shared.tasks.rows import (
     read_rows,
     required_fields,
 )
+from shared.tasks.sources import (
+    SPLITS,
+    find_data_files,
+    is_hub_name,
+    load_hub_splits,
+    no_such_source,
+)
 from shared.tasks.text_folders import read_text_folders
 
-SPLITS = ("train", "validation", "test")
 CUT_PERCENT = {"test": 20, "validation": 10}
 SHOWN_PROBLEMS = 5
-_HUB_SECONDS = 5.0
 
 
 def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Example]:
@@ -140,102 +144,36 @@ def read_splits(
 
 
 def _read(path: str, task: Task, problems: list[str], growing: bool) -> dict[str, list[Row]]:
-    if os.path.isfile(path):
-        return {"train": read_row_file(Path(path), task, problems, growing=growing)}
-    if os.path.isdir(path):
-        return _read_folder(Path(path), task, problems, growing)
+    if os.path.exists(path):
+        files = find_data_files(Path(path), growing)
+        if files.form == "labels":
+            return {"train": read_text_folders(Path(path), task, problems)}
+        by_user = files.form == "users"
+        splits: dict[str, list[Row]] = {}
+        for split, parts in files.splits.items():
+            splits[split] = []
+            for part in parts:
+                owner = part.stem if by_user else ""
+                splits[split] += read_row_file(part, task, problems, owner, growing)
+        return splits
     if growing:
         raise DataError(
             f"{path!r}: no such file or folder; data.watch needs one on this machine, which may "
             "be empty"
         )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", path) and not path.endswith(SUFFIXES):
+    if is_hub_name(path):
         return _read_hub(path, task, problems)
-    raise DataError(
-        f"{path!r}: no such file or folder, nor the name of a Hugging Face data set, which is "
-        "owner/name or owner/name:config; correct the path"
-    )
-
-
-def _read_folder(
-    folder: Path, task: Task, problems: list[str], growing: bool
-) -> dict[str, list[Row]]:
-    files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
-            if path.stem in files:
-                raise DataError(f"{path}: {files[path.stem].name} lies beside it; keep one of both")
-            files[path.stem] = path
-    if not files:
-        if growing or any(entry.is_dir() for entry in folder.iterdir()):
-            return {"train": read_text_folders(folder, task, problems)}
-        raise DataError(
-            f"{folder}: holds no file ending in {' or '.join(SUFFIXES)}, nor folders of texts"
-        )
-    present = [split for split in SPLITS if split in files]
-    if not present:
-        rows: list[Row] = []
-        for user, path in files.items():
-            rows += read_row_file(path, task, problems, user, growing)
-        return {"train": rows}
-    if "train" not in present:
-        raise DataError(
-            f"{folder}: has {files[present[0]].name} and no training file; "
-            f"add train{files[present[0]].suffix}"
-        )
-    return {
-        split: read_row_file(files[split], task, problems, growing=growing) for split in present
-    }
+    raise no_such_source(path)
 
 
 def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]]:
-    # Imported here because it takes seconds.
-    import datasets
-
-    # Retries take half a minute; what was downloaded before is found without a connection.
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE or not _hub_answers()
-    repository, _, configuration = name.partition(":")
-    try:
-        data_set = datasets.load_dataset(repository, configuration or None)
-    # Anything may come out of the network, the cache and the data set's own files.
-    except Exception as error:
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(
-            f"{name!r}: no file or folder of this name, and it cannot be loaded as a Hugging Face "
-            f"data set ({reason}); check the name and the connection, or where there is none save "
-            "the rows as train.jsonl in a folder and give its path"
-        ) from error
-    if "train" not in data_set:
-        raise DataError(
-            f"{name!r}: the data set has no split 'train', only {', '.join(data_set)}; "
-            "save its rows as train.jsonl in a folder and give its path"
-        )
     splits = {}
-    for split in SPLITS:
-        # MNLI has two validation splits; the one of the same genres as its training rows counts.
-        key = next((k for k in (split, f"{split}_matched") if k in data_set), None)
-        rows = _read_hub_rows(data_set[key], f"{name}[{key}]", task, problems) if key else []
-        if rows:
+    for split, (key, part) in load_hub_splits(name).items():
+        if rows := _read_hub_rows(part, f"{name}[{key}]", task, problems):
             splits[split] = rows
     if "train" not in splits and not problems:
         raise DataError(f"{name!r}: no row of its split 'train' has a label; use other data")
     return splits
-
-
-def _hub_answers() -> bool:
-    """Return whether the Hugging Face hub can be reached, through a proxy if there is one."""
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
-    from huggingface_hub import constants
-
-    try:
-        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_SECONDS):
-            return True
-    except HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
 
 
 def _read_hub_rows(split: Any, source: str, task: Task, problems: list[str]) -> list[Row]:

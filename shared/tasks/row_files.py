@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shared.errors import DataError
@@ -15,9 +16,11 @@ SUFFIXES = (".jsonl", ".csv")
 LATEST_TIME = 2.0**40
 """Later times, in seconds since 1970, are mistakes."""
 
-_Report = Callable[[int, str], None]
+Report = Callable[[int, str], None]
 """Reports a problem, given the number of its line and a description."""
-_Records = Iterator[tuple[int, Mapping[str, object]]]
+Records = Iterator[tuple[int, Mapping[str, object]]]
+"""Numbers of lines, and the records that begin there."""
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 def read_row_file(
@@ -44,19 +47,10 @@ def read_row_file(
     def report(line: int, what: str) -> None:
         problems.append(f"{path}:{line}: {what}")
 
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
-    if growing and suffix == ".csv":
-        raise DataError(
-            f"{path}: CSV cannot be watched, since half a row may look like a whole one; write "
-            "JSON lines"
-        )
     changed = path.stat().st_mtime if growing else 0.0
-    read = _csv_records if suffix == ".csv" else _json_records
     before = len(problems)
     rows = []
-    for line, record in read(_decode(path, report, growing), task, report):
+    for line, record in read_records(path, report, partial(describe_missing_fields, task), growing):
         try:
             file_rows = read_rows(record, task)
         except DataError as error:
@@ -76,6 +70,38 @@ def read_row_file(
     return rows
 
 
+def read_records(
+    path: Path,
+    report: Report,
+    describe_header: Callable[[list[str]], str] = lambda names: "",
+    growing: bool = False,
+) -> Records:
+    """Yield the records of a file as they are, with the numbers of their lines.
+
+    Args:
+        path: the file.
+        report: called for each line that is no record.
+        describe_header: describes what is wrong with a CSV file's column names; empty if nothing.
+        growing: as for `read_row_file`.
+
+    Raises:
+        DataError, OSError: as `read_row_file`.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: give a file that ends in {' or '.join(SUFFIXES)}")
+    if growing and suffix == ".csv":
+        raise DataError(
+            f"{path}: CSV cannot be watched, since half a row may look like a whole one; write "
+            "JSON lines"
+        )
+    text = _decode(path, report, growing)
+    if suffix == ".csv":
+        yield from _csv_records(text, report, describe_header)
+    else:
+        yield from _json_records(text, report)
+
+
 def _time_of(record: Mapping[str, object], changed: float) -> float:
     """Return when a row was written, or the time of its file where it says nothing usable."""
     time = record.get("time")
@@ -84,7 +110,7 @@ def _time_of(record: Mapping[str, object], changed: float) -> float:
     return changed
 
 
-def _decode(path: Path, report: _Report, growing: bool) -> str:
+def _decode(path: Path, report: Report, growing: bool) -> str:
     content = path.read_bytes()
     if growing:
         content = _whole_lines(content)
@@ -112,7 +138,7 @@ def _whole_lines(content: bytes) -> bytes:
     return content
 
 
-def _json_records(text: str, task: Task, report: _Report) -> _Records:
+def _json_records(text: str, report: Report) -> Records:
     # Not splitlines: JSON strings may hold other line separators than the newline.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -131,7 +157,7 @@ def _json_records(text: str, task: Task, report: _Report) -> _Records:
             yield number, record
 
 
-def _csv_records(text: str, task: Task, report: _Report) -> _Records:
+def _csv_records(text: str, report: Report, describe_header: Callable[[list[str]], str]) -> Records:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -139,8 +165,13 @@ def _csv_records(text: str, task: Task, report: _Report) -> _Records:
         if repeated:
             report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
             return
-        if missing := describe_missing_fields(task, header):
-            report(1, missing)
+        if len(header) == 1:
+            for mark, name in _SEPARATORS.items():
+                if mark in header[0]:
+                    report(1, f"its cells are separated by {name}; save it with commas")
+                    return
+        if wrong := describe_header(header):
+            report(1, wrong)
             return
         line = reader.line_num + 1
         for cells in reader:

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Final
 
 from shared.errors import DataError
-from shared.tasks.data import SPLITS
 from shared.tasks.rows import Example
+from shared.tasks.sources import SPLITS
 
 LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
     {"train": 1_000, "validation": 500, "test": 1_000}
