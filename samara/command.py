@@ -11,6 +11,7 @@ import devices.phone.commands
 import server.commands
 import simulations.adapter_commands
 import simulations.commands
+import simulations.new_command
 from shared.errors import SamaraError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(simulations.commands.demo)
+app.command()(simulations.new_command.new)
 app.command()(simulations.commands.simulate)
 app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)

@@ -84,8 +84,13 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Say how to continue where a run is stopped by Ctrl-C, and end with status 130.
+def stoppable(
+    message: str = "samara: stopped; the same command continues the run",
+) -> Iterator[None]:
+    """Say what holds where a command is stopped by Ctrl-C, and end with status 130.
+
+    Args:
+        message: printed then.
 
     Raises:
         SystemExit: instead of KeyboardInterrupt.
@@ -93,7 +98,7 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("samara: stopped; the same command continues the run", file=sys.stderr)
+        print(message, file=sys.stderr)
         raise SystemExit(130) from None
 
 

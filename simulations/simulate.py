@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flwr.app import UserConfig
 
 from client.app import app as client_app
 from client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from client.protocol.simulated_client import RUNS
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime
 from client.training.own_examples import OwnExamples
 from devices.live.settings import ClientSettings
 from server.app import serve
@@ -86,27 +88,54 @@ def simulate(
         return simulate_fleet(config, on_message)
     if homes:
         return _repeated(config, on_message, cohorts, homes)
-    together = clients_together(config)
-    threads = config.threads or max(1, cores() // together)
+    loaded = load_simulation(config)
+    log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
+    if engine == "flower":
+        from simulations.flower_engine import simulate_with_flower
+
+        return simulate_with_flower(config, loaded.of_client)
+    with ThreadPoolExecutor(clients_together(config)) as pool:
+        settings = loaded.of_client.flat()
+        grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
+        clock = PassClock(SystemClock(), PassesInProcess(loaded.shares).take_rows)
+        return serve(config, grid, cohorts, clock)
+
+
+class LoadedSimulation(NamedTuple):
+    """The model and the data of a simulation, as its clients will use them.
+
+    Attributes:
+        of_client: settings of a client.
+        runtime: loaded model.
+        shares: data of the clients.
+        folder: folder of the run.
+    """
+
+    of_client: RunConfig
+    runtime: ModelRuntime
+    shares: list[ClientData]
+    folder: Path
+
+
+def load_simulation(config: RunConfig) -> LoadedSimulation:
+    """Load model, task and data of a simulation, and check that they fit; nothing is written.
+
+    Args:
+        config: settings of the run.
+
+    Raises:
+        SamaraError: if any of them cannot be used, or they do not fit together.
+    """
+    threads = config.threads or max(1, cores() // clients_together(config))
     of_client = config.model_copy(update={"threads": threads})
-    run = RUNS.run_for(of_client)
-    data = run.data
-    shares = [data.share_of(client, config.data.clients) for client in range(config.data.clients)]
+    run, clients = RUNS.run_for(of_client), config.data.clients
+    shares = [run.data.share_of(client, clients) for client in range(clients)]
     examples = chain.from_iterable(share.examples for share in shares)
     check_labels(examples, load_task(config.task), config.data.path)
     for share in shares:
         share.tokenized(Split.TRAIN)
-    layout, model_id = run.runtime.layout, run.runtime.model_id
-    folder = run_folder(config, run_id_of(config, layout, model_id))
-    log_plan(config, run.runtime, shares, folder)
-    if engine == "flower":
-        from simulations.flower_engine import simulate_with_flower
-
-        return simulate_with_flower(config, of_client)
-    with ThreadPoolExecutor(together) as pool:
-        grid = InProcessGrid(client_app, config.data.clients, of_client.flat(), on_message, pool)
-        clock = PassClock(SystemClock(), PassesInProcess(shares).take_rows)
-        return serve(config, grid, cohorts, clock)
+    folder = run_folder(config, run_id_of(config, run.runtime.layout, run.runtime.model_id))
+    return LoadedSimulation(of_client, run.runtime, shares, folder)
 
 
 def _repeated(

@@ -37,10 +37,15 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
         except TaskError as error:
             problems.append(f"{labelled}: {error}; name the folder by a label")
             continue
-        for path in sorted(labelled.glob(f"*{TEXT_SUFFIX}")):
-            if not path.name.startswith("."):
-                rows += _read_text(path, field, label, task, problems)
+        for path in find_texts(labelled):
+            rows += _read_text(path, field, label, task, problems)
     return rows
+
+
+def find_texts(folder: Path) -> list[Path]:
+    """Return the files of a label's folder that hold texts, by name."""
+    texts = sorted(folder.glob(f"*{TEXT_SUFFIX}"))
+    return [path for path in texts if not path.name.startswith(".")]
 
 
 def _read_text(path: Path, field: str, label: str, task: Task, problems: list[str]) -> list[Row]:

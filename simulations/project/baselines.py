@@ -1,0 +1,75 @@
+"""Baselines before a run: the most frequent label, and the model's answers as it is."""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.training.client_data import ClientData
+from client.training.model_runtime import ModelRuntime
+from shared.frames.instructions import Split
+from shared.model.scorers import Prompt
+from shared.tasks.kinds import ChoiceTask, ClassificationTask
+from shared.tasks.metrics import Confusion, label_metric
+
+ZERO_SHOT_ROWS = 200
+"""The most rows whose answers are computed."""
+
+
+def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> list[str]:
+    """Return lines with what trivial answers and the base model reach on validation rows.
+
+    Args:
+        runtime: loaded model.
+        shares: data of the clients.
+    """
+    task = runtime.task
+    assert isinstance(task, ClassificationTask | ChoiceTask)
+    whole = Counter(int(label) for share in shares for label in share.labels(Split.TRAIN))
+    split = Split.VALIDATION
+    answers = np.concatenate([share.labels(split) for share in shares])
+    if not len(answers):
+        return ["no baselines: there are no validation rows"]
+    usual = whole.most_common(1)[0][0]
+    of_users = np.concatenate(
+        [np.full(len(share.labels(split)), _most_frequent(share, usual)) for share in shares]
+    )
+    width = runtime.label_count
+
+    def metric(right: NDArray[np.int64], given: NDArray[np.int64]) -> float:
+        return label_metric(task, Confusion.from_predictions(right, given, width))
+
+    lines = [
+        f"always the most frequent label: {metric(answers, np.full_like(answers, usual)):.1%} "
+        f"{task.metric} on {len(answers):,} validation rows"
+    ]
+    if any(example.user for share in shares for example in share.examples):
+        lines.append(f"each user's most frequent label: {metric(answers, of_users):.1%}")
+    prompts, right = _spread(shares)
+    given = runtime.base_scores(prompts).argmax(axis=1)
+    reached = metric(right, given)
+    margin = 1.96 * sqrt(max(reached * (1 - reached), 0.0) / len(right))
+    lines.append(f"zero-shot: {reached:.1%} (± {margin:.1%}) on {len(right):,} of them")
+    if reached + margin < metric(right, np.full_like(right, usual)):
+        lines.append(
+            "note: zero-shot is below the most frequent label; other words, or another question in "
+            "the task file, may suit the model better"
+        )
+    return lines
+
+
+def _most_frequent(share: ClientData, usual: int) -> int:
+    """Return a client's most frequent label in training; that of all in a tie."""
+    counts = Counter(int(label) for label in share.labels(Split.TRAIN))
+    return max(counts, key=lambda label: (counts[label], label == usual), default=usual)
+
+
+def _spread(shares: Sequence[ClientData]) -> tuple[list[Prompt], NDArray[np.int64]]:
+    """Return prompts and labels of validation rows, spread evenly over all clients' rows."""
+    prompts = [p for share in shares for p in share.tokenized(Split.VALIDATION).prompts]
+    labels = np.concatenate([share.labels(Split.VALIDATION) for share in shares])
+    count = min(ZERO_SHOT_ROWS, len(prompts))
+    chosen = np.linspace(0, len(prompts) - 1, count).astype(int)
+    return [prompts[index] for index in chosen], labels[chosen]

@@ -1,0 +1,145 @@
+"""The check of a drafted project by what its command will do, and what that will take."""
+
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from client.training.client_data import ClientData
+from shared.config import load_scenario
+from shared.data_settings import EMBEDDED_DATA
+from shared.frames.instructions import Split
+from shared.machine import cores
+from shared.tasks.catalog import load_task
+from shared.tasks.data import load_examples
+from shared.tasks.kinds import ChoiceTask, GenerationTask, Task
+from simulations.plan import describe_plan
+from simulations.project.baselines import describe_baselines
+from simulations.project.drafts import (
+    SCENARIO_FILE,
+    TASK_FILE,
+    DataSize,
+    ProjectChoices,
+    draft_scenario,
+)
+from simulations.report.fleet import span_of
+from simulations.simulate import load_simulation
+
+EMBEDDED_CLIENTS = 8
+TUNED_ROWS = 100
+"""The examples of each split that a task for `samara tune` is tried on."""
+
+
+def checked_files(
+    choices: ProjectChoices, task_text: str, folder: Path, say: Callable[[str], None]
+) -> tuple[dict[str, str], str]:
+    """Return the files of a project by name, tried in a temporary folder, and its next command.
+
+    Args:
+        choices: what the project is made of.
+        task_text: text of the task file.
+        folder: absolute path of the project's folder.
+        say: shows a line about what a run will take, and baselines.
+
+    Raises:
+        SamaraError: if a run of them could not begin.
+    """
+    files = {TASK_FILE: task_text}
+    with tempfile.TemporaryDirectory(prefix="samara-new-") as temporary:
+        task, scenario = Path(temporary) / TASK_FILE, Path(temporary) / SCENARIO_FILE
+        task.write_text(task_text, encoding="utf-8")
+        if not is_federated(load_task(str(task))):
+            for line in check_tuning(choices, task):
+                say(line)
+            options = ["--task", str(folder / TASK_FILE), "--data", choices.data]
+            options += ["--model", choices.model, "--out", str(folder / "run")]
+            return files, shlex.join(["samara", "tune", *options])
+        files[SCENARIO_FILE] = draft_scenario(choices, str(folder), _size_of(choices.data, task))
+        scenario.write_text(files[SCENARIO_FILE], encoding="utf-8")
+        for line in check_scenario(scenario, task, folder):
+            say(line)
+    return files, shlex.join(["samara", "simulate", str(folder / SCENARIO_FILE)])
+
+
+def is_federated(task: Task) -> bool:
+    """Return whether a federation can train a task: its labels are the same for all rows."""
+    return not isinstance(task, GenerationTask) and not (
+        isinstance(task, ChoiceTask) and task.list_names
+    )
+
+
+def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
+    """Yield what a run of a drafted scenario will take, and its baselines.
+
+    Args:
+        scenario: scenario file in a temporary folder.
+        task: task file beside it.
+        folder: folder that both are for.
+
+    Raises:
+        SamaraError: as `simulate` would.
+    """
+    drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}"])
+    loaded = load_simulation(drafted)
+    yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
+    most = min(drafted.model.max_length, loaded.runtime.base.context)
+    yield _tokens(loaded.shares, most)
+    yield from describe_baselines(loaded.runtime, loaded.shares)
+
+
+def _tokens(shares: Sequence[ClientData], most: int) -> str:
+    """Return a line about the lengths of the training rows as the model reads them."""
+    prompts = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts]
+    lengths = np.array([max(map(len, prompt.sequences)) for prompt in prompts])
+    line = f"tokens: {np.median(lengths):.0f} in the median, longest {lengths.max():,}"
+    full = int((lengths >= most).sum())
+    return line + (f"; {full:,} rows are cut to {most:,} (model.max-length)" if full else "")
+
+
+def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
+    """Yield what `samara tune` will take with a drafted task, and what the model does as it is.
+
+    Raises:
+        SamaraError: as `tune` would.
+    """
+    from client.tuning.settings import TuneSettings
+    from client.tuning.tuning_setup import TuningSetup
+
+    given = {"method": "zero-shot", "task": str(task), "model.path": choices.model}
+    counts = {f"data.{split}": TUNED_ROWS for split in ("train", "validation", "test")}
+    whole = TuneSettings.of({"task": str(task)}, "tune").complete(cores())
+    settings = TuneSettings.of(given | counts | {"data.path": choices.data}, "tune")
+    setup = TuningSetup(settings.complete(cores()))
+    split, begun = setup.splits["validation"], time.monotonic()
+    base = setup.evaluate_base(split)
+    row = (time.monotonic() - begun) / base.examples
+    yield (
+        f"zero-shot: {base.metric:.1%} {setup.task.metric}, loss {base.loss:.3f} on "
+        f"{base.examples:,} validation rows"
+    )
+    if isinstance(setup.task, ChoiceTask):
+        chance = np.mean([1 / len(example.answers) for example in split.examples])
+        yield f"a guess: {chance:.1%}"
+    rows = 2 * whole.queries * whole.batch * whole.steps
+    yield (
+        f"{whole.steps:,} steps of {whole.batch} rows and {whole.queries} directions: at most "
+        f"about {span_of(rows * row)} by the time of these rows"
+    )
+
+
+def _size_of(data: str, task: Path) -> DataSize:
+    """Return the size of the data.
+
+    Raises:
+        SamaraError: if they do not fit the task.
+    """
+    if data == EMBEDDED_DATA:
+        return DataSize(0, EMBEDDED_CLIENTS, 0)
+    examples = load_examples(data, load_task(str(task)), 0)
+    training = [example for example in examples if example.split == "train"]
+    users = {example.user for example in training}
+    named = all(example.user for example in examples)
+    return DataSize(len(users) if named else 0, len(training), len(examples) - len(training))

@@ -1,0 +1,163 @@
+"""What the columns of records hold, and a guess which are texts, label, user and candidates."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Literal
+
+import numpy as np
+
+from shared.tasks.label_values import value_text
+from simulations.project.records import Record
+
+Kind = Literal["classification", "choice", "generation"]
+MOST_LABELS = 50
+_LABEL_NAMES = (
+    *("label", "labels", "class", "category", "target", "sentiment", "rating", "stars", "score"),
+    *("answer", "answers", "intent", "topic", "type"),
+)
+_TEXT_NAMES = ("text", "sentence", "review", "comment", "content", "body", "message", "question")
+_USER_NAMES = ("author", "annotator", "worker", "rater", "speaker", "person", "client", "username")
+_CANDIDATES = re.compile(
+    r"(choice|option|candidate|ending|sol|answer|alternative)[ _-]?([a-z]|\d+)"
+)
+_CANDIDATE_LISTS = ("choices", "options", "candidates", "endings", "alternatives")
+_UNUSABLE = re.compile(r"[{}|:!]")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds.
+
+    Attributes:
+        name: name of the column.
+        rows: number of records that have a value in it.
+        values: counts of its different values as text; of lists and objects none.
+        words: mean number of words of its texts; 0 if it holds something else.
+        is_list: whether it holds lists.
+    """
+
+    name: str
+    rows: int
+    values: Counter[str]
+    words: float
+    is_list: bool
+
+    @property
+    def distinct(self) -> float:
+        """The share of its values that differ."""
+        return len(self.values) / self.rows if self.rows else 0.0
+
+    @property
+    def may_be_label(self) -> bool:
+        """Return whether its values repeat as labels do."""
+        return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether a template can name it."""
+        return bool(self.name) and not _UNUSABLE.search(self.name)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns a task reads.
+
+    Attributes:
+        kind: kind of the task.
+        texts: columns with texts, in order.
+        label: column with the right answer.
+        candidates: columns with a candidate each, or one column with lists of them.
+    """
+
+    kind: Kind
+    texts: tuple[str, ...]
+    label: str
+    candidates: tuple[str, ...] = ()
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value says nothing: null, NaN or a blank text."""
+    if isinstance(value, float):
+        return isnan(value)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def describe_columns(records: Sequence[Record]) -> dict[str, Column]:
+    """Return what each column of some records holds, by name, in order of appearance."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: _describe(name, [record.get(name) for record in records]) for name in names}
+
+
+def _describe(name: str, cells: Sequence[object]) -> Column:
+    values = [cell for cell in cells if not is_missing(cell)]
+    plain = [value for value in values if isinstance(value, str | int | float)]
+    words = [len(value.split()) for value in plain if isinstance(value, str)]
+    return Column(
+        name,
+        len(values),
+        Counter(map(value_text, plain)),
+        float(np.mean(words)) if words else 0.0,
+        bool(values) and all(isinstance(value, list) for value in values),
+    )
+
+
+def guess_roles(columns: dict[str, Column]) -> Roles:
+    """Return which columns a task probably reads; texts and label may be empty."""
+    candidates = tuple(
+        name for name in columns if _CANDIDATES.fullmatch(name.lower()) and columns[name].words
+    )
+    if len(candidates) < 2:
+        lists = [name for name in columns if name.lower() in _CANDIDATE_LISTS]
+        candidates = tuple(name for name in lists if columns[name].is_list)[:1]
+    label = _guess_label(columns, candidates)
+    texts = guess_texts(columns, {label, *candidates})
+    if candidates:
+        return Roles("choice", texts, label, candidates)
+    if label and not columns[label].may_be_label:
+        return Roles("generation", texts, label)
+    return Roles("classification", texts, label)
+
+
+def _guess_label(columns: dict[str, Column], candidates: Sequence[str]) -> str:
+    named = [n for known in _LABEL_NAMES for n in columns if n.lower() == known]
+    named = [name for name in named if name not in candidates]
+    repeating = [name for name in named if columns[name].may_be_label]
+    others = [
+        name
+        for name, column in columns.items()
+        if column.may_be_label and column.words < 3 and name != "user" and name not in candidates
+    ]
+    # Of several unnamed ones none is more likely than the others.
+    found = repeating or named or (others if len(others) == 1 else [])
+    return found[0] if found else ""
+
+
+def guess_texts(columns: dict[str, Column], others: set[str]) -> tuple[str, ...]:
+    """Return the columns with texts: one of a usual name, or all whose values are mostly unlike.
+
+    Args:
+        columns: what the columns hold.
+        others: columns that are something else.
+    """
+    free = {name: column for name, column in columns.items() if name not in others}
+    usual = [name for name in free if name.lower() == "text"]
+    if usual:
+        return (usual[0],)
+    long = [n for n, c in free.items() if c.words >= 3 and c.distinct > 0.2 and n != "user"]
+    if len(long) > 3:  # more are notes about the row rather than the text
+        long = [name for name in long if name.lower() in _TEXT_NAMES] or long[:1]
+    return tuple(long)
+
+
+def likely_user_columns(columns: dict[str, Column]) -> list[str]:
+    """Return columns of other names than ``user`` that seem to say whose a row is."""
+    return [
+        name
+        for name, column in columns.items()
+        if re.sub(r"[ _-]?(id|name)$", "", name.lower()) in ("user", *_USER_NAMES)
+        and name != "user"
+        and 1 < len(column.values) <= 0.5 * column.rows
+    ]

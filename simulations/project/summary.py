@@ -1,0 +1,137 @@
+"""Lines about records: splits, labels, users, lengths, languages, doubles and empty rows."""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from shared.tasks.label_values import value_text
+from simulations.project.columns import Column, Roles, is_missing, likely_user_columns
+from simulations.project.languages import language_of
+from simulations.project.records import RawData, Record
+
+_SHOWN_LABELS = 12
+
+
+def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator[str]:
+    """Yield lines about the data, of which those that begin with ``note:`` ask for attention.
+
+    Args:
+        data: records of all splits.
+        columns: what the columns hold.
+        roles: columns that the task reads.
+    """
+    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
+    yield f"rows: {counts} ({data.form})"
+    missing = [split for split in ("validation", "test") if split not in data.splits]
+    if missing:
+        yield f"      {' and '.join(missing)} will be cut from the training rows"
+    yield "columns: " + ", ".join(map(_describe_column, columns.values()))
+    yield from _labels(data, columns, roles)
+    yield from _users(data, columns)
+    yield from _texts(data, roles)
+    yield from _faults(data, roles)
+
+
+def _describe_column(column: Column) -> str:
+    if column.is_list:
+        return f"{column.name} (lists)"
+    if column.words >= 3:
+        return f"{column.name} (texts of {column.words:.0f} words)"
+    return f"{column.name} ({len(column.values):,} values)"
+
+
+def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator[str]:
+    column = columns.get(roles.label)
+    if roles.kind != "classification" or column is None:
+        return
+    shown = [f"{value} {count:,}" for value, count in column.values.most_common(_SHOWN_LABELS)]
+    more = len(column.values) - len(shown)
+    yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
+    if len(column.values) == 1:
+        yield "note: all rows have one label, so there is nothing to learn"
+    trained = {value_text(row.get(roles.label)) for row in data.splits["train"]}
+    for split in ("validation", "test"):
+        only = {value_text(row.get(roles.label)) for row in data.splits.get(split, ())} - trained
+        if only := {value for value in only if value in column.values}:
+            yield f"note: no training row has {', '.join(sorted(only))}, which {split} rows have"
+    words = language_of(value.replace("_", " ") for value in column.values)
+    texts = language_of(_text_of(row, roles) for row in data.splits["train"])
+    if words and texts and words != texts:
+        yield (
+            f"note: labels look {words} and texts {texts}; write the label words in the language "
+            "that the model reads best, best that of the texts"
+        )
+
+
+def _users(data: RawData, columns: dict[str, Column]) -> Iterator[str]:
+    if "user" in columns:
+        counts = list(columns["user"].values.values())
+        few = sum(count < 3 for count in counts)
+        yield (
+            f"users: {len(counts):,}, with {min(counts):,} to {max(counts):,} rows, median "
+            f"{np.median(counts):,.0f}; each is a client"
+        )
+        if few:
+            yield f"note: {few:,} users have fewer than 3 rows, and so not a row in every split"
+        return
+    for name in likely_user_columns(columns):
+        yield (
+            f"note: {name} seems to say whose a row is ({len(columns[name].values):,} values); "
+            "rename it to user, and each of them is a client"
+        )
+    yield "users: none are named; rows are dealt to clients by chance"
+
+
+def _texts(data: RawData, roles: Roles) -> Iterator[str]:
+    texts = [_text_of(row, roles) for row in data.all]
+    if not roles.texts:
+        return
+    words = np.array([len(text.split()) for text in texts])
+    language = language_of(texts)
+    yield (
+        f"texts ({' + '.join(roles.texts)}): {np.median(words):.0f} words in the median, 95 % up "
+        f"to {np.percentile(words, 95):.0f}, longest {words.max():,}; language: "
+        f"{language or 'unclear'}"
+    )
+
+
+def _text_of(row: Record, roles: Roles) -> str:
+    cells = [row.get(name) for name in roles.texts]
+    return " ".join(str(cell) for cell in cells if not is_missing(cell))
+
+
+def _faults(data: RawData, roles: Roles) -> Iterator[str]:
+    """Yield lines about empty rows, rows that repeat, and rows of two splits."""
+    empty = sum(not _text_of(row, roles) for row in data.all)
+    if empty:
+        yield f"note: {empty:,} rows have no text; delete them"
+    unlabelled = sum(is_missing(row.get(roles.label)) for row in data.all)
+    if unlabelled:
+        yield f"note: {unlabelled:,} rows have no {roles.label}; delete them"
+    keys = {split: [_key(row, roles) for row in rows] for split, rows in data.splits.items()}
+    repeats = Counter(key for split in keys.values() for key in split)
+    answers = defaultdict(set)
+    for row in data.all:
+        answers[_key(row, roles)].add(str(row.get(roles.label)))
+    if doubled := sum(count - 1 for count in repeats.values()):
+        torn = sum(len(found) > 1 for found in answers.values())
+        line = f"doubles: {doubled:,} rows repeat the text of another"
+        yield line + (f", and {torn:,} texts have different labels" if torn else "")
+    trained = set(keys["train"])
+    for split in ("validation", "test"):
+        if both := sum(key in trained for key in keys.get(split, ())):
+            yield (
+                f"note: {both:,} {split} rows are training rows too; figures on them are too good"
+            )
+
+
+def _key(row: Record, roles: Roles) -> Hashable:
+    """Return what makes a row the same as another: user and texts."""
+    return str(row.get("user", "")), *(str(row.get(n)) for n in (*roles.texts, *roles.candidates))
+
+
+def example_texts(records: Sequence[Record], roles: Roles, value: str, count: int = 2) -> list[str]:
+    """Return the texts of some rows with a label, cut to a line."""
+    found = [_text_of(r, roles) for r in records if value_text(r.get(roles.label)) == value]
+    return [text if len(text) <= 90 else text[:89] + "…" for text in found[:count]]
