@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -85,6 +85,8 @@ def simulate(
     if list_:
         _list()
         return
+    if scenario is None:
+        _explain()
     from shared.config import load_scenario
     from shared.errors import ConfigError
     from shared.scenarios import scenario_file
@@ -117,6 +119,24 @@ def tasks() -> None:
     from simulations.listing import tasks_table
 
     Console().print(tasks_table())
+
+
+def _explain() -> NoReturn:
+    """Show the scenarios that there are, and how to get others.
+
+    Raises:
+        ConfigError: since none was given.
+    """
+    from rich.console import Console
+
+    from shared.errors import ConfigError
+    from simulations.listing import scenarios_table
+
+    Console().print(scenarios_table(), "")
+    raise ConfigError(
+        "simulate runs a scenario: one of these by its name, or a TOML file; samara new DIR writes "
+        "one for your own data and model, and samara demo needs none"
+    )
 
 
 def _list() -> None:

@@ -58,9 +58,10 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
     if not present:
         return DataFiles("users", {"train": tuple(files.values())})
     if "train" not in present:
+        others = ", ".join(file.name for stem, file in files.items() if stem not in SPLITS)
         raise DataError(
-            f"{path}: has {files[present[0]].name} and no training file; "
-            f"add train{files[present[0]].suffix}"
+            f"{path}: has {files[present[0]].name} and no training file; add, or rename one to, "
+            f"train{files[present[0]].suffix}" + (f" (it has {others})" if others else "")
         )
     return DataFiles("splits", {split: (files[split],) for split in present})
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class Answers:
-    """What was answered so far; in a terminal, what no option says is asked.
+    """The answers so far; in a terminal, what no option says is asked.
 
     Attributes:
         given: values by option.

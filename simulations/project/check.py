@@ -72,7 +72,7 @@ def is_federated(task: Task) -> bool:
 
 
 def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
-    """Yield what a run of a drafted scenario will take, and its baselines.
+    """Yield lines about what a run of a drafted scenario will take, and its baselines.
 
     Args:
         scenario: scenario file in a temporary folder.
@@ -137,7 +137,7 @@ def _size_of(data: str, task: Path) -> DataSize:
         SamaraError: if they do not fit the task.
     """
     if data == EMBEDDED_DATA:
-        return DataSize(0, EMBEDDED_CLIENTS, 0)
+        return DataSize(EMBEDDED_CLIENTS, EMBEDDED_CLIENTS, 0)
     examples = load_examples(data, load_task(str(task)), 0)
     training = [example for example in examples if example.split == "train"]
     users = {example.user for example in training}

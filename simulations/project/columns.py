@@ -1,4 +1,4 @@
-"""What the columns of records hold, and a guess which are texts, label, user and candidates."""
+"""Contents of the columns of records, and a guess which are texts, label, user and candidates."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ _UNUSABLE = re.compile(r"[{}|:!]")
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """The contents of a column.
 
     Attributes:
         name: name of the column.
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns a task reads.
+    """The columns that a task reads.
 
     Attributes:
         kind: kind of the task.

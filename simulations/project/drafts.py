@@ -17,7 +17,7 @@ _MOST_EVALUATED = 4_000
 
 @dataclass(frozen=True)
 class ProjectChoices:
-    """What a project's files are made of.
+    """The choices that a project's files are made of.
 
     Attributes:
         data: path of the data, or name on the hub.
@@ -166,7 +166,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         f"path = {quoted(choices.data)}",
     ]
     if choices.data == EMBEDDED_DATA:
-        lines.append("# Each client is a generated writer.")
+        lines += ["# Each client is a generated writer.", 'partition = "user"']
     elif by_user:
         lines += [
             f"# Each user is a client: {size.users:,} have rows enough, and those with most rows",

@@ -81,7 +81,7 @@ def _read_local(path: Path) -> RawData:
         for part in parts:
             found = _records_of(part)
             if files.form == "users":
-                found = [{**record, "user": part.stem} for record in found]
+                found = [{**record, "user": _owner(part, record)} for record in found]
             splits[split] += found
     return RawData(_FORMS[files.form], splits)
 
@@ -94,6 +94,20 @@ def _records_of(path: Path) -> list[Record]:
     if not records:
         refuse(1, "the file holds no row")
     return records
+
+
+def _owner(path: Path, record: Record) -> str:
+    """Return the user after whom a file is named.
+
+    Raises:
+        DataError: if a row of it is another user's.
+    """
+    if record.get("user", path.stem) not in ("", path.stem):
+        raise DataError(
+            f"{path}: has a row of user {record['user']!r}, not of {path.stem!r} after whom the "
+            "file is named; join the files of the folder into one, and give its path"
+        )
+    return path.stem
 
 
 def _text_of(path: Path) -> str:

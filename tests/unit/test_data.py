@@ -243,6 +243,8 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
     [
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
+        (b"text;label\na;0\n", 1, "its cells are separated by semicolons; save it with commas"),
+        (b"text\tlabel\na\t0\n", 1, "its cells are separated by tabs; save it with commas"),
         (b"text,label\n", 1, "the file holds no row"),
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
         (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
@@ -283,7 +285,10 @@ def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a")
     assert "give a file that ends in .jsonl or .csv" in messages(str(tmp_path / "notes.txt"))[0]
     write_jsonl(tmp_path / "test.jsonl", rows_of(3))
-    assert "has test.jsonl and no training file; add train.jsonl" in messages(str(tmp_path))[0]
+    assert (
+        "has test.jsonl and no training file; add, or rename one to, train.jsonl"
+        in (messages(str(tmp_path))[0])
+    )
     (tmp_path / "train.csv").mkdir()
     assert "train.csv: cannot be read" in messages(str(tmp_path))[0]
     write_jsonl(tmp_path / "train.jsonl", rows_of(3))

@@ -1,0 +1,152 @@
+"""`samara new` from its questions to a run of what it wrote."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.prompt import Prompt
+
+import samara
+from shared.result import RunResult
+from shared.tasks.catalog import load_task
+from shared.tasks.data import load_examples
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `samara` with arguments: exit status, standard output, standard error."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["samara", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(samara.main())
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+def test_a_project_of_users_is_written_and_runs(
+    run: Run, data_file: Path, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my project"
+    model = model_folder("encoder")
+    options = ("--data", data_file, "--model", model, "--words", "bad, good")
+    status, printed, errors = run("new", folder, *options)
+    assert (status, errors) == (0, "")
+    assert "users: 3, with 80 to 80 rows" in printed
+    assert "clients: 3 with 56 training examples, of 3 users" in printed
+    examples = load_examples(str(data_file), load_task(str(folder / "task.toml")), 0)
+    labels = {s: [e.label for e in examples if e.split == s] for s in ("train", "validation")}
+    usual = max((0, 1), key=labels["train"].count)
+    share = labels["validation"].count(usual) / len(labels["validation"])
+    assert f"always the most frequent label: {share:.1%} accuracy on 24 validation" in printed
+    assert "each user's most frequent label" in printed
+    assert "zero-shot: " in printed
+    assert f"next: samara simulate '{folder}/scenario.toml'" in printed
+    assert {file.name for file in folder.iterdir()} == {"task.toml", "scenario.toml"}
+    status, _, errors = run("simulate", folder / "scenario.toml", "--set", "rounds=2")
+    assert (status, errors) == (0, "")
+    assert RunResult.read(folder / "run").final_round == 2
+
+
+def test_questions_are_answered_one_by_one(
+    run: Run,
+    data_file: Path,
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    answers = iter(
+        [
+            *("nowhere.csv", str(data_file)),  # a wrong answer is asked for again
+            *(None, "verdict", None, None),
+            *("bad", "bad,good"),
+            str(model_folder("causal")),
+        ]
+    )
+    asked: list[str] = []
+
+    def ask(question: str, default: str | None = None) -> str | None:
+        asked.append(question)
+        return next(answers) or default
+
+    monkeypatch.setattr(Prompt, "ask", ask)
+    status, printed, errors = run("new", tmp_path / "mine")
+    assert status == 0
+    assert "nowhere.csv': no such file" in errors
+    assert "there is no column 'verdict'" in errors
+    assert "1 words for 2 labels" in errors
+    assert [question.split()[0] for question in asked] == [
+        *("Data:", "Data:", "Kind", "Column", "Column", "Columns", "Words", "Words", "Model:"),
+    ]
+    # The labels are numbers, so examples help to find words.
+    assert "  0: the film was " in printed
+    assert f"samara new {tmp_path}/mine --data {data_file} --kind classification" in printed
+    assert (tmp_path / "mine" / "scenario.toml").exists()
+
+
+def test_generated_messages_need_nothing(run: Run, tmp_path: Path) -> None:
+    status, printed, errors = run("new", tmp_path / "mine", "--data", "messages")
+    assert (status, errors) == (0, "")
+    assert "model: embedded" in printed
+    scenario = (tmp_path / "mine" / "scenario.toml").read_text()
+    assert 'path = "embedded"' in scenario
+
+
+def test_answers_in_words_are_for_tune(
+    run: Run, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    things = ["film", "day", "meal", "walk"]
+    rows = [
+        {"question": f"the {things[i % 4]} was very {i}", "answer": f"the {things[i % 4]} {i}"}
+        for i in range(40)
+    ]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = model_folder("causal")
+    status, printed, errors = run("new", tmp_path / "mine", "--data", file, "--model", model)
+    assert (status, errors) == (0, "")
+    assert "zero-shot: " in printed
+    assert "1,000 steps" in printed
+    assert f"next: samara tune --task {tmp_path}/mine/task.toml --data {file}" in printed
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["task.toml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "Data: a .jsonl or .csv file, a folder, a name on the hub"),
+        (("--data", "DATA"), "Words for the labels 0, 1, in this order"),
+        (("--data", "DATA", "--words", "one"), "1 words for 2 labels"),
+        (("--data", "DATA", "--kind", "regression"), "is no kind of task"),
+        (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
+        (("--data", "DATA", "--label", "text", "--text", "text"), "cannot be both text and"),
+        (("--data", "DATA", "--task", "sst"), "is no shipped task"),
+        (("--data", "DATA", "--task", "rte"), "leave --task out, or rename columns"),
+        (("--data", "DATA", "--words", "a,b", "--model", "embedded"), "generated messages only"),
+        (("--data", "DATA", "--words", "a,b", "--model", "no/such/model"), "no/such/model"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    options: tuple[str, ...], message: str, run: Run, data_file: Path, tmp_path: Path
+) -> None:
+    given = [data_file if option == "DATA" else option for option in options]
+    status, _, errors = run("new", tmp_path / "mine", *given)
+    assert status == 1
+    assert message in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_simulate_alone_explains_itself(run: Run) -> None:
+    status, printed, errors = run("simulate")
+    assert status == 1
+    assert "popquorn" in printed
+    assert "samara new DIR writes one" in errors
