@@ -56,12 +56,12 @@ def samara(
 
 
 def run(commands: typer.Typer) -> None:
-    """Run a command line; a Samara error becomes a message and exit status 1."""
+    """Run a command line; a Samara error becomes a message and the error's exit status."""
     try:
         commands()
     except SamaraError as error:
         print(f"samara: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 def main() -> None:

@@ -49,6 +49,9 @@ class SamaraError(Exception):
     refusal_code: ClassVar[RefusalCode] = RefusalCode.UNKNOWN
     """The code of a client's refusal for this reason; every subclass names its own."""
 
+    exit_status: ClassVar[int] = 1
+    """The exit status of a command that ends with this error."""
+
     def __init__(self, message: str = "", numbers: tuple[int, int] = (0, 0)) -> None:
         super().__init__(message)
         self.numbers = numbers
@@ -179,6 +182,12 @@ class DeviceError(SamaraError):
     """A property of this machine keeps it from taking part, or from simulating a device."""
 
     refusal_code = RefusalCode.DEVICE
+
+
+class RejectedError(DeviceError):
+    """The server turns this client away for good; a restart would not help."""
+
+    exit_status = 77  # EX_NOPERM of sysexits.h, which the systemd unit does not restart
 
 
 class CodeError(DeviceError):

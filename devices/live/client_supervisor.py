@@ -26,7 +26,9 @@ from devices.live.local_trainer import ANOTHER_SERVES
 from devices.live.processes import (
     UNUSABLE_INPUT,
     SupervisedProcess,
+    check_not_revoked,
     child_environment,
+    describe_exit,
     exclusive_lock,
     module_command,
 )
@@ -41,11 +43,6 @@ log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
 _EXECUTOR_SECONDS = 5.0
-REJECTION_HINT = (
-    "if the server rejected it, its key is not registered there, was revoked, or was connected "
-    "within the last minute"
-)
-"""The likely reason when a SuperNode ends with an error."""
 
 
 def load_client_index(folder: Path, key: Path | None) -> int:
@@ -138,11 +135,15 @@ class _ClientSupervisor:
         )
         command = self._supernode_command
         self._supernode = SupervisedProcess(
-            "the SuperNode", command, child_environment(), hint=REJECTION_HINT
+            "the SuperNode", command, child_environment(), explain=describe_exit
         )
 
     def serve(self) -> None:
-        """Serve until SIGINT or SIGTERM."""
+        """Serve until SIGINT or SIGTERM.
+
+        Raises:
+            DeviceError: if the trainer cannot be loaded, or the server turns this client away.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         write_durably(self._secret, secrets.token_hex(32).encode())
@@ -154,6 +155,7 @@ class _ClientSupervisor:
                 self._supernode.start()
                 executor.start()
             while not self._stop.wait(_POLL_SECONDS):
+                check_not_revoked(self._supernode)
                 for child in (self._trainer, self._supernode):
                     if message := child.restart_if_due():
                         log.warning("%s", message)

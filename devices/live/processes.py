@@ -14,10 +14,13 @@ from filelock import FileLock, Timeout
 
 import devices
 from devices.live.client_folder import TRAINER_LOCK, UP_LOCK
-from shared.errors import DeviceError
+from shared.errors import DeviceError, RejectedError
+from shared.rejection import RejectionCode, describe_rejection
 
 UNUSABLE_INPUT = 3
 """Exit status of a process whose input is unusable; a restart would not help."""
+_REJECTED = 40
+"""Exit status of a process that the server turns away, plus the code of the reason."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 """Seconds. A SuperLink refuses a key for about 60 s after its SuperNode died without a word."""
 _STEADY_SECONDS = 90.0
@@ -58,7 +61,7 @@ class SupervisedProcess:
         command: function that returns the command; called at every start.
         environment: complete environment of the process.
         clock: function that returns monotonic seconds.
-        hint: likely reason of an exit with a positive status, added to the message.
+        explain: returns the reason of an exit with a positive status, as a sentence; or "".
     """
 
     def __init__(
@@ -67,9 +70,9 @@ class SupervisedProcess:
         command: Callable[[], Sequence[str]],
         environment: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
-        hint: str = "",
+        explain: Callable[[int], str] = lambda status: "",
     ) -> None:
-        self.name, self._command, self._clock, self._hint = name, command, clock, hint
+        self.name, self._command, self._clock, self._explain = name, command, clock, explain
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._failures, self._begun, self._due = 0, 0.0, 0.0
@@ -107,8 +110,9 @@ class SupervisedProcess:
         self._failures = 1 if steady else self._failures + 1
         pause = restart_delay(self._failures)
         self._process, self._due = None, self._clock() + pause
-        hint = f"; {self._hint}" if self._hint and status > 0 else ""
-        return f"{self.name} ended with status {status}; restarting it in {pause:g} s{hint}"
+        reason = self._explain(status) if status > 0 else ""
+        what = reason or f"{self.name} ended with status {status}"
+        return f"{what}; restarting {self.name if reason else 'it'} in {pause:g} s"
 
     def terminate(self) -> None:
         """Send SIGTERM to the process and its children."""
@@ -127,6 +131,27 @@ class SupervisedProcess:
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
+
+
+def status_of_rejection(code: RejectionCode) -> int:
+    """Return the exit status of a process that the server turns away."""
+    return _REJECTED + code
+
+
+def describe_exit(status: int) -> str:
+    """Return why the server turned a process away that ended with this status; or ""."""
+    known = {status_of_rejection(code): code for code in RejectionCode}
+    return describe_rejection(known[status]) if status in known else ""
+
+
+def check_not_revoked(process: SupervisedProcess) -> None:
+    """Stop where another try is in vain: the key was revoked.
+
+    Raises:
+        RejectedError: if the process ended for that reason.
+    """
+    if process.exit_status == status_of_rejection(RejectionCode.REVOKED):
+        raise RejectedError(describe_rejection(RejectionCode.REVOKED))
 
 
 def exit_with_parent(parent: int) -> None:

@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from devices.live.bundle_check import check_bundle
-from devices.live.client_supervisor import REJECTION_HINT, supernode_command
+from devices.live.client_supervisor import supernode_command
 from devices.live.executor import Executor
 from devices.live.keys import read_client_index
-from devices.live.processes import SupervisedProcess, child_environment, exclusive_lock
+from devices.live.processes import (
+    SupervisedProcess,
+    check_not_revoked,
+    child_environment,
+    describe_exit,
+    exclusive_lock,
+)
 from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
@@ -202,13 +208,14 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         target=executor.run, args=(lambda: runtime, stop), name="executor", daemon=True
     )
     supernode = SupervisedProcess(
-        "the SuperNode", command, child_environment(), hint=REJECTION_HINT
+        "the SuperNode", command, child_environment(), explain=describe_exit
     )
     try:
         supernode.start()
         answering.start()
         count = -1
         while not stop.wait(_POLL_SECONDS):
+            check_not_revoked(supernode)
             if message := supernode.restart_if_due():
                 log.warning("%s", message)
             if time.monotonic() > renewal:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from server.live.keys import ClientKeys
+from server.live.keys import ClientKey, ClientKeys
 from server.live.open_requests import OpenRequests, PushError, UnknownRequestError
 from shared.flower_compat import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -22,6 +22,7 @@ from shared.flower_compat import (
     PushMessagesRequest,
     PushObjectRequest,
 )
+from shared.rejection import RejectionCode
 from shared.signing import is_signed_by
 
 MEDIA_TYPE = b"application/protobuf"
@@ -49,35 +50,42 @@ Headers = dict[bytes, bytes]
 
 
 class RejectedRequestError(Exception):
-    """A request that does not reach Flower, with the HTTP status of the answer and the reason."""
+    """A request that does not reach Flower.
 
-    def __init__(self, status: int, reason: str) -> None:
+    Args:
+        status: HTTP status of the answer.
+        reason: reason for the server's log.
+        code: reason for the sender, where it may know.
+    """
+
+    def __init__(self, status: int, reason: str, code: RejectionCode | None = None) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.code = status, reason, code
 
 
-class _ValidKeys:
-    """The keys of a run that are registered and not revoked, read again when a file changes."""
+class _RegisteredKeys:
+    """The keys of a run by public key, read again when a file changes."""
 
     def __init__(self, keys: ClientKeys) -> None:
         self._keys, self._stamp, self._checked = keys, -1, 0.0
-        self._valid: set[bytes] = set()
+        self._found: dict[bytes, ClientKey] = {}
 
-    def __contains__(self, public_key: bytes) -> bool:
+    def find(self, public_key: bytes) -> ClientKey | None:
+        """Return a key's entry; None if it is not registered."""
         now = time.monotonic()
         if now >= self._checked + _KEYS_SECONDS:
             self._checked = now
             self._read_changes()
-        return public_key in self._valid
+        return self._found.get(public_key)
 
     def _read_changes(self) -> None:
         try:
             if (stamp := self._keys.modification_stamp()) != self._stamp:
                 keys = self._keys.read_all()
-                self._valid = {key.public_key.encode() for key in keys if not key.revoked}
+                self._found = {key.public_key.encode(): key for key in keys}
                 self._stamp = stamp
         except OSError:
-            return  # the folder cannot be read: the keys that were read stay valid
+            return  # the folder cannot be read: the keys that were read stay as they are
 
 
 class FleetFilter:
@@ -94,7 +102,7 @@ class FleetFilter:
         self, app: Any, max_bytes: int, keys: ClientKeys | None, requests: OpenRequests
     ) -> None:
         self._app, self._max_bytes, self._requests = app, max_bytes, requests
-        self._keys = _ValidKeys(keys) if keys else None
+        self._keys = _RegisteredKeys(keys) if keys else None
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, 4 * max_bytes)
         self._senders = Counter[bytes]()  # number of requests by key
@@ -130,12 +138,7 @@ class FleetFilter:
         if self._keys is None:
             return b""
         public_key = _sender_of(headers)
-        if public_key not in self._keys or not _is_signed(headers, public_key):
-            raise RejectedRequestError(
-                401,
-                "was rejected: its key is not registered, was revoked, or its clock is wrong; see "
-                "`samara server keys list`",
-            )
+        _check_key(headers, public_key, self._keys.find(public_key))
         return public_key
 
     @property
@@ -232,6 +235,28 @@ class FleetFilter:
         return pushed
 
 
+def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> None:
+    """Check that a request is signed, now, by a key that may take part.
+
+    Raises:
+        RejectedRequestError: if it is not; whoever has not signed with a key learns nothing of it.
+    """
+    if key is None:
+        reason = "its key is not registered here; see `samara server keys list`"
+        code = RejectionCode.UNREGISTERED
+    elif (late := _signed_seconds_ago(headers, public_key)) is None:
+        reason = f"a request in the name of {key.name} is not signed with its key"
+        code = RejectionCode.SIGNATURE
+    elif key.revoked:
+        reason, code = f"the key {key.name} was revoked on {key.revoked}", RejectionCode.REVOKED
+    elif not -_MAX_AHEAD < late < _MAX_AGE:
+        reason = f"the clock of {key.name} differs from this machine's"
+        code = RejectionCode.CLOCK
+    else:
+        return
+    raise RejectedRequestError(401, f"was rejected: {reason}", code)
+
+
 def _sender_of(headers: Headers) -> bytes:
     """Return the public key that a request names; empty if it is none."""
     try:
@@ -240,12 +265,12 @@ def _sender_of(headers: Headers) -> bytes:
         return b""
 
 
-def _is_signed(headers: Headers, public_key: bytes) -> bool:
-    """Return whether the time in a request is signed with a key, and is the present."""
+def _signed_seconds_ago(headers: Headers, public_key: bytes) -> float | None:
+    """Return the age of the time in a request, in seconds; None if no key signed it."""
     try:
         timestamp = headers.get(TIMESTAMP_HEADER.encode(), b"")
         age = (datetime.now(UTC) - datetime.fromisoformat(timestamp.decode())).total_seconds()
         signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER.encode(), b""), validate=True)
     except (ValueError, TypeError):
-        return False
-    return -_MAX_AHEAD < age < _MAX_AGE and is_signed_by(public_key, signature, timestamp)
+        return None
+    return age if is_signed_by(public_key, signature, timestamp) else None

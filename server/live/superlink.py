@@ -27,6 +27,7 @@ from server.live.open_requests import OpenRequests
 from server.live.server_log import write_server_log
 from shared.config import RunConfig
 from shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
+from shared.rejection import HEADER, RejectionCode
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable of a ServerApp whose clients come and go."""
@@ -94,7 +95,7 @@ class AccessFilter:
             await self._app(scope, receive, send)
             return
         host, path = (scope.get("client") or ("",))[0], scope["path"]
-        status = 403
+        status, headers = 403, []
         if path == FILTER_PATH:
             status = 204
         elif not is_allowed(host, path):
@@ -107,6 +108,8 @@ class AccessFilter:
                 return
             except RejectedRequestError as error:
                 status = error.status
+                if error.code is not None:
+                    headers = [_header(error.code)]
                 self._log_once(host, error.reason)
         elif not path.startswith(_NO_SECRET_PATHS) and not self._has_secret(scope):
             self._log_once(
@@ -115,7 +118,7 @@ class AccessFilter:
         else:
             await self._watch(scope, receive, send)
             return
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
     def _has_secret(self, scope: Any) -> bool:
@@ -159,9 +162,10 @@ class AccessFilter:
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self._log_once(
                 host,
-                "was rejected: its key is not registered, was revoked, or is connected "
-                "already; see `samara server keys list`",
+                "was rejected by Flower: its key is connected already, or the server is just "
+                "starting",
             )
+            message["headers"] = [*message.get("headers", ()), _header(RejectionCode.CONNECTED)]
         await send(message)
 
     def _log_once(self, host: str, event: str) -> None:
@@ -169,6 +173,10 @@ class AccessFilter:
         if (host, event) not in self._logged and len(self._logged) < _MAX_LOG_LINES:
             self._logged.add((host, event))
             log.warning("%s %s", host, event)
+
+
+def _header(code: RejectionCode) -> tuple[bytes, bytes]:
+    return HEADER.encode(), str(int(code)).encode()
 
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:

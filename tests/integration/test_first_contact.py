@@ -216,7 +216,6 @@ def test_a_scenario_that_is_none_is_explained(run: Run, tmp_path: Path) -> None:
     task = tmp_path / "mine.toml"
     task.write_text('name = "mine"\ntext = "{text}"\n')
     for arguments, message in {
-        (): "give a TOML file or one of laptop-8",
         ("ss2",): "ss2: neither a scenario file nor a shipped scenario",
         (task,): "mine.toml: is a task file, not a scenario; give it as --set task=",
     }.items():

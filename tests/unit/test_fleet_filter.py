@@ -19,6 +19,7 @@ from server.live import fleet_filter, open_requests
 from server.live.keys import ClientKeys
 from server.live.superlink import AccessFilter
 from shared.flower_compat import SUPERLINK_NODE_ID
+from shared.rejection import HEADER, RejectionCode, rejection_in
 from shared.signing import SigningKey
 
 NODE, OTHER = 11, 12
@@ -314,6 +315,43 @@ def test_only_registered_keys_with_a_present_signature_reach_flower(
     keys.revoke("known")
     assert status(signed_headers(known)) == 401
     assert len(flower.paths) == 1
+
+
+def rejection_of(access: AccessFilter, headers: Any) -> RejectionCode | None:
+    """Send a request that is rejected; return the reason that its sender is told."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "client": FAR_AWAY, "headers": list(headers)}
+    asyncio.run(access(scope | {"path": "/v1/fleet/activate-node"}, None, send))
+    assert sent[0]["status"] == 401
+    return rejection_in({k: v.decode() for k, v in sent[0]["headers"]}.get(HEADER.encode()))
+
+
+def test_who_holds_a_key_is_told_why_it_is_rejected(
+    flower: Flower,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fleet_filter, "_KEYS_SECONDS", 0.0)
+    keys = ClientKeys(tmp_path / "keys")
+    known = SigningKey(keys.create("known"))
+    stranger = SigningKey(ClientKeys(tmp_path / "strangers").create("stranger"))
+    access = AccessFilter(flower, MAX_BYTES, keys)
+    assert rejection_of(access, signed_headers(stranger)) is RejectionCode.UNREGISTERED
+    assert rejection_of(access, (MEDIA_TYPE,)) is RejectionCode.UNREGISTERED
+    assert rejection_of(access, signed_headers(known, late=400.0)) is RejectionCode.CLOCK
+    assert rejection_of(access, signed_headers(known, extra="0")) is RejectionCode.SIGNATURE
+    keys.revoke("known")
+    assert rejection_of(access, signed_headers(known, late=400.0)) is RejectionCode.REVOKED
+    # Nobody but its holder learns that a key was revoked.
+    assert rejection_of(access, signed_headers(known, extra="0")) is RejectionCode.SIGNATURE
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("was rejected: the key known was revoked on 20" in line for line in lines)
+    assert any("the clock of known differs" in line for line in lines)
 
 
 async def _hold(access: AccessFilter, count: int, part: bytes, ends: bool) -> list[int]:

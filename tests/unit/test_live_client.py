@@ -15,9 +15,17 @@ from live import attempts
 
 from devices.live.bundle_check import COMPARED_PACKAGES, check_bundle
 from devices.live.keys import create_key, read_client_index
-from devices.live.processes import SupervisedProcess, exclusive_lock, restart_delay
+from devices.live.processes import (
+    SupervisedProcess,
+    check_not_revoked,
+    describe_exit,
+    exclusive_lock,
+    restart_delay,
+    status_of_rejection,
+)
 from shared.client_index import MAX_CLIENT, client_index_of_key
-from shared.errors import DeviceError
+from shared.errors import DeviceError, RejectedError
+from shared.rejection import RejectionCode, describe_rejection, rejection_in
 
 ROOT = Path(__file__).parents[2]
 APP = b'[tool.flwr.app.components]\nclientapp = "client.app:app"\n'
@@ -136,11 +144,11 @@ def test_a_process_that_ends_is_restarted_after_a_delay() -> None:
         starts.append(clock.now)
         return [sys.executable, "-S", "-c", "raise SystemExit(4)"]
 
-    child = SupervisedProcess("it", command, os.environ, clock, "it may be this")
+    child = SupervisedProcess("it", command, os.environ, clock, lambda status: "")
     assert child.restart_if_due() == ""
     child.end()
     assert child.exit_status == 4
-    assert child.restart_if_due() == "it ended with status 4; restarting it in 2 s; it may be this"
+    assert child.restart_if_due() == "it ended with status 4; restarting it in 2 s"
     clock.now = 1.9
     assert child.restart_if_due() == ""
     assert starts == [0]
@@ -154,6 +162,28 @@ def test_a_process_that_ends_is_restarted_after_a_delay() -> None:
     child.end()
     clock.now = 200.0
     assert "in 2 s" in child.restart_if_due(), "it lasted long enough to be a new failure"
+
+
+@pytest.mark.parametrize("code", RejectionCode)
+def test_a_process_that_the_server_turns_away_says_why(code: RejectionCode) -> None:
+    program = f"raise SystemExit({status_of_rejection(code)})"
+    command = [sys.executable, "-S", "-c", program]
+    child = SupervisedProcess("it", lambda: command, os.environ, Clock(), describe_exit)
+    child.start()
+    child.end()
+    if code is RejectionCode.REVOKED:
+        with pytest.raises(RejectedError, match="this client's key was revoked; ask the operator"):
+            check_not_revoked(child)
+    else:
+        check_not_revoked(child)
+    expected = f"{describe_rejection(code)}; restarting it in 2 s"
+    assert child.restart_if_due() == expected
+
+
+def test_other_statuses_are_no_rejections() -> None:
+    assert [describe_exit(status) for status in (1, 3, 40, 46, 77)] == [""] * 5
+    assert [rejection_in(text) for text in (None, "", "x", "0", "6", "²")] == [None] * 6
+    assert rejection_in("2") is RejectionCode.REVOKED
 
 
 def test_a_process_that_does_not_listen_is_killed(

@@ -32,6 +32,7 @@ from shared.client_index import client_index_of_key
 from shared.config import RunConfig
 from shared.errors import FrameError, SamaraError
 from shared.events import EventFollower, append_event
+from shared.rejection import HEADER
 from shared.signing import SigningKey
 
 
@@ -244,9 +245,11 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
         await send({"type": "http.response.start", "status": 412})
 
     sent: list[int] = []
+    codes: list[tuple[bytes, bytes]] = []
 
     async def send(message: Any) -> None:
         sent.append(message.get("status", 0))
+        codes.extend(message.get("headers", ()))
 
     access_filter = AccessFilter(flower, 100)
 
@@ -258,9 +261,10 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
     scope = request_to(FILTER_PATH)
     asyncio.run(access_filter(scope, None, send))
     assert sent == [412, 412, 403, 0, 204, 0]
+    assert codes == [(HEADER.encode(), b"5")] * 2
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert "10.0.0.7 was rejected: its key is not registered" in lines[0]
+    assert "10.0.0.7 was rejected by Flower: its key is connected already" in lines[0]
     assert "'/v1/control/start-run', which is for this machine only" in lines[1]
 
 

@@ -1,0 +1,45 @@
+"""Rejections: why a server turns a request away, as a code in a header of its answer.
+
+A refusal (`shared.frames.refusal`) is an answer to a message; who is rejected gets no message at
+all. As with refusals no text crosses the network: each side has a sentence of its own.
+"""
+
+from enum import IntEnum
+
+HEADER = "samara-rejection"
+"""Header of an HTTP answer whose value is a `RejectionCode`."""
+
+
+class RejectionCode(IntEnum):
+    """The reason for which a request does not reach the server; a number keeps its meaning."""
+
+    UNREGISTERED = 1
+    REVOKED = 2
+    CLOCK = 3
+    SIGNATURE = 4
+    CONNECTED = 5
+
+
+_SENTENCES = {
+    RejectionCode.UNREGISTERED: "this client's key is not registered there; ask the operator for a "
+    "key of this run, or to register this one (samara server keys list shows them)",
+    RejectionCode.REVOKED: "this client's key was revoked; ask the operator for a new one (samara "
+    "server keys create), and give it by --key",
+    RejectionCode.CLOCK: "this machine's clock is wrong; set it by a time server",
+    RejectionCode.SIGNATURE: "a request was not signed with this client's key; update Samara",
+    RejectionCode.CONNECTED: "this client's key is connected already, from here within the last "
+    "minute or from another machine, or the server is just starting",
+}
+
+
+def describe_rejection(code: RejectionCode) -> str:
+    """Return the reason as a sentence for the log of the client that was turned away."""
+    return f"the server turns this client away: {_SENTENCES[code]}"
+
+
+def rejection_in(header: str | None) -> RejectionCode | None:
+    """Return the code in a header's value; None if there is none, or one of a newer server."""
+    try:
+        return RejectionCode(int(header or ""))
+    except ValueError:
+        return None
