@@ -39,7 +39,7 @@ class Figure(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The row of the table in docs/guides/lsp.md."""
+        """The row of the table in docs/measurements/lsp.md."""
         error = self.predicted / self.paper - 1
         return (
             f"| {self.what} | {self.where} | {self.paper:.3g} | {self.predicted:.3g} "

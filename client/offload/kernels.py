@@ -1,6 +1,6 @@
 """Compression of gradients and decompression of updates by sparse projectors.
 
-On a CPU numba's kernels, which are the fastest that were tried (docs/guides/lsp.md); on other
+On a CPU numba's kernels, which are the fastest that were tried (docs/measurements/lsp.md); on other
 devices torch's products with sparse matrices. Both take O(m·n·r) operations for a weight matrix
 of m × n.
 """

@@ -2,7 +2,7 @@
 
 Every client has its own examples, order of batches, directions, and state that its steps move. Only
 the forward passes are shared. So the reports of clients that step together are those of clients
-that step alone, but for the rounding of larger matrix products (docs/guides/fleet.md).
+that step alone, but for the rounding of larger matrix products (docs/measurements/fleets.md).
 """
 
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ _ADAM_RATE: dict[SpaceName, float] = {
 }
 _LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
-the lowest validation loss on the data sets of docs/guides/lsp.md."""
+the lowest validation loss on the data sets of docs/measurements/lsp.md."""
 
 
 class TuneSettings(Settings):

@@ -42,7 +42,9 @@ STAGES = st.builds(
 
 
 def test_the_table_in_the_documentation_is_what_is_predicted() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "lsp.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "measurements" / "lsp.md").read_text(
+        encoding="utf-8"
+    )
     for figure in (*from_the_papers_times(), *from_shapes_and_profiles()):
         assert figure.row in text
 

@@ -1,0 +1,129 @@
+"""What documents say: commands in code blocks and in lines of text, links, and headings."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^(?: {4}|\t).*\n?)+", re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`(samara [^`]+)`(?!`)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+SHELLS = {"sh", "bash", "console"}
+PARTS = {";", "&", "&&", "|", "||", "(", ")", "do", "done", "then", "fi"}
+OMITTED = {"…", "..."}
+
+
+class Command(NamedTuple):
+    """A command line of `samara` in a document.
+
+    Attributes:
+        page: path of the document under the repository.
+        words: its words, without `samara`.
+        whole: whether it stands in a block, as it is to be typed, with nothing left out.
+    """
+
+    page: str
+    words: tuple[str, ...]
+    whole: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}: samara {shlex.join(self.words)}"
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Yield the shell blocks of a page: fenced ones, and indented ones that hold commands."""
+    for match in FENCED.finditer(text):
+        if match[2] in SHELLS:
+            yield match[3]
+    for match in INDENTED.finditer(FENCED.sub("\n", text)):
+        if re.search(
+            r"^\s+(\S+=\S+ |/usr/bin/time -v |for .* do )?samara ", match[0], re.MULTILINE
+        ):
+            yield match[0]
+
+
+def command_lines(block: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a shell block; redirections are left out."""
+    joined = re.sub(r"\\\n\s*", " ", block)
+    for line in joined.splitlines():
+        words: list[str] = []
+        lexer = shlex.shlex(
+            line.strip().removeprefix("$ "), posix=True, punctuation_chars=";&|()<>"
+        )
+        lexer.whitespace_split = True
+        skip = False
+        for word in lexer:
+            if skip:
+                skip = False
+            elif word in PARTS:
+                yield words
+                words = []
+            elif set(word) <= {"<", ">"}:
+                skip = True
+            else:
+                words.append(word)
+        yield words
+
+
+def samara_words(words: list[str]) -> list[str] | None:
+    """Return what follows `samara` if that is the program that a command line runs."""
+    while words and (re.fullmatch(r"\w+=\S*", words[0]) or words[0] in ("/usr/bin/time", "-v")):
+        words = words[1:]
+    return words[1:] if words and words[0].split("/")[-1] == "samara" else None
+
+
+def commands(page: Path) -> list[Command]:
+    """Return the commands of `samara` in a page, those of its blocks first."""
+    text = without_comments(page.read_text(encoding="utf-8"))
+    name = page.relative_to(ROOT).as_posix()
+    found = []
+    for block in blocks(text):
+        for line in command_lines(block):
+            words = samara_words(line)
+            if words is not None:
+                kept = tuple(word for word in words if word not in OMITTED)
+                found.append(Command(name, kept, whole=len(kept) == len(words)))
+    for match in INLINE.finditer(FENCED.sub("\n", text)):
+        inline = re.sub(r"[\[\]]", "", " ".join(match[1].split()))  # optional parts are in brackets
+        for words in filter(None, map(samara_words, command_lines(inline))):
+            found.append(Command(name, tuple(w for w in words if w not in OMITTED), whole=False))
+    return found
+
+
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as the site generator makes them."""
+    from pymdownx.slugs import slugify
+
+    slug = slugify(case="lower")
+    plain = FENCED.sub("\n", text)
+    found: set[str] = set()
+    for title in re.findall(r"^#+ +(.*?) *$", plain, re.MULTILINE):
+        words = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", lambda m: m[1] or "", title)
+        anchor, count = slug(words, "-"), 0
+        while anchor in found:
+            count += 1
+            anchor = f"{slug(words, '-')}_{count}"
+        found.add(anchor)
+    return found
+
+
+def links(page: Path) -> Iterator[str]:
+    """Yield the targets of a page's links and images inside the repository."""
+    text = FENCED.sub("\n", without_comments(page.read_text(encoding="utf-8")))
+    for match in LINK.finditer(re.sub(r"`[^`]*`", "", text)):
+        target = match[1] or match[2]
+        if not re.match(r"[a-z]+:", target):
+            yield target

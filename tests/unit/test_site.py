@@ -1,0 +1,80 @@
+"""The documentation as a site: every page is in it, and every link and anchor leads somewhere."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from documented import FENCED, PAGES, headings, links, without_comments
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+from error_messages import FAMILIES, messages, of_family  # noqa: E402
+
+QUOTED = re.compile(r"^\| `(.*?)` \| .* \| .* \|$", re.MULTILINE)
+OUTSIDE = re.compile(r"(src|href)=[\"']?(https?:)?//|@import|url\((https?:)?//")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert DOCS not in page.parents or DOCS in file.parents, f"{target} is not in the site"
+        if anchor:
+            text = without_comments(file.read_text(encoding="utf-8"))
+            assert anchor in headings(text), target
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    class Loader(yaml.SafeLoader):
+        """Passes over the tags of Python objects."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)
+
+    def pages(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        values = entry.values() if isinstance(entry, dict) else entry
+        assert isinstance(values, list) or not isinstance(values, str)
+        return [page for value in values for page in pages(value)]  # type: ignore[attr-defined]
+
+    listed = pages(site["nav"])
+    assert sorted(listed) == sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+
+
+def test_pages_fetch_nothing_from_elsewhere() -> None:
+    for file in [*DOCS.rglob("*.md"), *DOCS.rglob("*.svg"), *DOCS.rglob("*.css")]:
+        text = FENCED.sub("\n", file.read_text(encoding="utf-8"))
+        assert not OUTSIDE.search(text), file
+    assert "font: false" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
+    known = [message.text for message in messages()]
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = QUOTED.findall(page)
+    assert len(quoted) > 60
+    for quote in quoted:
+        parts = [re.escape(part.strip()) for part in quote.split("…") if part.strip()]
+        assert any(re.search(".*".join(parts), text) for text in known), quote
+
+
+def test_troubleshooting_has_every_family_of_messages() -> None:
+    known = messages()
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    assert len(known) > 500
+    for family in FAMILIES:
+        assert of_family(family, known)
+        assert page.count(f"<!-- messages: {family} -->") == 1
+    assert len(re.findall(r"<!-- messages: ", page)) == len(FAMILIES)
+
+
+def test_a_message_is_read_where_it_is_made() -> None:
+    texts = {(message.file, message.text) for message in messages()}
+    assert ("shared/config.py", "steps × queries must be at most 1,048,576") in texts
+    assert ("shared/result.py", "…: cannot be read: …; has the run ended?") in texts
