@@ -21,7 +21,7 @@ from client.offload.iteration_time import (
     unoverlapped_iteration,
     zero_offload_iteration,
 )
-from devices.hardware.model_shape import model_shape
+from devices.hardware.model_shape import ModelShape, llama_shape, model_shape
 from devices.hardware.offload_estimate import (
     FirstOrderMethod,
     FirstOrderWorkload,
@@ -110,6 +110,55 @@ def test_memory_by_part() -> None:
     assert result.memory.total == sum(
         getattr(result.memory, part.name) for part in fields(result.memory)
     )
+
+
+def small_shape(vocabulary: int) -> ModelShape:
+    sizes = {"hidden_size": 8, "intermediate_size": 20, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    more = {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    return llama_shape("small", sizes | heads | more)
+
+
+BLOCK = 4 * 8 * 8 + 3 * 8 * 20
+
+
+@pytest.mark.parametrize(
+    ("method", "layerwise", "vocabulary", "tokens", "activations", "gradients"),
+    [
+        # The logits: inputs of three blocks, three vectors of the head, three times the logits.
+        ("zero-offload", False, 1000, 100, 100 * (3 * 8 + 3 * 8 + 3 * 1000), 0),
+        # The head's gradient, beside that of the logits.
+        ("fo-adam", False, 1000, 1, 3 * 8 + 3 * 8 + 1000, 8 * 1000),
+        # A block, where gate and up projection and the product of both have gradients.
+        ("lsp", False, 10, 100, 100 * (3 * 8 + 11 * 8 + 3 * 20 + 3 * 20), 8 * 20),
+        ("zero-offload", False, 10, 100, 100 * (3 * 8 + 11 * 8 + 6 * 20), BLOCK + 8 * 20),
+        ("zero-offload", True, 10, 100, 100 * (3 * 8 + 11 * 8 + 6 * 20), 2 * BLOCK + 8 * 20),
+        # A block's end, before the attention; another block's gradients wait for the link.
+        ("zero-offload", False, 10, 1, 3 * 8 + 6 * 8, 2 * BLOCK),
+        # The embedding, when the lowest layer's gradients, at most as many, wait.
+        ("zero-offload", False, 1000, 1, 8, 2 * 8 * 1000),
+    ],
+)
+def test_memory_at_the_moment_when_most_is_alive(
+    method: FirstOrderMethod,
+    layerwise: bool,
+    vocabulary: int,
+    tokens: int,
+    activations: int,
+    gradients: int,
+) -> None:
+    work = FirstOrderWorkload(method, tokens, 1, "fp32", layerwise=layerwise)
+    memory = estimate_first_order(small_shape(vocabulary), WORKSTATION, work).memory
+    assert (memory.activations, memory.gradients) == (4 * activations, 4 * gradients)
+
+
+@pytest.mark.parametrize(("subspace", "rows"), [(4, 3 * (11 * 8 + 3 * 20)), (8, 3 * 3 * 20)])
+def test_sides_that_are_not_longer_than_the_subspace_have_no_projector(
+    subspace: int, rows: int
+) -> None:
+    work = FirstOrderWorkload("lsp", 1, 1, "fp32", subspace=subspace, nonzeros=16)
+    memory = estimate_first_order(small_shape(10), WORKSTATION, work).memory
+    assert memory.added == rows * subspace * (4 + 8)  # no more nonzeros than dimensions
 
 
 def test_gradients_wait_on_the_host() -> None:
