@@ -1,6 +1,7 @@
 """The wheel, built and installed in an environment of its own, run from foreign folders."""
 
 import os
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -82,6 +83,42 @@ def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
     }
     assert any(name.endswith("model/embedded/model.safetensors") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
+    """Scenarios, tasks, profiles, protocols, the embedded model, page templates, scripts."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    listed = ["git", "-C", ROOT, "ls-files", *sorted(FIRST_PARTY)]
+    tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    assert len(tracked) > 300
+    assert set(tracked) <= names
+
+
+@pytest.mark.slow
+def test_the_same_commit_makes_the_same_wheel_and_sdist(wheel: Path, tmp_path: Path) -> None:
+    release = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+    before = os.umask(0o077)
+    try:
+        made = []
+        for number in range(2):
+            out = tmp_path / str(number)
+            out.mkdir()
+            release["build_distributions"](ROOT, out)
+            made.append({file.name: file.read_bytes() for file in out.iterdir()})
+            os.umask(0o002)
+    finally:
+        os.umask(before)
+    assert len(made[0]) == 2
+    assert made[0] == made[1]
+
+
+@pytest.mark.exhaustive
+def test_the_demo_and_a_comparison_run_from_the_wheel(samara: Path, tmp_path: Path) -> None:
+    for seed in "01":
+        finished(samara, "demo", "--seed", seed, "--out", f"run{seed}", folder=tmp_path)
+    printed = finished(samara, "compare", "run0", "run1", "--html", "page.html", folder=tmp_path)
+    assert "8 clients" in printed
+    assert "</html>" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,211 @@
+"""Make a release of the commit that is checked out: ``make release``.
+
+The version is the one in pyproject.toml. Refused, before anything is made: uncommitted changes, a
+version that has a tag, a changelog without a section of the version, a CITATION.cff of another one.
+Then come `make check` and `make docs`, and into dist/VERSION: wheel, sdist, documentation, SBOM
+(CycloneDX, of an environment with the wheel and the versions of constraints.txt), the changelog's
+section, and SHA256SUMS. The tag, last of all, is not pushed.
+
+The times in wheel, sdist and documentation are the commit's, and their order and modes do not
+depend on the machine: the same commit, setuptools and zlib give the same bytes.
+"""
+
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+SBOM_TOOL = "cyclonedx-bom==7.5.0"
+NAME = "samara_fl"
+
+
+class ReleaseError(Exception):
+    """A reason for which there is no release."""
+
+
+def run(*command: str | Path, folder: Path, **variables: str) -> str:
+    """Return the standard output of a command.
+
+    Raises:
+        ReleaseError: if it fails; what it wrote to standard error is on the terminal.
+    """
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise ReleaseError(f"{ended.stdout}{' '.join(map(str, command))}: failed")
+    return ended.stdout
+
+
+def changelog_section(changelog: str, version: str) -> str:
+    """Return what a changelog says of a version, without the heading; empty if it says nothing."""
+    heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$"
+    found = re.search(rf"{heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    return found[1].strip() if found else ""
+
+
+def find_obstacles(root: Path, version: str) -> list[str]:
+    """Return what keeps a version from being released, with remedies; nothing if nothing does."""
+    obstacles = []
+    if changed := run("git", "status", "--porcelain", folder=root).splitlines():
+        obstacles.append(f"uncommitted changes: {', '.join(line[3:] for line in changed)}")
+    if run("git", "tag", "--list", f"v{version}", folder=root):
+        obstacles.append(f"v{version} is tagged already: raise the version in pyproject.toml")
+    if not changelog_section((root / "CHANGELOG.md").read_text(encoding="utf-8"), version):
+        obstacles.append(f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD' with contents")
+    citation = (root / "CITATION.cff").read_text(encoding="utf-8")
+    if f"\nversion: {version}\n" not in citation:
+        obstacles.append(f"CITATION.cff has another version than pyproject.toml, {version}")
+    return obstacles
+
+
+def pack(folder: Path, file: Path, epoch: int) -> None:
+    """Write a folder as .tar.gz whose bytes depend on names, contents and a time alone.
+
+    Args:
+        folder: what is packed, under its own name.
+        file: archive that is written.
+        epoch: time of every member, in seconds since 1970.
+    """
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile("", "wb", mtime=epoch, fileobj=raw) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in sorted([folder, *folder.rglob("*")]):
+            member = archive.gettarinfo(path, str(path.relative_to(folder.parent)))
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            if member.isfile():
+                with path.open("rb") as contents:
+                    archive.addfile(member, contents)
+            else:
+                archive.addfile(member)
+
+
+def build_distributions(root: Path, out: Path) -> None:
+    """Build wheel and sdist of the commit that is checked out; uncommitted files have no part.
+
+    Args:
+        root: repository.
+        out: folder for both.
+    """
+    epoch = int(run("git", "log", "-1", "--format=%ct", folder=root))
+    backend = (
+        "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+    )
+    with tempfile.TemporaryDirectory() as work:
+        source, made = Path(work) / "source", Path(work) / "made"
+        archive = Path(work) / "source.tar"
+        run("git", "archive", "--output", archive, "HEAD", folder=root)
+        with tarfile.open(archive) as tar:
+            tar.extractall(source, filter="data")
+        before = os.umask(0o022)
+        try:
+            for kind in ("build_wheel", "build_sdist"):
+                command = [sys.executable, "-c", backend, kind, made]
+                run(*command, folder=source, SOURCE_DATE_EPOCH=str(epoch), PYTHONPATH="")
+        finally:
+            os.umask(before)
+        [wheel], [sdist] = made.glob("*.whl"), made.glob("*.tar.gz")
+        shutil.move(wheel, out)
+        with tarfile.open(sdist) as tar:
+            tar.extractall(work, filter="data")
+        pack(Path(work) / sdist.name.removesuffix(".tar.gz"), out / sdist.name, epoch)
+
+
+def describe_installation(wheel: Path, constraints: Path, version: str, sbom: Path) -> None:
+    """Install a wheel as a user would, ask it for its version, and write the SBOM of the result.
+
+    Args:
+        wheel: the wheel.
+        constraints: versions of what it needs.
+        version: what `samara --version` must say.
+        sbom: CycloneDX file that is written, JSON.
+
+    Raises:
+        ReleaseError: if it says something else, or an installation fails.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        installed, tools = Path(work) / "installed", Path(work) / "tools"
+        for folder in (installed, tools):
+            venv.create(folder, symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--python"]
+        run(*pip, tools, "install", SBOM_TOOL, folder=Path(work))
+        run(*pip, installed, "install", "--constraint", constraints, wheel, folder=Path(work))
+        said = run(installed / "bin" / "samara", "--version", folder=Path(work), PYTHONPATH="")
+        if said.split()[-1] != version:
+            raise ReleaseError(f"the wheel of {version} says that it is {said.strip()}")
+        cyclonedx = tools / "bin" / "cyclonedx-py"
+        command = [str(cyclonedx), "environment", "--output-reproducible"]
+        run(*command, "--output-file", sbom, installed / "bin" / "python", folder=Path(work))
+
+
+def release(root: Path) -> Path:
+    """Make the release of a repository's commit, and its tag; return the folder of its files.
+
+    Raises:
+        ReleaseError: if the version cannot be released, or a step fails; there is no tag then.
+    """
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version: str = project["version"]
+    if obstacles := find_obstacles(root, version):
+        raise ReleaseError("\n".join(obstacles))
+    for target in ("check", "docs"):
+        print(f"make {target}", flush=True)
+        run("make", target, folder=root)
+    epoch = int(run("git", "log", "-1", "--format=%ct", folder=root))
+    out = root / "dist" / version
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier try: a finished one has a tag
+    out.mkdir(parents=True)
+    print(f"files in {out}", flush=True)
+    build_distributions(root, out)
+    [wheel] = out.glob("*.whl")
+    sbom = out / f"{NAME}-{version}.cdx.json"
+    describe_installation(wheel, root / "constraints.txt", version, sbom)
+    pack(root / "build" / "site", out / f"{NAME}-{version}-docs.tar.gz", epoch)
+    notes = out / f"{NAME}-{version}-changes.md"
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    notes.write_text(changelog_section(changelog, version) + "\n", encoding="utf-8")
+    sums = [
+        f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in sorted(out.iterdir())
+    ]
+    (out / "SHA256SUMS").write_text("".join(sums))
+    if obstacles := find_obstacles(root, version):  # the steps took minutes
+        raise ReleaseError("\n".join(obstacles))
+    title = f"Samara {version}\n\n"
+    message = title + notes.read_text(encoding="utf-8") + "\n" + "".join(sums)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(message)
+        file.flush()
+        tag = ["git", "tag", "--annotate", "--cleanup=verbatim", f"v{version}", "--file", file.name]
+        run(*tag, folder=root)
+    return out
+
+
+def main() -> None:
+    """Run ``make release``."""
+    root = Path(__file__).resolve().parents[1]
+    try:
+        out = release(root)
+    except ReleaseError as error:
+        sys.exit(f"no release:\n{error}")
+    print((out / "SHA256SUMS").read_text(), end="")
+    print(f"{out}\ntagged as v{out.name}; git push origin v{out.name} publishes the tag")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The container image: what it is built from, and a server with two clients by compose.yaml."""
+
+import shutil
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = """services:
+  server:
+    command: [server, up, --run, /field, --name, server, --set, rounds=2, --set, personal.rounds=0]
+"""
+ENGINES = {"docker": ["docker", "compose"], "podman": ["podman-compose"]}
+
+
+def output_of(*command: str, seconds: int = 120) -> str:
+    """What a command that must end well prints."""
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+def fails(*command: str) -> bool:
+    """Whether a command is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return True
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
+
+
+@dataclass(frozen=True)
+class Compose:
+    """compose.yaml under a project name of its own, with a few rounds."""
+
+    engine: str
+    project: str
+    small: Path
+
+    def __call__(self, *words: str, seconds: int = 120) -> str:
+        files = ("-f", str(ROOT / "compose.yaml"), "-f", str(self.small))
+        compose = ENGINES[self.engine]
+        return output_of(*compose, "-p", self.project, *files, *words, seconds=seconds)
+
+    def container(self, service: str) -> str:
+        labels = {"project": self.project, "service": service}
+        chosen = [f"--filter=label=com.docker.compose.{key}={labels[key]}" for key in labels]
+        return output_of(self.engine, "ps", "--all", "--quiet", *chosen).split()[0]
+
+
+@pytest.fixture
+def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compose]:
+    engine = next((name for name in ENGINES if not fails(name, "info")), None)
+    if engine is None:
+        pytest.skip("neither docker nor podman runs here")
+    if fails(*ENGINES[engine], "version"):
+        pytest.skip(f"{' '.join(ENGINES[engine])} is missing")
+    if fails(engine, "image", "inspect", "samara"):
+        pytest.skip(f"no image: {engine} build -f Containerfile -t samara .")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("COMPOSE_IGNORE_ORPHANS", "1")
+    (tmp_path / "small.yaml").write_text(SMALL)
+    composed = Compose(engine, f"samara-{uuid4().hex[:8]}", tmp_path / "small.yaml")
+    try:
+        yield composed
+    finally:
+        composed("down", "--volumes")
+
+
+@pytest.mark.exhaustive
+def test_a_server_and_two_clients_in_containers_end_in_one_digest(compose: Compose) -> None:
+    compose("up", "--detach", "--no-build")
+    status = output_of(compose.engine, "wait", compose.container("server"), seconds=600)
+    assert status.strip() == "0", compose("logs", "server")
+    printed = compose("run", "--rm", "--no-deps", "-T", "server", "server", "verify", "/field")
+    assert "2 rounds" in printed
+    digest = printed.split("ends in ")[1][:10]  # as many digits as a narrow table shows
+    for client in ("kitchen", "garden"):
+        status = output_of(
+            compose.engine,
+            *("exec", compose.container(client), "samara", "client", "status", "--home", "/client"),
+        )
+        assert digest in status
+        keys = output_of(compose.engine, "exec", compose.container(client), "ls", "-l", "/client")
+        assert "-rw------- 1 samara" in next(x for x in keys.splitlines() if "client.key" in x)
+
+
+def test_an_image_is_built_from_the_product_alone() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split("\n")
+    taken = {line[1:] for line in lines if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert taken == {"pyproject.toml", "constraints.txt"} | {
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        *(package.rstrip("*") for package in packages),
+    }
+    assert "*" in lines
