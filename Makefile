@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
 export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: help install demo test test-all arm64 check docs format protocol tables clean
+.PHONY: help install demo test test-all arm64 check docs format protocol tables release clean
 
 help:
 	@echo "make demo      eight simulated clients, a small model, generated messages: a minute or two"
@@ -22,6 +22,7 @@ help:
 	@echo "make install   set up .venv"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
 	@echo "make tables    make the tables of settings and features in docs/ again"
+	@echo "make release   the files of a release in dist/ and its tag, after every check"
 	@echo "make clean     remove .venv and what the tools leave behind"
 	@echo
 	@echo "samara/        the Python interface and the command; mounts the commands of each package"
@@ -79,6 +80,9 @@ protocol: install
 
 tables: install
 	$(BIN)/python docs/tables.py
+
+release: install
+	$(BIN)/python .ci/release.py
 
 clean:
 	rm -rf $(VENV) .arm64 build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
