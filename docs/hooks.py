@@ -1,17 +1,26 @@
-"""What the site generator fills in when it builds: the pages that are made of the code."""
+"""What the site generator fills in when it builds: pages made of the code, examples as code."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from html import escape
 from typing import Any
 
 from command_pages import commands_page
 from error_messages import messages, of_family
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
 
 COMMANDS = "<!-- commands -->"
 MESSAGES = re.compile(r"<!-- messages: (\w+) -->")
 
 _messages = cache(messages)
+
+
+def on_config(config: Any) -> Any:
+    """Return the configuration of the site with examples of docstrings shown as code."""
+    config.markdown_extensions.append(Doctests())
+    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -25,3 +34,31 @@ def message_list(family: str) -> str:
     """Return the messages of a family as a folded list."""
     items = "".join(f"<li>{escape(text)}</li>" for text in of_family(family, _messages()))
     return f'<details class="messages"><summary>All messages</summary><ul>{items}</ul></details>'
+
+
+class Doctests(Extension):
+    """Shows lines from ``>>>`` to the next empty line as code, not as a quotation."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  (the library's name)
+        """Register the preprocessor before the one that reads code blocks."""
+        md.preprocessors.register(_DoctestPreprocessor(md), "doctests", 35)
+
+
+class _DoctestPreprocessor(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        return list(_with_fences(lines))
+
+
+def _with_fences(lines: list[str]) -> Iterator[str]:
+    inside = fenced = False
+    for line in lines:
+        fenced ^= line.lstrip().startswith("```")
+        if not inside and not fenced and line.startswith(">>> "):
+            inside = True
+            yield "```pycon"
+        elif inside and not line.strip():
+            inside = False
+            yield "```"
+        yield line
+    if inside:
+        yield "```"

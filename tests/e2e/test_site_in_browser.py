@@ -1,0 +1,111 @@
+"""The documentation site in a real browser: found offline by search, no page wider than a phone."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+OUTSIDE = re.compile(r"""(?:src|href)=["']?(?:https?:)?//(?!www\.w3\.org)[^"' >]*""")
+FRAME = """<!DOCTYPE html><body><pre id="found"></pre><script>
+const pages = PAGES, found = {}, frame = document.createElement("iframe");
+frame.width = 390; frame.height = 800; document.body.append(frame);
+const next = () => {
+  if (!pages.length) return void (document.getElementById("found").textContent = JSON.stringify(found));
+  const page = pages.pop();
+  frame.onload = () => {
+    const content = frame.contentDocument;
+    found[page] = [content.documentElement.scrollWidth, content.querySelectorAll("h1").length];
+    next();
+  };
+  frame.src = page;
+};
+next();
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "built"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
+    done = subprocess.run([*command, folder], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def dom_of(address: str, profile: Path) -> str:
+    """What a browser makes of a page after some time, as HTML."""
+    browser = next(filter(None, map(shutil.which, NAMES)), None)
+    if browser is None:
+        pytest.skip("needs a Chromium")
+    budget = ("--virtual-time-budget=30000", f"--user-data-dir={profile}", "--dump-dom")
+    done = subprocess.run(
+        [browser, *FLAGS, *budget, address], capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stdout
+
+
+def test_search_works_in_a_folder_without_a_server(site: Path, tmp_path: Path) -> None:
+    page = dom_of(f"{(site / 'guides/privacy.html').as_uri()}?q=digest", tmp_path)
+    assert page.count("md-search-result__item") > 3
+    assert re.search(r"md-search-result__meta\">\s*\d+ matching documents", page)
+
+
+def test_an_error_message_is_found_by_its_words(site: Path, tmp_path: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    texts = [e["text"] for e in index["docs"] if e["location"].startswith("troubleshooting.html")]
+    for words in ("another process is writing to it; end that process first", "has the run ended?"):
+        assert any(words in unescape(text) for text in texts)
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    links = re.compile(r"<a [^>]*>")
+    for page in site.rglob("*.html"):
+        text = links.sub("", page.read_text(encoding="utf-8"))
+        assert not OUTSIDE.search(text), page
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    handler = partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path) -> None:
+    pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+    pages.remove("404.html")
+    (site / "frame.html").write_text(FRAME.replace("PAGES", json.dumps(pages)))
+    try:
+        text = dom_of(f"{address}/frame.html", tmp_path)
+    finally:
+        (site / "frame.html").unlink()
+    match = re.search(r'<pre id="found">(.*?)</pre>', text, re.DOTALL)
+    assert match and match[1], text[:500]
+    found = json.loads(unescape(match[1]))
+    assert sorted(found) == pages
+    assert {page: width for page, (width, _) in found.items() if width > 390} == {}
+    assert {page for page, (_, titles) in found.items() if titles != 1} == set()
