@@ -26,7 +26,10 @@ FRAME = """<!DOCTYPE html><body><pre id="found"></pre><script>
 const pages = PAGES, found = {}, frame = document.createElement("iframe");
 frame.width = 390; frame.height = 800; document.body.append(frame);
 const next = () => {
-  if (!pages.length) return void (document.getElementById("found").textContent = JSON.stringify(found));
+  if (!pages.length) {
+    document.getElementById("found").textContent = JSON.stringify(found);
+    return;
+  }
   const page = pages.pop();
   frame.onload = () => {
     const content = frame.contentDocument;
@@ -104,7 +107,7 @@ def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path)
     finally:
         (site / "frame.html").unlink()
     match = re.search(r'<pre id="found">(.*?)</pre>', text, re.DOTALL)
-    assert match and match[1], text[:500]
+    assert match, text[:500]
     found = json.loads(unescape(match[1]))
     assert sorted(found) == pages
     assert {page: width for page, (width, _) in found.items() if width > 390} == {}
