@@ -1,7 +1,6 @@
 """The machine's temperature, power, load and network, read from jetson-stats if installed."""
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -125,21 +124,6 @@ class Sensors:
 def is_jetson() -> bool:
     """Return whether this machine is a Jetson board, by the release file of its system."""
     return _RELEASE_FILE.exists()
-
-
-def power_mode() -> str:
-    """Return the power mode from nvpmodel; empty if it cannot be read."""
-    program = shutil.which("nvpmodel") or "/usr/sbin/nvpmodel"
-    return parse_power_mode(_output_of((program, "-q")))
-
-
-def parse_power_mode(output: str) -> str:
-    """Return the mode's name in the output of ``nvpmodel -q``; empty if missing."""
-    for line in output.splitlines():
-        _, mark, name = line.partition("Power Mode:")
-        if mark:
-            return name.strip()
-    return ""
 
 
 def _output_of(command: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from client.app import TRAINER, app
 from client.protocol.remote_trainer import RemoteTrainer
+from devices.jetson.nvpmodel import in_power_mode
 from devices.live.bundle_check import check_bundle
 from devices.live.client_folder import UP_LOCK, check_not_moved
 from devices.live.dashboard import dashboard
@@ -86,13 +87,16 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
         with_dashboard: whether the status is drawn on the terminal, in place of messages.
 
     Raises:
-        DeviceError: if a check fails, another process serves this client, or the trainer cannot be
-            loaded.
+        DeviceError: if a check fails, another process serves this client, the power mode cannot be
+            set, or the trainer cannot be loaded.
     """
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
         _run_preflight(settings.folder)
-        with dashboard(settings.folder) if with_dashboard else nullcontext():
+        with (
+            dashboard(settings.folder) if with_dashboard else nullcontext(),
+            in_power_mode(settings.power_mode, settings.folder),
+        ):
             _ClientSupervisor(settings).serve()
 
 

@@ -63,6 +63,9 @@ def up(
     idle_io: Annotated[
         bool, typer.Option("--idle-io", help="Read and write files only when nobody else does.")
     ] = False,
+    power_mode: Annotated[
+        str, typer.Option(help="Of a Jetson, by nvpmodel, while this runs; default as it is.")
+    ] = "",
     share_energy: Annotated[
         bool,
         typer.Option("--share-energy", help="Tell the server each round's seconds and joules."),
@@ -79,6 +82,7 @@ def up(
     --certs ca.pem --model MODEL --data DATA --task sst2 --device jetson-orin-nano
     """
     from client.protocol.scenario_folder import take_scenario
+    from devices.jetson.nvpmodel import check_power_mode
     from devices.live import client_supervisor as live
     from devices.live.client_folder import check_name, client_folder
     from devices.live.limits import check_hours
@@ -123,6 +127,7 @@ def up(
         nice=nice,
         idle_io=idle_io,
         share_energy=share_energy,
+        power_mode=check_power_mode(power_mode),
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

@@ -26,7 +26,7 @@ KEY_FILE, CERTIFICATES_FILE = "client.key", "ca.pem"
 """Names that a key and a certificate get that lay outside the client's folder."""
 LEAST_PASSPHRASE = 8
 """Fewest characters of a passphrase."""
-_TRANSIENT = (".lock", ".sock", ".secret", ".part", ".log", UNFINISHED)
+_TRANSIENT = (".lock", ".sock", ".secret", ".part", ".log", ".before", UNFINISHED)
 """Suffixes of files that are of use only where, and while, they are written."""
 
 

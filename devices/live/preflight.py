@@ -23,6 +23,7 @@ from client.streaming.reading import measure_disk_rate
 from devices.hardware.profile import DeviceProfile, load_device
 from devices.hardware.run_step import examples_in_pass
 from devices.jetson import telemetry
+from devices.jetson.nvpmodel import read_power_mode
 from devices.live.memory_check import default_profile, expected_footprint, free_memory
 from devices.live.settings import ClientSettings, parse_address
 from shared.config import RunConfig
@@ -85,7 +86,7 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
     if storage := check_storage(model, profile):
         yield storage
     yield check_power_mode(
-        telemetry.is_jetson(), telemetry.power_mode() if telemetry.is_jetson() else ""
+        telemetry.is_jetson(), read_power_mode() if telemetry.is_jetson() else ""
     )
     yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
     if not settings.insecure:

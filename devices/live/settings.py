@@ -38,6 +38,8 @@ class ClientSettings(DeviceLimits):
         nice: niceness of the trainer's process, 0 to 19.
         idle_io: whether the trainer reads and writes files only when no other process does.
         share_energy: whether the server is told what each report has cost this device.
+        power_mode: nvpmodel's name of the mode in which a Jetson works for the client; empty leaves
+            it as it is.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ClientSettings(DeviceLimits):
     nice: Annotated[int, Field(ge=0, le=19)] = 0
     idle_io: bool = False
     share_energy: bool = False
+    power_mode: str = ""
 
     @property
     def config(self) -> RunConfig:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from devices.hardware.memory_footprint import MemoryFootprint
 from devices.hardware.profile import load_device, shipped_devices
-from devices.jetson.telemetry import parse_power_mode
+from devices.jetson.nvpmodel import parse_power_mode
 from devices.live import preflight
 from devices.live.client_folder import check_name
 from devices.live.memory_check import default_profile, expected_footprint, free_memory

@@ -1,0 +1,178 @@
+"""The power mode of a Jetson board, read and set by NVIDIA's tool nvpmodel.
+
+Setting it needs root; without it the tool is run by ``sudo -n``, which asks for nothing. A mode is
+set only on the owner's word, and the one before is restored, after a crash at the next start.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared.errors import ConfigError, DeviceError
+from shared.files import write_durably
+
+log = logging.getLogger("samara.device")
+
+MODES_FILE = Path("/etc/nvpmodel.conf")
+BEFORE_FILE = "power-mode.before"
+"""Name of the file in a client's folder with the mode that is to be restored."""
+_MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE)
+_SECONDS = 30.0
+
+
+def read_power_modes(file: Path | None = None) -> dict[str, int]:
+    """Return the board's power modes: their ids by name.
+
+    Args:
+        file: configuration of nvpmodel; by default the system's.
+
+    Raises:
+        DeviceError: if the file is missing or names no mode, as on a machine that is no Jetson.
+    """
+    file = file or MODES_FILE
+    try:
+        modes = {name: int(number) for number, name in _MODE.findall(file.read_text())}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeviceError(
+            f"--power-mode: {file} cannot be read ({error}), which Jetson boards have; leave "
+            "--power-mode out"
+        ) from error
+    if not modes:
+        raise DeviceError(f"--power-mode: {file} names no power mode; leave --power-mode out")
+    return modes
+
+
+def check_power_mode(name: str) -> str:
+    """Return the name of a power mode if the board has it, or nothing for nothing.
+
+    Raises:
+        ConfigError: if the board has no such mode.
+        DeviceError: if the board's modes cannot be read, or nvpmodel is not installed.
+    """
+    if not name:
+        return name
+    modes = read_power_modes()
+    if name not in modes:
+        raise ConfigError(f"--power-mode {name}: this board has {', '.join(modes)}")
+    if _program() is None:
+        raise DeviceError("--power-mode: nvpmodel is not installed; leave --power-mode out")
+    return name
+
+
+@contextmanager
+def in_power_mode(name: str, folder: Path) -> Iterator[None]:
+    """Put the board into a power mode for the duration of a block.
+
+    What an earlier block has not restored, because it was killed, is restored first.
+
+    Args:
+        name: name of the mode; empty leaves the board as it is.
+        folder: folder in which the mode before is kept meanwhile.
+
+    Raises:
+        DeviceError: if the mode cannot be set; the one before is then restored.
+    """
+    before = folder / BEFORE_FILE
+    _restore(before)
+    if not name or name == read_power_mode():
+        yield
+        return
+    _keep_mode(before)
+    try:
+        _set_power_mode(name)
+        log.info("power mode %s, before %s", name, before.read_text())
+        yield
+    finally:
+        _restore(before)
+
+
+def read_power_mode() -> str:
+    """Return the name of the power mode; empty if nvpmodel does not say it."""
+    return parse_power_mode(_run("-q"))
+
+
+def parse_power_mode(output: str) -> str:
+    """Return the mode's name in the output of ``nvpmodel -q``; empty if missing."""
+    for line in output.splitlines():
+        _, mark, name = line.partition("Power Mode:")
+        if mark:
+            return name.strip()
+    return ""
+
+
+def _keep_mode(file: Path) -> None:
+    """Write the present mode to a file.
+
+    Raises:
+        DeviceError: if it cannot be read, and so could not be restored, or not be written.
+    """
+    if not (mode := read_power_mode()):
+        raise DeviceError("--power-mode: nvpmodel does not say the present mode; leave it out")
+    try:
+        write_durably(file, mode.encode())
+    except OSError as error:
+        raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def _restore(file: Path) -> None:
+    """Set the mode that a file names, and delete the file; a failure is logged, and it stays."""
+    try:
+        mode = file.read_text()
+        _set_power_mode(mode)
+        file.unlink()
+        log.info("power mode %s again", mode)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError, DeviceError) as error:
+        log.warning(
+            "the power mode before could not be restored: %s; it is named in %s", error, file
+        )
+
+
+def _set_power_mode(name: str) -> None:
+    """Set a mode.
+
+    Raises:
+        DeviceError: if the board has no such mode, or did not take it.
+    """
+    number = read_power_modes().get(name)
+    if number is None:
+        raise DeviceError(f"the board has no power mode {name}")
+    said = _run("-m", str(number), with_root=True)
+    if (mode := read_power_mode()) != name:
+        last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        raise DeviceError(
+            f"power mode {name} was not taken, the board is in {mode or 'an unknown one'}: "
+            f"{last[0]}; `sudo nvpmodel -m {number}` must work without a password, and a mode that "
+            "needs a reboot is set by hand"
+        )
+
+
+def _program() -> str | None:
+    found = shutil.which("nvpmodel") or "/usr/sbin/nvpmodel"
+    return found if Path(found).is_file() else None
+
+
+def _run(*arguments: str, with_root: bool = False) -> str:
+    """Return what nvpmodel prints; nothing if it cannot be run. A question is answered by no."""
+    if (program := _program()) is None:
+        return ""
+    sudo = ["sudo", "-n"] if with_root and os.geteuid() else []
+    try:
+        ended = subprocess.run(
+            [*sudo, program, *arguments],
+            input="no\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ended.stdout
