@@ -106,7 +106,8 @@ class RemoteModel:
             return kind(error.details())
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return TrainerError(
-                f"no trainer answers at {self._socket}; it ended, or is being restarted"
+                f"no trainer answers at {self._socket}: it is being restarted, or `samara client "
+                "up` has ended; ask again in a moment, or start `up` or `serve` again"
             )
         return TrainerError(
             f"the trainer at {self._socket} failed: {error.code().name.lower()}: {error.details()}"

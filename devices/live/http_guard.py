@@ -29,6 +29,11 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "10"},  # a trainer that is restarted loads its model meanwhile
+}
 
 
 class RequestError(Exception):
@@ -55,8 +60,7 @@ def error_response(error: SamaraError | RequestError) -> JSONResponse:
         status = 429
     elif isinstance(error, QuestionError):
         status = 400
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(error_body(status, str(error), code), status, headers)
+    return JSONResponse(error_body(status, str(error), code), status, _HEADERS.get(status))
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, object]:

@@ -12,9 +12,12 @@ from devices.hardware.profile import load_device
 from devices.live.client_folder import SETTINGS_FILE, SOCKET
 from devices.live.limits import DeviceLimits
 from shared.config import RunConfig
+from shared.data_settings import EMBEDDED_DATA
 from shared.errors import ConfigError, DeviceError
 from shared.files import write_durably
+from shared.sections import EMBEDDED_MODEL
 from shared.settings import Scalar, describe, parse_assignment
+from shared.tasks.catalog import shipped_tasks
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
@@ -110,6 +113,8 @@ def resolve_device_settings(
 ) -> dict[str, Scalar]:
     """Return the validated settings that the device decides.
 
+    A name that is shipped wins over a file or folder of this name, which can be written ``./NAME``.
+
     Args:
         model: model folder, name on the hub, or ``embedded``.
         data: data file, folder, name on the hub, or ``messages``.
@@ -121,12 +126,12 @@ def resolve_device_settings(
         ConfigError: if a setting is invalid, or is decided by the server.
     """
     device_settings = {
-        "model.path": _absolute(model),
+        "model.path": _absolute(model, EMBEDDED_MODEL),
         "model.torch-device": torch_device,
-        "data.path": _absolute(data),
+        "data.path": _absolute(data, EMBEDDED_DATA),
         "data.clients": 1,
         "data.least-batch": LIVE_LEAST_BATCH,
-        "task": _absolute(task),
+        "task": _absolute(task, *shipped_tasks()),
     }
     described = describe(RunConfig)
     for key, value in map(parse_assignment, assignments):
@@ -155,6 +160,6 @@ def resolve_device(name: str) -> tuple[str, str]:
     return "cuda" if processor == "gpu" else "cpu", _absolute(name) if is_file else name
 
 
-def _absolute(path: str) -> str:
-    """Return the absolute path if the path exists, otherwise the text itself."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
+def _absolute(path: str, *names: str) -> str:
+    """Return the absolute path if the path exists and is no shipped name, otherwise the text."""
+    return str(Path(path).resolve()) if path not in names and Path(path).exists() else path

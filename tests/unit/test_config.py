@@ -270,6 +270,20 @@ def test_the_owner_of_a_device_may_say_when_private_rounds_are_taken() -> None:
         resolve_device_settings("embedded", "messages", "messages", "cpu", ["personal.rounds=3"])
 
 
+def test_a_shipped_name_wins_over_a_file_of_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("embedded", "messages", "sst2", "mine"):
+        Path(name).mkdir()
+    settings = resolve_device_settings("embedded", "messages", "sst2", "cpu", [])
+    given = settings["model.path"], settings["data.path"], settings["task"]
+    assert given == ("embedded", "messages", "sst2")
+    settings = resolve_device_settings("mine", "./messages", "./sst2", "cpu", [])
+    given = settings["model.path"], settings["data.path"], settings["task"]
+    assert given == tuple(str(tmp_path / name) for name in ("mine", "messages", "sst2"))
+
+
 def test_a_run_whose_private_rounds_come_at_the_end_keeps_its_id() -> None:
     assert "personal.when" not in RunConfig().identity()
     assert "personal.retrain" not in RunConfig().identity()

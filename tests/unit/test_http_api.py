@@ -283,6 +283,7 @@ def test_what_the_trainer_refuses_has_a_status(
         assert reply.status_code == status
         assert reply.json()["error"]["type"] == kind
         assert reply.json()["error"]["message"] == str(error)
+        assert ("retry-after" in reply.headers) == (status in (429, 503))
 
 
 @pytest.mark.parametrize("path", [*POSTS, "/feedback"])
