@@ -109,20 +109,12 @@ EXCLUSIONS = (
         "personal.when to end, or leave fleet.devices out",
     ),
     Exclusion(
-        {"method": ("readout",), "clients": ("phone",)},
-        "a phone keeps no private weights and has no solver for them; choose another method",
-    ),
-    Exclusion(
         {"method": ("readout",), "label bias": ("none",)},
         "it fits a private label bias; set adapter.label-bias to true",
     ),
     Exclusion(
         {"method": ("partial",), "clients": ("phone",)},
         "a phone's program moves all numbers or none; choose another method",
-    ),
-    Exclusion(
-        {"method": ("local",), "clients": ("phone",)},
-        "a phone takes no private rounds, and there are no others; choose another method",
     ),
     Exclusion(
         {"label bias": ("trained",), "adapter": ("inner",), "clients": ("phone",)},

@@ -1,6 +1,7 @@
 """The settings of private rounds."""
 
 from shared.layout import LABEL_BIAS_GROUP
+from shared.run_terms import MOMENTS
 from shared.sections import LearningRate
 from shared.settings import Section, Text, setting
 
@@ -25,7 +26,7 @@ class PersonalSettings(Section):
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",
         page="guides/personal.md#when-the-private-rounds-are-taken",
-        pattern=r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$",
+        pattern=MOMENTS,
     )
     retrain: bool = setting(
         False,
@@ -56,15 +57,3 @@ class PersonalSettings(Section):
         read_by=("partial",),
         min_length=1,
     )
-
-    @property
-    def interval(self) -> int:
-        """The rounds of the federation between private ones; 0 if only the last one counts."""
-        if self.when == "always":
-            return 1
-        return int(self.when.split()[1]) if self.when.startswith("every") else 0
-
-    @property
-    def follows_data(self) -> bool:
-        """Return whether private rounds are taken when the training examples have changed."""
-        return self.when in ("on-data", "always")

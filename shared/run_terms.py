@@ -5,6 +5,8 @@ the server to them (`client.protocol.signed_runs`). Both read the same flat sett
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -20,6 +22,8 @@ from shared.frames.instructions import (
     TrainInstruction,
 )
 
+MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
+"""Pattern of ``personal.when``."""
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
@@ -67,6 +71,10 @@ class RunTerms:
         rounds: rounds that a client trains with others.
         private_rounds: rounds that it trains alone, each time.
         when: when it does (`personal.when`).
+        retrains: whether these rounds begin without the earlier ones (`personal.retrain`).
+        private_learning_rate: η of these rounds; None if it is estimated.
+        pull: share by which ``ditto`` reduces the private state after each of them.
+        part: private tensors of ``partial``.
         steps: local steps of a round, K.
         queries: directions per step, q.
         batch: examples per step, B.
@@ -90,6 +98,10 @@ class RunTerms:
     rounds: int
     private_rounds: int
     when: str
+    retrains: bool
+    private_learning_rate: float | None
+    pull: float
+    part: str
     steps: int
     queries: int
     batch: int
@@ -117,7 +129,7 @@ class RunTerms:
         private = _whole(settings, "personal.rounds")
         federated = federated_rounds(method, rounds, private)
         has_clusters = method == "cluster"
-        rate, policy = settings.get("learning-rate"), _text(settings, "seed-policy").upper()
+        policy = _text(settings, "seed-policy").upper()
         if policy not in SeedPolicy.__members__:
             raise ScenarioError(f"seed-policy: {policy.lower()!r} is unknown to this version")
         return cls(
@@ -125,13 +137,17 @@ class RunTerms:
             seed=_whole(settings, "seed", most=2**63 - 1),
             rounds=federated,
             private_rounds=rounds + private - federated,
-            when=str(settings.get("personal.when", "end")),  # signed scenarios may lack it
+            when=_moment(settings),
+            retrains="personal.retrain" in settings and _flag(settings, "personal.retrain"),
+            private_learning_rate=_rate(settings, "personal.learning-rate"),
+            pull=_number(settings, "personal.pull"),
+            part=_text(settings, "personal.part"),
             steps=_whole(settings, "steps", 1, 2**16 - 1),
             queries=_whole(settings, "queries", 1, 2**16 - 1),
             batch=_whole(settings, "batch", 1),
             epsilon=_number(settings, "epsilon"),
             differences=cast(Differences, _text(settings, "differences")),
-            learning_rate=None if rate == "auto" else _number(settings, "learning-rate"),
+            learning_rate=_rate(settings, "learning-rate"),
             clip=_number(settings, "clip"),
             seed_policy=SeedPolicy[policy],
             pool_size=_whole(settings, "pool-size", 1),
@@ -151,6 +167,33 @@ class RunTerms:
     def rounds_of_federation(self) -> int:
         """The rounds of the global model's ledger, or of each cluster's."""
         return self.rounds - self.clustering_rounds
+
+    @classmethod
+    def decode(cls, identity: bytes) -> Self:
+        """Read the terms from the settings that are part of a run id, a JSON object.
+
+        Raises:
+            ScenarioError: as `of`, or if they are no JSON object.
+        """
+        try:
+            settings = json.loads(identity)
+        except (ValueError, RecursionError) as error:
+            raise ScenarioError(f"the run's settings are not JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise ScenarioError("the run's settings are not a JSON object")
+        return cls.of(settings)
+
+    @property
+    def interval(self) -> int:
+        """The rounds of the federation between private ones; 0 if only the last one counts."""
+        if self.when == "always":
+            return 1
+        return int(self.when.split()[1]) if self.when.startswith("every") else 0
+
+    @property
+    def follows_data(self) -> bool:
+        """Return whether private rounds are taken when the training examples have changed."""
+        return self.when in ("on-data", "always")
 
     @property
     def makes_personal_models(self) -> bool:
@@ -323,6 +366,14 @@ def _text(settings: Mapping[str, Any], key: str) -> str:
     return value
 
 
+def _moment(settings: Mapping[str, Any]) -> str:
+    """Return ``personal.when``, which the settings lack if it is ``end``."""
+    when = _text({"personal.when": "end"} | dict(settings), "personal.when")
+    if not re.fullmatch(MOMENTS, when):
+        raise ScenarioError(f"personal.when: {when!r} is unknown to this version")
+    return when
+
+
 def _flag(settings: Mapping[str, Any], key: str) -> bool:
     value = settings.get(key)
     if type(value) is not bool:
@@ -335,6 +386,11 @@ def _whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int = 2*
     if type(value) is not int or not least <= value <= most:
         raise ScenarioError(f"{key}: {value!r} is no whole number from {least} to {most}")
     return value
+
+
+def _rate(settings: Mapping[str, Any], key: str) -> float | None:
+    """Return a learning rate; None for one that is estimated."""
+    return None if settings.get(key) == "auto" else _number(settings, key)
 
 
 def _number(settings: Mapping[str, Any], key: str) -> float:

@@ -24,6 +24,7 @@ from shared.model.loading import BaseModel
 from shared.model.weight_map import WeightMap, read_weight_map
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
+from shared.runs import client_folder
 
 State = NDArray[np.int64]
 
@@ -106,7 +107,7 @@ class FinishedRun:
         """
         if client is not None and private is None and not self.result.groups:
             private = self.personal_state(client)
-        parts = composition(self.config, self.layout)
+        parts = composition(self.config.terms, self.layout)
         return parts.model(self.global_state(client), private)
 
     def trained_model(self, client: int | None = None) -> TrainedModel:
@@ -171,7 +172,9 @@ class FinishedRun:
         clients = self.config.data.clients
         if not 0 <= client < clients:
             raise LedgerError(f"client {client} does not exist: there are {clients}")
-        path = personal_ledger(self.config, bytes.fromhex(self.result.run_id), client)
+        path = personal_ledger(
+            client_folder(self.config, bytes.fromhex(self.result.run_id), client)
+        )
         if not path.exists():
             raise LedgerError(
                 f"{path}: client {client} has no private rounds here; set personal.rounds, or "

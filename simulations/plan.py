@@ -114,7 +114,7 @@ def evaluated_rows(config: RunConfig, validation: int, test: int) -> tuple[int, 
     whole = validations(config) * validation + 2 * test
     if config.makes_personal_models:
         for split, count in ((Split.VALIDATION, validation), (Split.TEST, test)):
-            whole += len(requested_columns(config, split, personal=True)) * count
+            whole += len(requested_columns(config.terms, split, personal=True)) * count
     return validation + test, whole
 
 

@@ -101,7 +101,7 @@ def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Rep
     def wrapped(*arguments: Any) -> Report:
         return wrapper(take_local_steps, *arguments)
 
-    for module in ("client.protocol.protocol_client", "client.personal.private_rounds"):
+    for module in ("client.protocol.protocol_client", "client.personal.runtime_learner"):
         monkeypatch.setattr(f"{module}.take_local_steps", wrapped)
 
 

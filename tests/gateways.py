@@ -30,7 +30,7 @@ class Echo:
     def hello(self) -> bytes:
         return Refusal(bytes(8), self.device, 0, 0).encode()
 
-    def train(self, instruction: bytes, catch_up: Any) -> bytes:
+    def train(self, instruction: bytes, catch_up: Any, *_: Any) -> bytes:
         self.asked += 1
         if self.hold:
             self.hold.wait(SECONDS)

@@ -137,8 +137,8 @@ class History:
         return link.position if link else self.header.start
 
 
-def history_of(deltas: Sequence[RoundDelta], layout: Layout) -> History:
-    header = LedgerHeader(0, RUN_ID, layout.hash)
+def history_of(deltas: Sequence[RoundDelta], layout: Layout, run_id: bytes = RUN_ID) -> History:
+    header = LedgerHeader(0, run_id, layout.hash)
     segment, position = encode_segment_header(header, header.start), header.start
     states, links, sizes = [zero_state(layout.size)], [None], [len(segment)]
     digests = [digest(layout.hash, states[0])]

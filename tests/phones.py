@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.training.client_data import ClientData
-from client.training.model_runtime import ModelRuntime, evaluation_column
+from client.training.model_runtime import ModelRuntime
 from devices.phone import export
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.lowering import Methods
@@ -22,6 +22,7 @@ from devices.phone.reference_client.phone_trainer import PhoneTrainer
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 from shared.frames.report import Report
+from shared.label_scores import evaluation_column
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import RunConfig
+from shared.label_scores import Confusion
 from shared.result import RESULT_FILE, SCHEMA_VERSION
-from shared.tasks.metrics import Confusion
 
 EXAMPLES = 100
 TAIL = "ab" * 32

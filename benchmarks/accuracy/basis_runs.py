@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.accuracy.ledger_curve import evaluate_rounds
 from shared.config import load_scenario
 from shared.frames.instructions import Split
+from shared.label_scores import Confusion
 from shared.result import read_result
-from shared.tasks.metrics import Confusion
 from simulations.simulate import simulate
 
 SCENARIO = Path(__file__).parents[2] / "simulations" / "scenarios" / "sst2.toml"

@@ -21,8 +21,8 @@ from server.rounds.clustering import cluster_clients
 from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.frames.instructions import TrainInstruction
+from shared.label_scores import Confusion
 from shared.layout import Layout
-from shared.tasks.metrics import Confusion
 
 Floats = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ class LinearRun:
         self, users: LinearUsers, config: RunConfig, draw: int, exact: bool = False
     ) -> None:
         self._users, self._config, self._exact = users, config, exact
-        self._parts = composition(config, users.layout)
+        self._parts = composition(config.terms, users.layout)
         self._rng = np.random.default_rng(draw)
         self._training = range(config.newcomers.start)
 
@@ -174,7 +174,7 @@ class LinearRun:
         p, rate = np.zeros_like(w), self._config.personal.learning_rate
         for _ in range(self._config.private_rounds):
             p += self._round(w + p, client, rate, self._parts.private)
-            for shrink in pull_shrinks(self._config):
+            for shrink in pull_shrinks(self._config.terms):
                 p -= p / 2**shrink.bits
         if self._config.method == "mixture":
             p *= choose_kept_share(

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from benchmarks.accuracy.words_baseline import baselines
 from shared.config import RunConfig, load_scenario
+from shared.label_scores import Confusion
 from shared.result import RESULT_FILE, RunResult
-from shared.tasks.metrics import Confusion
 from simulations.comparison.comparison import (
     Comparison,
     compare_runs,

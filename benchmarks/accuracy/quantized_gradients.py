@@ -16,8 +16,8 @@ from client.training.model_runtime import load_run
 from shared.config import load_scenario
 from shared.directions import directions
 from shared.frames.instructions import Split
+from shared.label_scores import cross_entropy
 from shared.model.lora_fa import Perturbations
-from shared.tasks.objectives import cross_entropy
 
 EPSILON, DIRECTIONS, AT_ONCE, EXAMPLES = 0.01, 200, 8, 16
 KINDS = (("none", "bfloat16"), ("int8", "float32"), ("nf4", "float32"))

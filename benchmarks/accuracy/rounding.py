@@ -16,10 +16,10 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import GROUPINGS, Schedule
 from client.forward.resident import ResidentForward
 from shared.directions import directions
+from shared.label_scores import cross_entropy
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.sections import AdapterSettings
-from shared.tasks.objectives import cross_entropy
 
 EPSILON, QUERIES, STEPS = 0.01, 4, 10
 LENGTHS = (5, 9, 14, 14, 23, 30)

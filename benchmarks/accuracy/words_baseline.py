@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.data_settings import DataSettings
+from shared.label_scores import Confusion
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ClassificationTask
-from shared.tasks.metrics import Confusion
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 

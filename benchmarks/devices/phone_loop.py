@@ -30,9 +30,9 @@ from devices.phone.reference_client.runtime import PhoneProgram
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction
+from shared.label_scores import cross_entropy
 from shared.model.lora_fa import Perturbations
 from shared.replay import digest, summed, to_float32, zero_state
-from shared.tasks.objectives import cross_entropy
 
 CLIENTS, QUERIES, BATCH, LENGTH = 8, 4, 8, 32
 EPSILON, LEARNING_RATE = 0.01, 0.1

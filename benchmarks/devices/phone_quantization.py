@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.devices.phone_loop import asked
 from client.training.client_data import ClientDataSource
-from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
+from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.export import ProgramShapes, export_program, prepare_model
 from devices.phone.manifest import PhoneQuantization
 from devices.phone.reference_client.examples import TokenizedExamples, read_examples
@@ -31,6 +31,7 @@ from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import Split
+from shared.label_scores import evaluation_column
 from shared.replay import STATE_BITS, quantize, replay, zero_state
 from shared.settings import parse_assignment
 

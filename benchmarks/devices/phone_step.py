@@ -40,6 +40,7 @@ from devices.phone.program import ReplayModule, ScoresModule
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
 from devices.phone.reference_client.runtime import load_module, run_method
 from shared.directions import DIRECTION_BITS, directions
+from shared.label_scores import cross_entropy
 from shared.layout import Layout
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel
@@ -48,7 +49,6 @@ from shared.model.replay_torch import directions as drawn
 from shared.model.scorers import CausalScorer, Prompt
 from shared.replay import STATE_BITS, zero_state
 from shared.sections import AdapterSettings
-from shared.tasks.objectives import cross_entropy
 
 SHAPE, LENGTH, EPSILON, CPU = "llama-34m", 64, 0.01, torch.device("cpu")
 KINDS: dict[str, tuple[Delegate, PhoneQuantization]] = {

@@ -24,11 +24,11 @@ from client.forward.body import PerturbedBody
 from client.forward.grouping import Schedule
 from client.forward.resident import ResidentForward
 from shared.directions import directions
+from shared.label_scores import cross_entropy
 from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.sections import AdapterSettings
-from shared.tasks.objectives import cross_entropy
 
 LIMIT_BYTES = 2_500_000_000
 SHARD_BYTES = 200 * 2**20

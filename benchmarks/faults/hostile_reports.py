@@ -35,11 +35,11 @@ from server.rounds.validator import ValidatedReplies
 from server.store import RunStore
 from shared.columns import GLOBAL
 from shared.config import RunConfig
+from shared.contrasts import contrasts
 from shared.directions import directions, round_root
 from shared.frames.instructions import SeedPolicy, Split, TrainInstruction, token_of
 from shared.frames.report import MAX_CURVATURE, MAX_GRADIENT, Report
 from shared.layout import READOUT_GROUP, Layout, Tensor
-from shared.model.readout import contrasts
 from shared.replay import check_fits, replay, to_float32, zero_state
 from shared.round_delta import RoundDelta
 from shared.step_size import StepSize

@@ -29,12 +29,18 @@ class ToyPhone:
         """Return its hello."""
         return hello_of(self._client, self.session, self._clients)
 
-    def train(self, instruction: bytes, catch_up: CatchUp) -> bytes:
+    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"") -> bytes:
         """Return its report, or a refusal."""
         return self._answer(TrainInstruction, instruction, catch_up)
 
-    def evaluate(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Return its evaluation, or a refusal."""
+    def evaluate(
+        self,
+        instruction: bytes,
+        catch_up: CatchUp,
+        settings: bytes = b"",
+        personal: bool = False,
+    ) -> bytes:
+        """Return its evaluation of the global model, whatever is asked, or a refusal."""
         return self._answer(EvaluateInstruction, instruction, catch_up)
 
     def receive_blob(self, part: bytes) -> bytes:

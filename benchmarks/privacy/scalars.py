@@ -42,6 +42,7 @@ from client.training.local_steps import take_local_steps
 from client.training.model_runtime import load_run
 from shared.basis import SCALE_BITS, read_basis
 from shared.config import RunConfig
+from shared.contrasts import contrasts
 from shared.directions import DIRECTION_BITS, batch_order, directions
 from shared.frames.instructions import (
     GLOBAL_TRACK,
@@ -50,7 +51,6 @@ from shared.frames.instructions import (
     make_local_instruction,
 )
 from shared.frames.report import Report
-from shared.model.readout import contrasts
 from shared.replay import zero_state
 from shared.sections import AdapterSettings, ModelSettings
 

@@ -36,11 +36,11 @@ from devices.phone.reference_client.runtime import PhoneProgram
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from shared.config import RunConfig
 from shared.frames.instructions import Split
+from shared.label_scores import Confusion
 from shared.model.model_folder import find_embedded_model
 from shared.settings import Scalar
 from shared.tasks.embedded import MESSAGES_PER_WRITER
 from shared.tasks.messages import messages, writers
-from shared.tasks.metrics import Confusion
 
 SETTINGS: dict[str, Scalar] = {
     "adapter.layers": "top:1",

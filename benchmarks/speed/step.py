@@ -31,6 +31,7 @@ from shared.config import RunConfig
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ConfigError
 from shared.files import write_durably
+from shared.label_scores import cross_entropy
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
@@ -38,7 +39,6 @@ from shared.model.quantized import Quantization
 from shared.model.scorers import CausalScorer, Prompt
 from shared.model.weight_map import WeightMap
 from shared.sections import AdapterSettings
-from shared.tasks.objectives import cross_entropy
 
 EPSILON, LEARNING_RATE = 0.01, 1e-6
 CACHE_BYTES = 2**30

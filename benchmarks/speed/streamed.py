@@ -32,11 +32,11 @@ from client.forward.streamed import make_forward_engine
 from client.streaming.loading import load_model
 from devices.hardware.memory_limit import run_with_memory_limit
 from shared.directions import directions
+from shared.label_scores import cross_entropy
 from shared.machine import peak_memory_bytes
 from shared.model.lora_fa import Perturbations, inject
 from shared.model.scorers import CausalScorer, Prompt
 from shared.sections import AdapterSettings, ModelSettings
-from shared.tasks.objectives import cross_entropy
 
 LIMIT_BYTES = 1_500_000_000
 SHARD_BYTES = 400 * 2**20

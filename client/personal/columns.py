@@ -4,12 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.personal.label_bias import base_rate, fit_label_bias
+from client.personal.learner import Learner
 from client.personal.methods import composition
 from client.personal.private_fit import intercept_state, make_private_fit
 from client.personal.private_rounds import run_private_rounds
-from client.training.client_data import ClientData
-from client.training.local_steps import prepare_evaluated_examples
-from client.training.model_runtime import ModelRuntime, evaluation_column
 from shared.columns import (
     BASE_RATE,
     GLOBAL,
@@ -20,16 +18,16 @@ from shared.columns import (
     ZERO_SHOT,
     requested_columns,
 )
-from shared.config import RunConfig
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import Split
+from shared.label_scores import evaluation_column
 from shared.replay import zero_state
+from shared.run_terms import RunTerms
 
 
 def evaluate_global_model(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
+    learner: Learner,
+    terms: RunTerms,
     state: NDArray[np.int64],
     split: Split,
 ) -> tuple[EvaluationColumn, ...]:
@@ -41,9 +39,8 @@ def evaluate_global_model(
     private rounds, so that their best round is found by the global model.
 
     Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run.
+        learner: model and examples of the client.
+        terms: terms of the run.
         state: int64 [d], state of the federation.
         split: split to evaluate on.
 
@@ -51,19 +48,19 @@ def evaluate_global_model(
         TrainingError: if the private part cannot be fitted.
         ReplayError: if a fitted number is beyond the range of dense values.
     """
-    parts = composition(config, runtime.layout)
-    examples = prepare_evaluated_examples(runtime, data, split)
-    scores = {GLOBAL: runtime.scores(parts.model(state), examples.prompts)}
-    if PERSONALIZED in requested_columns(config, split, personal=False):
-        private = make_private_fit(runtime, data, config, state)
-        scores[PERSONALIZED] = runtime.scores(parts.model(state, private), examples.prompts)
-    return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())
+    parts = composition(terms, learner.layout)
+    models = {GLOBAL: parts.model(state)}
+    if PERSONALIZED in requested_columns(terms, split, personal=False):
+        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, state))
+    return tuple(
+        evaluation_column(name, *learner.score_evaluated(model, split))
+        for name, model in models.items()
+    )
 
 
 def evaluate_personal_model(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
+    learner: Learner,
+    terms: RunTerms,
     state: NDArray[np.int64],
     private: NDArray[np.int64],
     split: Split = Split.TEST,
@@ -79,9 +76,8 @@ def evaluate_personal_model(
     Readout has intercept beside it: the federation's model and a label bias fitted to it.
 
     Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run.
+        learner: model and examples of the client.
+        terms: terms of the run.
         state: int64 [d], state of the federation.
         private: int64 [d], private state of the client.
         split: split to evaluate on; on others than test only the personal model is evaluated.
@@ -91,25 +87,24 @@ def evaluate_personal_model(
             of local-only.
         ReplayError: if that round leaves the exact range of the state.
     """
-    parts = composition(config, runtime.layout)
-    train = data.tokenized(Split.TRAIN)
-    examples = prepare_evaluated_examples(runtime, data, split)
-    personal = runtime.scores(parts.model(state, private), examples.prompts)
+    parts = composition(terms, learner.layout)
+    personal, labels = learner.score_evaluated(parts.model(state, private), split)
     if split is not Split.TEST:
-        return (evaluation_column(PERSONALIZED, personal, examples.labels),)
-    zero_shot = runtime.base_scores(examples.prompts)
-    bias = fit_label_bias(runtime.base_scores(train.prompts), train.labels)
+        return (evaluation_column(PERSONALIZED, personal, labels),)
+    zero_shot = learner.score_evaluated(None, split).scores
+    train = learner.score(None, Split.TRAIN)
+    bias = fit_label_bias(*train, learner.solve)
     scores = {
         BASE_RATE: np.broadcast_to(base_rate(train.labels, len(bias)), zero_shot.shape),
         ZERO_SHOT: zero_shot,
         LABEL_BIAS: zero_shot + bias,
     }
-    if config.method == "finetune":
-        local = run_private_rounds(runtime, data, config, zero_state(len(state)))
-        scores[LOCAL] = runtime.scores(local, examples.prompts)
-    scores[GLOBAL] = runtime.scores(parts.model(state), examples.prompts)
-    if config.method == "readout":
-        model = parts.model(state, intercept_state(runtime, data, state))
-        scores[INTERCEPT] = runtime.scores(model, examples.prompts)
+    if terms.method == "finetune":
+        local = run_private_rounds(learner, terms, zero_state(len(state)))
+        scores[LOCAL] = learner.score_evaluated(local, split).scores
+    scores[GLOBAL] = learner.score_evaluated(parts.model(state), split).scores
+    if terms.method == "readout":
+        model = parts.model(state, intercept_state(learner, state))
+        scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
-    return tuple(evaluation_column(name, its, examples.labels) for name, its in scores.items())
+    return tuple(evaluation_column(name, its, labels) for name, its in scores.items())

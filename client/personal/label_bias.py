@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from client.personal.softmax_fit import Examples, fit_softmax
+from client.personal.softmax_fit import Examples, Solver
 
 BIAS_PENALTY = 1e-3
 """Factor of the squared norm that is added to the loss of a label bias.
@@ -27,7 +27,9 @@ def base_rate(labels: NDArray[np.int64], label_count: int) -> NDArray[np.float32
     return np.log(frequencies).astype(np.float32)
 
 
-def fit_label_bias(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float32]:
+def fit_label_bias(
+    scores: NDArray[np.float32], labels: NDArray[np.int64], solve: Solver
+) -> NDArray[np.float32]:
     """Return the label bias with the least cross-entropy on a client's training examples.
 
     This is logistic regression on one indicator per label, with the base model's scores as
@@ -37,16 +39,17 @@ def fit_label_bias(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> ND
     Args:
         scores: float32 [n, labels] of the base model.
         labels: int64 [n].
+        solve: solver of the fit.
 
     Returns:
         float32 [labels].
 
     Raises:
-        TrainingError: if a score is not finite, or the optimizer does not converge.
+        TrainingError: if a score is not finite, or the solver does not converge.
     """
     label_count = scores.shape[1]
     examples = Examples(scores.astype(np.float64), labels, np.zeros((len(labels), 0)))
     contrasts = np.zeros((label_count - 1, label_count))  # no features are contrasted
-    fit = fit_softmax(examples, contrasts, BIAS_PENALTY, BIAS_PENALTY)
+    fit = solve(examples, contrasts, BIAS_PENALTY, BIAS_PENALTY)
     bias: NDArray[np.float32] = fit.intercept.astype(np.float32)
     return bias

@@ -1,6 +1,6 @@
 """The methods: how the global model and a client's private rounds make the client's own model.
 
-Every method spends the same number of rounds on a client (`RunConfig.federated_rounds` and
+Every method spends the same number of rounds on a client (`RunTerms.rounds` and
 `private_rounds`) and moves two integer states, w of the federation and p of the client:
 
 - finetune: w + p, p trained from w on.
@@ -24,10 +24,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import RunConfig
 from shared.errors import ConfigError
 from shared.layout import Layout
 from shared.replay import MAX_SHRINK, Shrink
+from shared.run_terms import RunTerms
 
 State = NDArray[np.int64]
 
@@ -76,15 +76,15 @@ class Composition:
         return np.where(self.private, np.int64(0) if p is None else p, w)
 
 
-def composition(config: RunConfig, layout: Layout) -> Composition:
+def composition(terms: RunTerms, layout: Layout) -> Composition:
     """Return the composition of a run's method.
 
     Raises:
         ConfigError: if the private part of ``partial`` names no tensor of the layout, or all.
     """
-    if config.method != "partial":
+    if terms.method != "partial":
         return Composition()
-    names = [name.strip() for name in config.personal.part.split(",")]
+    names = [name.strip() for name in terms.part.split(",")]
     private = np.zeros(layout.size, np.bool_)
     for name in names:
         matches = [
@@ -103,11 +103,11 @@ def composition(config: RunConfig, layout: Layout) -> Composition:
     return Composition(private)
 
 
-def pull_shrinks(config: RunConfig) -> tuple[Shrink, ...]:
+def pull_shrinks(terms: RunTerms) -> tuple[Shrink, ...]:
     """Return the shrinks that end a private round: ditto's pull, rounded to a power of 2."""
-    if config.method != "ditto":
+    if terms.method != "ditto":
         return ()
-    return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(config.personal.pull))))),)
+    return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(terms.pull))))),)
 
 
 def choose_kept_share(loss_of: Callable[[float], float]) -> float:

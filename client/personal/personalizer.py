@@ -8,10 +8,9 @@ private state p stays when the federation moves on: the personal model is then t
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from client.personal.learner import Learner, State
 from client.personal.methods import composition
 from client.personal.personalizations import Personalizations, Score, StartState
 from client.personal.private_fit import record_private_fit
@@ -20,42 +19,35 @@ from client.personal.private_rounds import (
     run_private_rounds,
     step_size_file,
 )
-from client.training.client_data import ClientData
-from client.training.local_steps import InterruptedSteps
-from client.training.model_runtime import ModelRuntime, evaluation_column
-from shared.config import RunConfig
 from shared.errors import ReplayError, TrainingError
 from shared.frames.instructions import Split
+from shared.label_scores import Confusion, evaluation_column
 from shared.ledger.ledger import Ledger
-from shared.runs import client_folder
-from shared.tasks.metrics import Confusion
-
-State = NDArray[np.int64]
+from shared.run_terms import RunTerms
 
 
 class Personalizer:
     """The private rounds of one client in a run; one thread uses it.
 
     Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run on this client.
+        learner: model and examples of the client.
+        terms: terms of the run on this client.
         run_id: run id, 8 bytes.
-        interrupted: keeps the finished steps of a round that an exception interrupts.
+        folder: folder of the client's own files in that of the run.
+        snapshot_every: records between snapshots of the personal ledger; 0 for none.
     """
 
     def __init__(
         self,
-        runtime: ModelRuntime,
-        data: ClientData,
-        config: RunConfig,
+        learner: Learner,
+        terms: RunTerms,
         run_id: bytes,
-        interrupted: InterruptedSteps | None = None,
+        folder: Path,
+        snapshot_every: int,
     ) -> None:
-        self._interrupted = interrupted
-        self._runtime, self._data, self._config, self._run_id = runtime, data, config, run_id
-        folder = client_folder(config, run_id, data.client)
-        self._files, self._terms = Personalizations(folder, runtime.layout), config.terms
+        self._learner, self._terms = learner, terms
+        self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
+        self._files = Personalizations(folder, learner.layout)
 
     @property
     def is_due(self) -> bool:
@@ -91,7 +83,7 @@ class Personalizer:
                 rounds that failed are left out then.
             LedgerError: if the personal ledger cannot be read or written.
         """
-        if not self.is_due or not self._data.in_split(Split.TRAIN):
+        if not self.is_due or not self._learner.data_hash(Split.TRAIN):
             return False
         with closing(self._open_ledger()) as ledger:
             while (start := self._files.begun or self._begin(ledger)) is not None:
@@ -116,25 +108,25 @@ class Personalizer:
         Raises:
             TrainingError, ReplayError, LedgerError: those of `take`.
         """
-        latest, settings = self._files.latest, self._config.personal
-        if latest is None or (settings.when != "end" and latest.digest != digest):
+        latest = self._files.latest
+        if latest is None or (self._terms.when != "end" and latest.digest != digest):
             self._files.write_next(StartState(number, state, digest))
         self.take()
         with closing(self._open_ledger()) as ledger:
             return ledger.state
 
     def _is_due_from(self, number: int, digest: bytes) -> bool:
-        latest, settings = self._files.latest, self._config.personal
+        latest, terms = self._files.latest, self._terms
         is_new = latest is None or latest.digest != digest
-        if is_new and self._terms.is_last(number):
-            return latest is None or settings.when != "end"
+        if is_new and terms.is_last(number):
+            return latest is None or terms.when != "end"
         since = latest.round if latest else 0
-        interval = settings.interval
+        interval = terms.interval
         if interval and is_new and number // interval > since // interval:
             return True
-        if not settings.follows_data or not number:
+        if not terms.follows_data or not number:
             return False
-        return latest is None or latest.data not in ("", self._data.hash_of(Split.TRAIN))
+        return latest is None or latest.data not in ("", self._learner.data_hash(Split.TRAIN))
 
     def _begin(self, ledger: Ledger) -> StartState | None:
         """Return the next state to take private rounds from, kept as begun; None if there is none.
@@ -144,85 +136,56 @@ class Personalizer:
         start, finished = self._files.next, self._files.finished
         if start is None:
             return None
-        data = self._data.hash_of(Split.TRAIN)
-        goes_on = finished is None and self._config.personal.when == "end"
+        data = self._learner.data_hash(Split.TRAIN)
+        goes_on = finished is None and self._terms.when == "end"
         first = 1 if goes_on else ledger.position.round + 1
         before = self._score(start.state, ledger.state)
         start = replace(start, first=first, data=data, before=before)
         self._files.begin(start)
         return start
 
+    def recorded_private_state(self, state: State) -> State:
+        """Return the private state in the personal ledger, int64 [d]; what is missing is taken.
+
+        Args:
+            state: int64 [d], state of the federation after its last round.
+
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `run_private_rounds` and
+                `record_private_fit`.
+        """
+        with closing(self._open_ledger()) as ledger:
+            return self._make_private_part(state, ledger, 1)
+
+    def _make_private_part(self, state: State, ledger: Ledger, first: int) -> State:
+        """Return the private state after the private rounds, or the fit, from a state, int64 [d].
+
+        Args:
+            state: int64 [d], state of the federation.
+            ledger: personal ledger, which records them; those in it already are not repeated.
+            first: number in the ledger of the first record from this state.
+        """
+        if self._terms.method == "readout":
+            return record_private_fit(self._learner, state, ledger, first)
+        return run_private_rounds(self._learner, self._terms, state, ledger, first)
+
     def _train(self, start: StartState, ledger: Ledger) -> State:
-        runtime, data, config = self._runtime, self._data, self._config
         try:
-            return make_private_part(
-                runtime, data, config, start.state, ledger, start.first, self._interrupted
-            )
+            return self._make_private_part(start.state, ledger, start.first)
         except (TrainingError, ReplayError):
             self._files.drop_begun()
             raise
 
     def _score(self, w: State, p: State) -> Score | None:
         """Return the score of a personal model on the validation examples; None without any."""
-        examples = self._data.tokenized(Split.VALIDATION)
-        if not len(examples.labels):
+        if not self._learner.data_hash(Split.VALIDATION):
             return None
-        for part in examples.parts:
-            self._runtime.prepare(part)
-        model = composition(self._config, self._runtime.layout).model(w, p)
-        column = evaluation_column(
-            "", self._runtime.scores(model, examples.prompts), examples.labels
-        )
-        accuracy = Confusion(column.counts).accuracy
-        return Score(accuracy, column.mean_loss, len(examples.labels))
+        model = composition(self._terms, self._learner.layout).model(w, p)
+        column = evaluation_column("", *self._learner.score(model, Split.VALIDATION))
+        confusion = Confusion(column.counts)
+        return Score(confusion.accuracy, column.mean_loss, confusion.examples)
 
     def _open_ledger(self) -> Ledger:
-        return open_personal_ledger(self._runtime, self._config, self._run_id, self._data.client)
-
-
-def make_private_part(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
-    state: State,
-    ledger: Ledger,
-    first: int = 1,
-    interrupted: InterruptedSteps | None = None,
-) -> State:
-    """Return the private state after a client's private rounds, or fit, from a state, int64 [d].
-
-    Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run.
-        state: int64 [d], state of the federation.
-        ledger: personal ledger, which records them; those in it already are not repeated.
-        first: number in the ledger of the first record from this state.
-        interrupted: keeps the finished steps of a round that an exception interrupts.
-
-    Raises:
-        TrainingError, ReplayError, LedgerError: those of `run_private_rounds` and
-            `record_private_fit`.
-    """
-    if config.method == "readout":
-        return record_private_fit(runtime, data, config, state, ledger, first)
-    return run_private_rounds(runtime, data, config, state, ledger, first, interrupted)
-
-
-def make_recorded_private_part(
-    runtime: ModelRuntime, data: ClientData, config: RunConfig, run_id: bytes, state: State
-) -> State:
-    """Return the private state in the personal ledger, int64 [d]; what is missing in it is taken.
-
-    Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run.
-        run_id: run id, 8 bytes.
-        state: int64 [d], state of the federation.
-
-    Raises:
-        TrainingError, ReplayError, LedgerError: those of `make_private_part`.
-    """
-    with closing(open_personal_ledger(runtime, config, run_id, data.client)) as ledger:
-        return make_private_part(runtime, data, config, state, ledger)
+        return open_personal_ledger(
+            self._folder, self._run_id, self._learner.layout, self._snapshot_every
+        )

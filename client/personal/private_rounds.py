@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client.personal.learner import Learner
 from client.personal.methods import (
     ERASURE,
     KEPT_SHARES,
@@ -20,10 +21,6 @@ from client.personal.methods import (
     composition,
     pull_shrinks,
 )
-from client.training.client_data import ClientData
-from client.training.local_steps import InterruptedSteps, take_local_steps
-from client.training.model_runtime import ModelRuntime
-from shared.config import RunConfig
 from shared.errors import ReplayError, TrainingError
 from shared.frames.instructions import (
     PERSONAL_TRACK,
@@ -33,23 +30,27 @@ from shared.frames.instructions import (
     token_of,
 )
 from shared.frames.report import Report
+from shared.label_scores import cross_entropy
 from shared.layout import Layout
 from shared.ledger.ledger import Ledger
 from shared.ledger.reading import read_ledger
 from shared.ledger.records import LedgerHeader
 from shared.replay import Shrink, check_fits, digest, quantize, replay, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta, revert_delta
-from shared.runs import client_folder
+from shared.run_terms import RunTerms
 from shared.step_record import STEP_SIZE_FILE, RecordedStepSize
 from shared.step_size import Observation, StepSize
-from shared.tasks.objectives import cross_entropy
 
 log = logging.getLogger("samara.client")
 
 
-def personal_ledger(config: RunConfig, run_id: bytes, client: int) -> Path:
-    """Return the folder of a client's personal ledger on this machine."""
-    return client_folder(config, run_id, client) / "personal.ledger"
+def personal_ledger(folder: Path) -> Path:
+    """Return the folder of a client's personal ledger.
+
+    Args:
+        folder: folder of the client's own files in that of a run.
+    """
+    return folder / "personal.ledger"
 
 
 def step_size_file(ledger: Path, first: int) -> Path:
@@ -64,43 +65,44 @@ def step_size_file(ledger: Path, first: int) -> Path:
 
 
 def open_personal_ledger(
-    runtime: ModelRuntime, config: RunConfig, run_id: bytes, client: int
+    folder: Path, run_id: bytes, layout: Layout, snapshot_every: int
 ) -> Ledger:
-    """Open a client's personal ledger on this machine as its writer, or create it.
+    """Open a client's personal ledger as its writer, or create it.
+
+    Args:
+        folder: folder of the client's own files in that of a run.
+        run_id: run id, 8 bytes.
+        layout: layout of the adapter.
+        snapshot_every: records between snapshots; 0 for none.
 
     Raises:
         LedgerError: if it cannot be opened.
     """
-    header = LedgerHeader(PERSONAL_TRACK, run_id, runtime.layout.hash)
-    folder = personal_ledger(config, run_id, client)
-    ledger = Ledger(folder, header, runtime.layout, config.ledger.snapshot_every)
+    header = LedgerHeader(PERSONAL_TRACK, run_id, layout.hash)
+    ledger = Ledger(personal_ledger(folder), header, layout, snapshot_every)
     if ledger.recovered:
         log.warning("%s", ledger.recovered)
     return ledger
 
 
 def run_private_rounds(
-    runtime: ModelRuntime,
-    data: ClientData,
-    config: RunConfig,
+    learner: Learner,
+    terms: RunTerms,
     state: NDArray[np.int64],
     ledger: Ledger | None = None,
     first: int = 1,
-    interrupted: InterruptedSteps | None = None,
 ) -> NDArray[np.int64]:
     """Take the private rounds of a client from one state, and return its private state.
 
     Args:
-        runtime: model runtime.
-        data: examples of the client.
-        config: settings of the run: method, private rounds and their learning rate, steps, queries
-            and batch.
+        learner: model and examples of the client.
+        terms: terms of the run: method, private rounds and their learning rate, steps, queries and
+            batch.
         state: int64 [d], state of the federation; it is not changed.
         ledger: personal ledger that records the rounds; those in it already are not repeated.
         first: number in the ledger of the first round from this state. Those before it were taken
             from other states. The private state goes on from them, or with `personal.retrain` from
             zero: then the first record erases it.
-        interrupted: keeps the finished steps of a round that an exception interrupts.
 
     Returns:
         int64 [d], for `Composition.model`.
@@ -111,8 +113,8 @@ def run_private_rounds(
             like one after which the loss has risen.
         LedgerError: if the ledger cannot be written.
     """
-    layout, rounds = runtime.layout, config.private_rounds
-    parts, pull = composition(config, layout), pull_shrinks(config)
+    layout, rounds = learner.layout, terms.private_rounds
+    parts, pull = composition(terms, layout), pull_shrinks(terms)
     private = ledger.state if ledger else zero_state(layout.size)
     recorded = ledger.position.round if ledger else 0
     deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
@@ -122,24 +124,24 @@ def run_private_rounds(
         deltas.append(delta)
         if ledger is None:
             entries = delta.scalar_groups()
-            return replay(private, entries, layout.distribution, runtime.backend)
+            return replay(private, entries, layout.distribution, learner.backend)
         ledger.append(delta)
         ledger.compact(delta.round)
         return ledger.state
 
     before = first - 1  # records before the first round
-    if config.personal.retrain and first > 1:
+    if terms.retrains and first > 1:
         before += 1
         if recorded < before:
             private = apply(RoundDelta(before, PERSONAL_TRACK, bytes(8), (), ERASURE))
     done = max(recorded - before, 0)
-    step_sizes = _step_record(config, ledger, first, min(done, rounds))
+    step_sizes = _step_record(terms, ledger, first, min(done, rounds))
     for number in range(before + done + 1, before + rounds + 1):
         model = parts.model(state, private)
-        instruction = _private_instruction(config, number, layout, model, step_sizes.size)
+        instruction = _private_instruction(terms, number, layout, model, step_sizes.size)
         report: Report | None = None
         try:
-            report = take_local_steps(runtime, data, instruction, model, parts.private, interrupted)
+            report = learner.take_steps(instruction, model, parts.private)
         except (ReplayError, TrainingError):
             if number == before + 1:
                 raise
@@ -153,58 +155,54 @@ def run_private_rounds(
         log.warning(
             "client %d: the loss rises too far in private round %d; reverting to the state after "
             "round %d, learning rate %.3g from now on",
-            *(data.client, number, back_to, size.learning_rate),
+            *(learner.client, number, back_to, size.learning_rate),
         )
-    if config.method == "mixture" and done <= rounds:
-        shrinks = _mixture_shrinks(runtime, data, state, private)
+    if terms.method == "mixture" and done <= rounds:
+        shrinks = _mixture_shrinks(learner, state, private)
         private = apply(RoundDelta(before + rounds + 1, PERSONAL_TRACK, bytes(8), (), shrinks))
     return private
 
 
 def _step_record(
-    config: RunConfig, ledger: Ledger | None, first: int, recorded_rounds: int
+    terms: RunTerms, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
     """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
-    rate = config.personal.learning_rate
-    size = StepSize(config.private_rounds, None if rate == "auto" else rate, config.epsilon)
+    size = StepSize(terms.private_rounds, terms.private_learning_rate, terms.epsilon)
     file = step_size_file(ledger.folder, first) if ledger else None
     return RecordedStepSize(size, file, recorded_rounds)
 
 
 def _mixture_shrinks(
-    runtime: ModelRuntime, data: ClientData, w: NDArray[np.int64], p: NDArray[np.int64]
+    learner: Learner, w: NDArray[np.int64], p: NDArray[np.int64]
 ) -> tuple[Shrink, ...]:
     """Return the shrinks of p after which w + p has the least validation loss."""
-    examples = data.tokenized(Split.VALIDATION)
 
     def loss_of(share: float) -> float:
-        if not len(examples.labels):
-            return math.nan
-        kept = replay(p, KEPT_SHARES[share], runtime.layout.distribution)
-        scores = runtime.scores(w + kept, examples.prompts)
-        return float(cross_entropy(scores[None], examples.labels)[0])
+        kept = replay(p, KEPT_SHARES[share], learner.layout.distribution)
+        scores, labels = learner.score(w + kept, Split.VALIDATION)
+        return float(cross_entropy(scores[None], labels)[0]) if len(labels) else math.nan
 
     return KEPT_SHARES[choose_kept_share(loss_of)]
 
 
 def _private_instruction(
-    config: RunConfig, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
+    terms: RunTerms, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
 ) -> TrainInstruction:
     """Return the instruction of a private round; its seeds differ from the federation's."""
     return make_local_instruction(
         number,
         PERSONAL_TRACK,
-        config.seed,
-        steps=config.steps,
-        queries=config.queries,
-        batch=config.batch,
-        epsilon=config.epsilon,
+        terms.seed,
+        steps=terms.steps,
+        queries=terms.queries,
+        batch=terms.batch,
+        epsilon=terms.epsilon,
         learning_rate=size.learning_rate,
-        clip=config.clip or size.clip,
+        clip=terms.clip or size.clip,
         layout_hash=layout.hash,
         start_digest=digest(layout.hash, state),
-        curvature_every=size.curvature_every(config.queries, config.differences),
-        differences=config.differences,
+        curvature_every=size.curvature_every(terms.queries, terms.differences),
+        differences=terms.differences,
     )
 
 

@@ -1,17 +1,15 @@
 """Exact fits of what a client adds to a model's scores: an intercept per label, and a readout.
 
-The loss is convex, so that L-BFGS finds its only minimum from a few examples, without seeds or
-learning rates. How strongly the added numbers are penalized is chosen by cross-validation among the
-client's own training examples.
+The loss is convex, so that a solver finds its only minimum from a few examples, without seeds or
+learning rates: L-BFGS (`client.personal.lbfgs`), on phones Newton's method. How strongly the added
+numbers are penalized is chosen by cross-validation among the client's own training examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 from shared.errors import TrainingError
 
@@ -24,10 +22,6 @@ TRAINING_DEVIATION = 2.0
 READOUT_DEVIATIONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Standard deviations among which that of a private readout's part of the log-odds is chosen."""
 FOLDS = 5
-_GRADIENT_TOLERANCE = 1e-7
-_ACCEPTED_GRADIENT = 1e-5
-_LOSS_TOLERANCE = 1e-14
-_MAX_ITERATIONS = 10_000
 
 
 class SoftmaxFit(NamedTuple):
@@ -65,78 +59,40 @@ class Examples(NamedTuple):
         return Examples(self.offsets[rows], self.labels[rows], self.features[rows])
 
 
-def fit_softmax(
-    examples: Examples, contrasts: Floats, intercept_penalty: float, readout_penalty: float
-) -> SoftmaxFit:
-    """Return the intercept b and the readout V with the least penalized mean cross-entropy.
+Solver = Callable[[Examples, Floats, float, float], SoftmaxFit]
+"""Returns the intercept b and the readout V with the least penalized mean cross-entropy of n
+examples, for contrasts H [labels − 1, labels] and the factors of |b|² and |V|², both positive."""
 
-    The scores are offsets + b + Hᵀ·V·φ; intercept_penalty·|b|² + readout_penalty·|V|² is added to
-    the mean loss. Both penalties are positive, so the minimum is unique and finite where a client
-    lacks a label.
 
-    Args:
-        examples: n examples, at least one.
-        contrasts: H, float64 [labels − 1, labels]; its rows are orthonormal and sum to zero.
-        intercept_penalty: factor of the intercept's squared norm.
-        readout_penalty: factor of the readout's squared norm.
+def check_finite(examples: Examples) -> None:
+    """Check that nothing can be fitted to a score that is no number.
 
     Raises:
-        TrainingError: if a score or a feature is not finite, or the optimizer does not converge.
+        TrainingError: if a score or a feature is not finite.
     """
-    offsets, labels, features = examples
-    if not (np.all(np.isfinite(offsets)) and np.all(np.isfinite(features))):
+    if not (np.all(np.isfinite(examples.offsets)) and np.all(np.isfinite(examples.features))):
         raise TrainingError(
             "private fit: a score or a feature is not finite; check the model's weights"
         )
-    count, label_count = offsets.shape
-    rows, shape = np.arange(count), (label_count - 1, features.shape[1])
-    frequencies = np.bincount(labels, minlength=label_count) / count
-
-    def loss_and_gradient(numbers: Floats) -> tuple[float, Floats]:
-        bias, readout = numbers[:label_count], numbers[label_count:].reshape(shape)
-        logits = offsets + bias
-        if features.shape[1]:
-            logits = logits + features @ readout.T @ contrasts
-        log_sums = logsumexp(logits, axis=1, keepdims=True)
-        loss = np.mean(log_sums[:, 0] - logits[rows, labels]) + intercept_penalty * bias @ bias
-        probabilities = np.exp(logits - log_sums)
-        gradient = probabilities.mean(axis=0) - frequencies + 2 * intercept_penalty * bias
-        if not features.shape[1]:
-            return float(loss), gradient
-        probabilities[rows, labels] -= 1
-        slope = contrasts @ probabilities.T @ features / count + 2 * readout_penalty * readout
-        loss = loss + readout_penalty * np.sum(readout * readout)
-        return float(loss), np.concatenate([gradient, slope.ravel()])
-
-    result = minimize(
-        loss_and_gradient,
-        np.zeros(label_count + shape[0] * shape[1]),
-        jac=True,
-        method="L-BFGS-B",
-        options={
-            "gtol": _GRADIENT_TOLERANCE,
-            "ftol": _LOSS_TOLERANCE,
-            "maxiter": _MAX_ITERATIONS,
-            "maxfun": _MAX_ITERATIONS,
-        },
-    )
-    if not (result.success or np.abs(result.jac).max() < _ACCEPTED_GRADIENT):
-        raise TrainingError(
-            f"private fit: L-BFGS did not converge in {result.nit} iterations: {result.message}"
-        )
-    return SoftmaxFit(result.x[:label_count], result.x[label_count:].reshape(shape))
 
 
-def fit_intercept(examples: Examples, contrasts: Floats) -> SoftmaxFit:
+def log_sum_exp(logits: Floats) -> Floats:
+    """Return log Σ exp of the logits [n, labels] of each example, float64 [n, 1]."""
+    largest = logits.max(axis=1, keepdims=True)
+    sums: Floats = np.log(np.exp(logits - largest).sum(axis=1, keepdims=True)) + largest
+    return sums
+
+
+def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
     """Return the fit that a client trains the common model with: an intercept, and no readout.
 
     Raises:
-        TrainingError: as `fit_softmax`.
+        TrainingError: if a score is not finite, or the solver does not converge.
     """
-    return _fit_prior(examples, contrasts, TRAINING_DEVIATION, 0.0, 1.0)
+    return _fit_prior(solve, examples, contrasts, TRAINING_DEVIATION, 0.0, 1.0)
 
 
-def fit_private_part(examples: Examples, contrasts: Floats) -> SoftmaxFit:
+def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
     """Return the fit of an intercept and a readout with penalties chosen by cross-validation.
 
     First the penalty of the intercept: the one with the least loss on held-out examples. It has as
@@ -146,10 +102,11 @@ def fit_private_part(examples: Examples, contrasts: Floats) -> SoftmaxFit:
 
     Args:
         examples: training examples of a client, at least one.
-        contrasts: as for `fit_softmax`.
+        contrasts: H, float64 [labels − 1, labels]; its rows are orthonormal and sum to zero.
+        solve: solver of the fits.
 
     Raises:
-        TrainingError: as `fit_softmax`.
+        TrainingError: if a score or a feature is not finite, or the solver does not converge.
     """
     squared_norm = float(np.mean(np.sum(examples.features**2, axis=1)))
     if squared_norm == 0.0 or not np.isfinite(squared_norm):
@@ -161,11 +118,11 @@ def fit_private_part(examples: Examples, contrasts: Floats) -> SoftmaxFit:
         held_out = np.zeros(len(reduced.labels))
         for fold in _folds(reduced.labels):
             others = reduced.at(np.setdiff1d(np.arange(len(held_out)), fold))
-            fit = _fit_prior(others, contrasts, intercept, readout, squared_norm)
+            fit = _fit_prior(solve, others, contrasts, intercept, readout, squared_norm)
             rest = reduced.at(fold)
             logits = rest.offsets + fit.added_scores(rest.features, contrasts)
             own = logits[np.arange(len(fold)), rest.labels]
-            held_out[fold] = logsumexp(logits, axis=1) - own
+            held_out[fold] = log_sum_exp(logits)[:, 0] - own
         return held_out
 
     intercept, readout = INTERCEPT_DEVIATIONS[0], 0.0
@@ -175,7 +132,7 @@ def fit_private_part(examples: Examples, contrasts: Floats) -> SoftmaxFit:
         if examples.features.shape[1]:
             chosen = strongest_within_one_error([losses(intercept, d) for d in READOUT_DEVIATIONS])
             readout = READOUT_DEVIATIONS[chosen]
-    fit = _fit_prior(reduced, contrasts, intercept, readout, squared_norm)
+    fit = _fit_prior(solve, reduced, contrasts, intercept, readout, squared_norm)
     return fit if basis is None else fit._replace(readout=fit.readout @ basis)
 
 
@@ -197,6 +154,7 @@ def strongest_within_one_error(losses: Sequence[Floats]) -> int:
 
 
 def _fit_prior(
+    solve: Solver,
     examples: Examples,
     contrasts: Floats,
     intercept: float,
@@ -210,8 +168,9 @@ def _fit_prior(
     their mean loss.
 
     Args:
+        solve: solver.
         examples: n examples.
-        contrasts: as for `fit_softmax`.
+        contrasts: H, float64 [labels − 1, labels].
         intercept: standard deviation of the intercept's log-odds.
         readout: standard deviation of the readout's log-odds; 0 for no readout.
         squared_norm: mean squared norm of the features.
@@ -219,9 +178,9 @@ def _fit_prior(
     count, intercept_penalty = len(examples.labels), 1 / (len(examples.labels) * intercept**2)
     if readout:
         penalty = squared_norm / (count * readout**2)
-        return fit_softmax(examples, contrasts, intercept_penalty, penalty)
+        return solve(examples, contrasts, intercept_penalty, penalty)
     without = examples._replace(features=examples.features[:, :0])
-    fit = fit_softmax(without, contrasts, intercept_penalty, 1.0)
+    fit = solve(without, contrasts, intercept_penalty, 1.0)
     return fit._replace(readout=np.zeros((len(contrasts), examples.features.shape[1])))
 
 

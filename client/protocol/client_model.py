@@ -20,6 +20,7 @@ from shared.config import RunConfig
 from shared.errors import TrainerError
 from shared.ledger.latest_state import read_latest_state
 from shared.model.weight_map import read_weight_map
+from shared.runs import client_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class ClientModel:
         config = with_local_blobs(config, BlobStore(folder / BLOBS_FOLDER))
         config = config.model_copy(update={"out": str(joined.folder)})
         rounds, private = 0, None
-        ledger = personal_ledger(config, joined.run_id, client)
+        ledger = personal_ledger(client_folder(config, joined.run_id, client))
         if ledger.is_dir():
             rounds, private = read_latest_state(ledger, joined.layout)
         return cls(joined, config, client, session, rounds, private if rounds else None)
@@ -81,7 +82,7 @@ class ClientModel:
             SamaraError: if a file that the adapter needs is missing or another one.
         """
         layout = self.run.layout
-        state = composition(self.config, layout).model(self.session.state, self.private)
+        state = composition(self.config.terms, layout).model(self.session.state, self.private)
         numbers = read_weight_map(self.config.adapter, layout).weights(state)
         return TrainedModel(self.config, layout, self.run.model_id, numbers, self.about)
 

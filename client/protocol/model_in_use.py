@@ -89,7 +89,8 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
     if model.private is None:
         return
     runtime, data = resident.runtime_of(model.run), resident.data
-    state = composition(model.config, runtime.layout).model(model.session.state, model.private)
+    parts = composition(model.config.terms, runtime.layout)
+    state = parts.model(model.session.state, model.private)
     examples, prompts = data.in_split(Split.VALIDATION), data.tokenized(Split.VALIDATION)
     keys = [hash_examples([example]) for example in examples]
     name, known = digest(runtime.layout.hash, state).hex(), read_validation(model.run.folder)

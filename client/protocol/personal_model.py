@@ -135,7 +135,7 @@ class PersonalModels:
         resident = self._resident
         model = ClientModel.read(resident.folder, resident.config, resident.client, run)
         runtime = resident.runtime_of(model.run)
-        parts, session = composition(model.config, runtime.layout), model.session
+        parts, session = composition(model.config.terms, runtime.layout), model.session
         w = parts.model(session.state)
         personal = parts.model(session.state, model.private)
         states = {BASE: None, GLOBAL: w, PERSONAL: personal}

@@ -4,6 +4,7 @@ import json
 import logging
 import platform
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
-from client.personal.personalizer import Personalizer, make_recorded_private_part
+from client.personal.personalizer import Personalizer
 from client.personal.private_fit import intercept_for_training
+from client.personal.runtime_learner import RuntimeLearner, runtime_personalizer
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_limits import AnswerLimits
 from client.protocol.answer_log import AnswerLog
@@ -30,8 +32,9 @@ from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.session import Session
 from client.protocol.signed_runs import SignedRuns
 from client.training.client_data import ClientData
+from client.training.interrupted_steps import InterruptedSteps
 from client.training.local_step_plan import smallest_batch
-from client.training.local_steps import InterruptedSteps, take_local_steps
+from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import DataError, FrameError, SamaraError
@@ -101,7 +104,8 @@ class ProtocolClient(ClientHandler):
         self._runtime, self._data = runtime, data
         self._config, self._server_config = config, server_config
         self._pass_counts, self._has_idle_time = pass_counts, has_idle_time
-        self._interrupted = InterruptedSteps()
+        self._interrupted: InterruptedSteps[Any] = InterruptedSteps()
+        self._learner = RuntimeLearner(runtime, data)
 
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""
@@ -203,22 +207,23 @@ class ProtocolClient(ClientHandler):
             log.warning("client %d: the private rounds failed: %s", self._client, error)
 
     def _personalizer_of(self, run_id: bytes) -> Personalizer:
-        return Personalizer(self._runtime, self._data, self._config, run_id, self._interrupted)
+        return runtime_personalizer(
+            self._runtime, self._data, self._config, run_id, self._interrupted
+        )
 
     def _private_state(self, run_id: bytes, session: Session) -> NDArray[np.int64]:
         """Return the private state for the personal comparison; what is missing in it is taken."""
-        runtime, data, config = self._runtime, self._data, self._config
+        personalizer = self._personalizer_of(run_id)
         if not self._takes_private_rounds_between:
-            return make_recorded_private_part(runtime, data, config, run_id, session.state)
-        return self._personalizer_of(run_id).private_state(
-            session.position.round, session.state, session.digest
-        )
+            return personalizer.recorded_private_state(session.state)
+        return personalizer.private_state(session.position.round, session.state, session.digest)
 
     def _train(self, frame: bytes) -> bytes:
-        parts = composition(self._config, self._runtime.layout)
+        terms = self._config.terms
+        parts = composition(terms, self._runtime.layout)
 
         def train(instruction: TrainInstruction, session: Session) -> Report:
-            private = intercept_for_training(self._runtime, self._data, self._config, session.state)
+            private = intercept_for_training(self._learner, terms, session.state)
             model = parts.model(session.state, private)
             report = take_local_steps(self._runtime, self._data, instruction, model, parts.shared)
             self._record_passes(instruction.run_id)
@@ -227,19 +232,19 @@ class ProtocolClient(ClientHandler):
         return self._report_once(frame, self._session_at, train)
 
     def _evaluate(self, frame: bytes, personal: bool) -> bytes:
-        runtime, data, config = self._runtime, self._data, self._config
+        data, terms = self._data, self._config.terms
 
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
             session, split = self._session_at(instruction), instruction.split
             state = session.state
-            if not data.in_split(Split.TRAIN) and (personal or config.method == "readout"):
+            if not data.in_split(Split.TRAIN) and (personal or terms.method == "readout"):
                 raise DataError("this client has no training example left to personalize with")
             data.most_evaluated = self._guard.introduced(instruction.run_id)
             if personal:
                 private = self._private_state(instruction.run_id, session)
-                columns = evaluate_personal_model(runtime, data, config, state, private, split)
+                columns = evaluate_personal_model(self._learner, terms, state, private, split)
             else:
-                columns = evaluate_global_model(runtime, data, config, state, split)
+                columns = evaluate_global_model(self._learner, terms, state, split)
             self._record_passes(instruction.run_id)
             return columns
 

@@ -17,15 +17,16 @@ from client.estimators.prge import LossRequest, run_estimators
 from client.forward.grouping import Schedule, perturbations_per_pass
 from client.forward.resident import have_equal_row_counts
 from client.training.client_data import ClientData, LabelledPrompts
+from client.training.interrupted_steps import InterruptedSteps
 from client.training.local_step_plan import LocalStepPlan
 from client.training.model_runtime import ModelRuntime
 from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.label_scores import cross_entropy
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
 from shared.replay import replay
-from shared.tasks.objectives import cross_entropy
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,33 +69,13 @@ class _Participant:
     error: SamaraError | None = None
 
 
-@dataclass(eq=False)
-class InterruptedSteps:
-    """The finished steps of one client's round, kept in memory until the round goes on.
-
-    What interrupts a round is an exception between two forward passes. The steps before it are not
-    repeated if the same round is begun again with the same examples.
-    """
-
-    _token: bytes = b""
-    _participant: _Participant | None = None
-
-    def resume(self, token: bytes, participant: _Participant) -> _Participant:
-        """Return a client as it was when its round was interrupted, or at the round's start."""
-        kept = self._participant
-        if kept is None or self._token != token or kept.examples is not participant.examples:
-            self._token, self._participant = token, participant
-            return participant
-        return kept
-
-
 def take_local_steps(
     runtime: ModelRuntime,
     data: ClientData,
     instruction: TrainInstruction,
     state: NDArray[np.int64],
     mask: NDArray[np.bool_] | None = None,
-    interrupted: InterruptedSteps | None = None,
+    interrupted: InterruptedSteps[_Participant] | None = None,
 ) -> Report:
     """Take a client's K local steps from a state, and return the report.
 
@@ -123,7 +104,7 @@ def take_local_steps_together(
     instruction: TrainInstruction,
     state: NDArray[np.int64],
     mask: NDArray[np.bool_] | None = None,
-    interrupted: InterruptedSteps | None = None,
+    interrupted: InterruptedSteps[_Participant] | None = None,
 ) -> list[Report | SamaraError]:
     """Take the K local steps of clients that start from one state and share forward passes.
 
@@ -148,7 +129,7 @@ def take_local_steps_together(
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         participants.append(_Participant(data, examples, plan, state))
     if interrupted:
-        participants = [interrupted.resume(token, one) for one in participants]
+        participants = [interrupted.resume(token, one.examples, one) for one in participants]
     part = _TrainedPart(state, mask)
     for _ in range(participants[0].plan.steps_taken, instruction.steps):
         _take_step(runtime, [one for one in participants if one.error is None], part)

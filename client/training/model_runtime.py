@@ -50,7 +50,6 @@ from client.training.execution import (
 from shared.config import NO_STREAMED_GRADIENTS, RunConfig
 from shared.errors import ConfigError
 from shared.features import check_features, kind_of
-from shared.frames.evaluation import EvaluationColumn
 from shared.machine import cores
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, Perturbations, inject
@@ -61,8 +60,6 @@ from shared.replay import Backend
 from shared.runs import run_folder, run_id_of
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import Task
-from shared.tasks.metrics import Confusion
-from shared.tasks.objectives import cross_entropy
 from shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
@@ -367,18 +364,6 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     runtime = ModelRuntime(config, model, task, examples)
     limit = config.evaluate.limit
     return LoadedRun(runtime, ClientDataSource(examples, config.data, runtime.tokenize, limit))
-
-
-def evaluation_column(
-    name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]
-) -> EvaluationColumn:
-    """Return the loss and the confusion counts of scores [n, labels] against true labels [n]."""
-    label_count = scores.shape[1]
-    if len(labels) == 0:
-        return EvaluationColumn(name, 0.0, np.zeros((label_count, label_count), np.int64))
-    loss = float(cross_entropy(scores[None], labels)[0])
-    counts = Confusion.from_predictions(labels, scores.argmax(axis=1), label_count).counts
-    return EvaluationColumn(name, loss, counts)
 
 
 def _letter_count(example: Example) -> int:

@@ -30,6 +30,7 @@ from shared.data_settings import EMBEDDED_DATA
 from shared.directions import batch_order, round_root
 from shared.errors import ConfigError
 from shared.features import TUNING_EXCLUSIONS, check_features, kind_of
+from shared.label_scores import Confusion
 from shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from shared.model.layer_selection import chosen_blocks
 from shared.model.lora_fa import Adapter, PerturbedAdapters, empty_adapter, inject
@@ -38,7 +39,7 @@ from shared.tasks.catalog import load_task
 from shared.tasks.data import check_labels, load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
 from shared.tasks.kinds import GenerationTask, Task
-from shared.tasks.metrics import Confusion, answer_metric, label_metric
+from shared.tasks.metrics import answer_metric, label_metric
 from shared.tasks.objectives import ObjectiveName, objective_for
 from shared.tasks.rows import Example
 from shared.tasks.sampling import sample_splits

@@ -80,6 +80,8 @@ class _PhoneRequest:
     instruction: bytes
     snapshot: bytes
     tail: bytes
+    settings: bytes
+    personal: bool
     start: float
     end: float
     answers: dict[int, asyncio.Future[SignedAnswer]] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
         clients: Collection[int] | None = None,
         snapshot: bytes = b"",
         tail: bytes = b"",
+        settings: bytes = b"",
+        personal: bool = False,
     ) -> Mapping[int, SignedAnswer]:
         """Send a request to phones, and wait until all have answered or the time is over.
 
@@ -149,13 +153,16 @@ class Gateway(GatewayServicer):  # type: ignore[misc]
                 not attached is waited for up to `RECONNECT_SECONDS`.
             snapshot: snapshot of the catch-up for the client that has missed most rounds.
             tail: ledger records of the same catch-up.
+            settings: settings that are part of the run id, sorted JSON.
+            personal: whether an evaluation is to compare personal models.
 
         Returns:
             The answers by client index.
         """
         loop = asyncio.get_running_loop()
         now = time.monotonic()
-        request = _PhoneRequest(kind, instruction, snapshot, tail, now, now + seconds)
+        asked = kind, instruction, snapshot, tail, settings, personal
+        request = _PhoneRequest(*asked, now, now + seconds)
         chosen = self.attached_phones if clients is None else sorted(clients)
         request.answers = {client: loop.create_future() for client in chosen}
         self._requests.append(request)
@@ -317,6 +324,8 @@ def _task(request: _PhoneRequest, number: int, seconds: float) -> Task:
         snapshot=request.snapshot,
         tail=request.tail,
         seconds=seconds,
+        settings=request.settings,
+        personal=request.personal,
     )
 
 

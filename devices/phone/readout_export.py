@@ -10,12 +10,12 @@ from client.training.client_data import ExampleTokenizer
 from devices.phone.lowering import Methods
 from devices.phone.manifest import ReadoutDescription, SelfCheck
 from devices.phone.program import DirectionsModule, RepresentationModule
+from shared.contrasts import contrasts
 from shared.directions import directions
 from shared.layout import LABEL_BIAS_GROUP, Layout
 from shared.model.damping import Damping
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LABEL_BIAS, Perturbations
-from shared.model.readout import contrasts
 from shared.model.scorers import CausalScorer, EncoderScorer
 from shared.tasks.kinds import ClassificationTask
 

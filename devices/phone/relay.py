@@ -13,10 +13,11 @@ from flwr.clientapp import ClientApp
 
 from client.app import unpack_message
 from devices.phone.gateway import Gateway, SignedAnswer
+from shared.config import RunConfig
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
 from shared.proto.trainer_pb2 import TaskKind
-from shared.sections import adapter_kind
+from shared.runs import identity_bytes
 from shared.wire import (
     BLOB_ACTION,
     CLIENTS,
@@ -28,6 +29,8 @@ from shared.wire import (
 )
 
 HELLO_SECONDS = 20.0
+_OF_A_RUN = TaskKind.TRAIN, TaskKind.EVALUATE
+"""Tasks that come with the settings of their run."""
 MARGIN_SECONDS = 5.0
 """Seconds before a message expires that are left for the reply to reach the server."""
 
@@ -41,13 +44,17 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     """
     app = ClientApp()
 
-    def ask(work: int, message: Message, context: Context, seconds: float) -> Message:
-        config = context.run_config
-        check_features(_features(config), "this run")
+    def ask(
+        work: int, message: Message, context: Context, seconds: float, personal: bool = False
+    ) -> Message:
+        config = RunConfig.of(context.run_config, "run config")
+        check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
         frame, catch_up = unpack_message(message)
         devices = message.content.config_records[RECORD].get(CLIENTS)
         chosen = [int(device) for device in devices] if isinstance(devices, list) else None
-        question = gateway.ask(work, frame, seconds, chosen, catch_up.snapshot, catch_up.tail)
+        settings = identity_bytes(config) if work in _OF_A_RUN else b""
+        missed = catch_up.snapshot, catch_up.tail
+        question = gateway.ask(work, frame, seconds, chosen, *missed, settings, personal)
         answers = asyncio.run_coroutine_threadsafe(question, loop).result()
         return Message(RecordDict({RECORD: _record(answers)}), reply_to=message)
 
@@ -77,22 +84,10 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
 
     @app.evaluate(PERSONAL_ACTION)
     def evaluate_personal(message: Message, context: Context) -> Message:
-        """Request an evaluation of the global model: a phone has no private rounds."""
-        return ask(TaskKind.EVALUATE, message, context, _left(message))
+        """Request catch-up, private rounds and the personal comparison from the named phones."""
+        return ask(TaskKind.EVALUATE, message, context, _left(message), personal=True)
 
     return app
-
-
-def _features(config: Mapping[str, object]) -> dict[str, str]:
-    """Return what a run's settings say in the feature matrix that concerns phones."""
-    label_bias = "trained" if config.get("adapter.label-bias") else "none"
-    return {
-        "clients": "phone",
-        "engine": "flower",
-        "method": str(config.get("method", "finetune")),
-        "label bias": label_bias,
-        "adapter": adapter_kind(str(config.get("adapter.layers", ""))),
-    }
 
 
 def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:

@@ -15,7 +15,7 @@ from shared.columns import GLOBAL, PERSONALIZED
 from shared.errors import ReportError
 from shared.frames.evaluation import Evaluation
 from shared.frames.report import MAX_GRADIENT
-from shared.tasks.metrics import Confusion
+from shared.label_scores import Confusion
 
 TRIMMED_ACCURACY = "trimmed_client_accuracy"
 """The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""

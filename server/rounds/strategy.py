@@ -376,7 +376,7 @@ class ScalarStrategy(Strategy):
     ) -> None:
         """Validate the replies to an evaluation, and record the figures of the whole split."""
         instruction = request.instruction
-        columns = requested_columns(self._config, instruction.split, personal)
+        columns = requested_columns(self._config.terms, instruction.split, personal)
         replies = self._validator.validate_evaluations(messages, instruction, columns)
         if not replies.answers:
             log.warning(

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.contrasts import contrasts
 from shared.model.damping import Damping
 from shared.model.lora_fa import READOUT, PerturbedAdapters
 from shared.model.scorers import EncoderScorer, Prompt, Scorer
@@ -109,12 +110,3 @@ def representations(
     positions = [prompt.supervised[0][0] for prompt in prompts]
     by_perturbation = hidden.view(perturbations, len(lengths), *hidden.shape[1:])
     return by_perturbation[:, first, positions].float()
-
-
-def contrasts(labels: int) -> NDArray[np.float32]:
-    """Return Helmert's orthonormal contrasts, float32 [labels − 1, labels]; rows sum to 0."""
-    rows = np.tri(labels - 1, labels, dtype=np.float64)
-    index = np.arange(1, labels)
-    rows[index - 1, index] = -index
-    basis: NDArray[np.float64] = rows / np.sqrt(index * (index + 1))[:, None]
-    return basis.astype(np.float32)

@@ -268,20 +268,24 @@ class Proof(_message.Message):
     def __init__(self, public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds")
+    __slots__ = ("number", "kind", "instruction", "snapshot", "tail", "seconds", "settings", "personal")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: TaskKind
     instruction: bytes
     snapshot: bytes
     tail: bytes
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+    settings: bytes
+    personal: bool
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., instruction: _Optional[bytes] = ..., snapshot: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., seconds: _Optional[float] = ..., settings: _Optional[bytes] = ..., personal: bool = ...) -> None: ...
 
 class TaskResult(_message.Message):
     __slots__ = ("number", "frame", "signature")

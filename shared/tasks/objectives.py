@@ -11,32 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import TaskError
+from shared.label_scores import Confusion, cross_entropy
 from shared.tasks.kinds import GenerationTask, Task
-from shared.tasks.metrics import Confusion, answer_metric, label_metric
+from shared.tasks.metrics import answer_metric, label_metric
 
 ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
-
-
-def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return each perturbation's mean over its rows of −log softmax(scores)[label], in nats.
-
-    Args:
-        scores: float32 [P, rows, labels], a log-likelihood or similarity per label; at least one
-            row. −∞ where a row has no such label.
-        labels: int64 [rows], the true label of each row under all P perturbations.
-
-    Returns:
-        float64 [P]. A perturbation with a score of NaN or +∞ has a loss that is not finite.
-    """
-    shifted = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        shifted -= shifted.max(axis=2, keepdims=True)
-    right = shifted[:, np.arange(len(labels)), labels]
-    row_losses = np.log(np.exp(shifted, out=shifted).sum(axis=2)) - right
-    losses: NDArray[np.float64] = np.mean(row_losses, axis=1)
-    return losses
 
 
 def negative_log_likelihood(

@@ -15,8 +15,8 @@ from shared.columns import (
     ZERO_SHOT,
 )
 from shared.errors import SamaraError
+from shared.label_scores import Confusion
 from shared.result import ClientMetrics, RunResult
-from shared.tasks.metrics import Confusion
 
 Figures = Mapping[int, ClientMetrics]
 """The figures of every client that has examples, by client index."""

@@ -19,13 +19,14 @@ from client.protocol.protocol_client import ProtocolClient
 from client.protocol.session import Session
 from client.training.client_data import ClientData, ClientDataSource
 from client.training.local_steps import clients_per_pass, take_local_steps_together
-from client.training.model_runtime import ModelRuntime, evaluation_column
+from client.training.model_runtime import ModelRuntime
 from shared.columns import GLOBAL
 from shared.config import RunConfig
 from shared.errors import SamaraError
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.label_scores import evaluation_column
 from shared.ledger.catch_up import CatchUp
 from simulations.fleet.device import Device
 
@@ -117,7 +118,7 @@ class Clients:
     ) -> dict[int, bytes]:
         """Return the reports, or refusals, of groups of clients; groups train side by side."""
         frame = instruction.encode()
-        parts = composition(self._config, self._runtime(0).layout)
+        parts = composition(self._config.terms, self._runtime(0).layout)
         model = parts.model(session.state)
 
         def train(numbers: Sequence[int]) -> list[bytes]:
@@ -165,7 +166,7 @@ class Clients:
         instruction, runtime = EvaluateInstruction.decode(frame), self._runtime(numbers[0])
         session, token = self._session, token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
-        state = composition(self._config, runtime.layout).model(session.state)
+        state = composition(self._config.terms, runtime.layout).model(session.state)
         by_client = [self._data_of(number).tokenized(instruction.split) for number in numbers]
         for examples in by_client:
             runtime.prepare(examples.prompts)

@@ -29,6 +29,7 @@ from shared.model.loading import load_base_model
 from shared.model.lora_fa import Perturbations, inject
 from shared.replay import digest, rebuild, replay, zero_state
 from shared.result import RunResult
+from shared.runs import client_folder
 from simulations.adapter import FinishedRun, diff, export
 from simulations.quick_look import quick_look
 from simulations.simulate import simulate
@@ -169,7 +170,7 @@ def test_a_private_label_bias_beside_a_basis(informed: Settings) -> None:
     assert private[SIZE:].any()
     assert [row.name for row in diff(folder, 0, 1)] == ["basis", "label bias", "all"]
     run_id = bytes.fromhex(run.result.run_id)
-    assert personal_ledger(run.config, run_id, 1).exists()
+    assert personal_ledger(client_folder(run.config, run_id, 1)).exists()
 
 
 def test_the_answers_of_an_exported_adapter_are_those_of_the_run(

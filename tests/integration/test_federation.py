@@ -20,13 +20,13 @@ from server.store import read_layout, replay_run
 from shared.directions import Differences, batch_order, directions
 from shared.frames.instructions import SeedPolicy, Split, token_of
 from shared.frames.report import Report
+from shared.label_scores import cross_entropy
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
 from shared.model.lora_fa import Perturbations
 from shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
 from shared.result import read_result
 from shared.round_delta import PoolSeeds, RoundDelta
-from shared.tasks.objectives import cross_entropy
 from simulations.engine import InProcessGrid
 from simulations.simulate import simulate
 

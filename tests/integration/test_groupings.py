@@ -17,6 +17,7 @@ from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
 from shared.directions import DIRECTION_BITS, directions
 from shared.errors import ModelError
+from shared.label_scores import cross_entropy
 from shared.model import head
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.loading import BaseModel, load_base_model
@@ -24,7 +25,6 @@ from shared.model.lora_fa import Adapter, Perturbations, PerturbedAdapters, inje
 from shared.model.scorers import Prompt, scorer_for
 from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
-from shared.tasks.objectives import cross_entropy
 
 ModelFolder = Callable[[str], Path]
 

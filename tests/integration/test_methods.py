@@ -26,10 +26,10 @@ from shared.config import RunConfig
 from shared.errors import ConfigError, LedgerError
 from shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
 from shared.frames.report import Report
+from shared.label_scores import cross_entropy
 from shared.ledger.reading import read_ledger
 from shared.replay import Shrink, replay, to_float32
 from shared.result import RunResult, read_result
-from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export_ledger
 from simulations.comparison.comparison import compare_runs
 from simulations.simulate import simulate
@@ -141,7 +141,7 @@ def test_of_equal_shares_and_without_examples() -> None:
 def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> None:
     config = config_of(small, method="partial", personal__learning_rate=1.0)
     opened = FinishedRun.at(simulate(config))
-    private = composition(config, opened.layout).private
+    private = composition(config.terms, opened.layout).private
     assert private is not None
     assert private.sum() == 2
     model, own = opened.model(), opened.personal_state(0)
@@ -211,14 +211,14 @@ def test_local_has_no_rounds_with_others(small: Settings) -> None:
 def test_a_part_must_be_some_of_the_layout(part: str, message: str, small: Settings) -> None:
     config = config_of(small, method="partial", personal__part=part)
     with pytest.raises(ConfigError, match=message):
-        composition(config, RUNS.run_for(config).runtime.layout)
+        composition(config.terms, RUNS.run_for(config).runtime.layout)
 
 
 @pytest.mark.parametrize(("share", "bits"), [(0.5, 1), (0.3, 2), (0.0625, 4), (1e-30, 62)])
 def test_a_pull_is_the_nearest_power_of_two(share: float, bits: int) -> None:
     config = RunConfig.of({"method": "ditto", "personal.pull": share}, "test")
-    assert pull_shrinks(config) == (Shrink(bits),)
-    assert pull_shrinks(RunConfig()) == ()
+    assert pull_shrinks(config.terms) == (Shrink(bits),)
+    assert pull_shrinks(RunConfig().terms) == ()
 
 
 def test_nothing_is_left_of_a_state() -> None:

@@ -27,8 +27,8 @@ from devices.live.commands import app as client_app
 from shared.config import RunConfig
 from shared.errors import TrainerError
 from shared.frames.instructions import Split
+from shared.label_scores import cross_entropy
 from shared.ledger.records import LedgerHeader
-from shared.tasks.objectives import cross_entropy
 from shared.tasks.rows import hash_examples
 
 

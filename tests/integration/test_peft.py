@@ -21,6 +21,7 @@ from shared.model.lora_fa import Perturbations, inject
 from shared.model.peft import write_peft_adapter
 from shared.replay import to_float32
 from shared.result import read_result
+from shared.runs import client_folder
 from shared.sections import AdapterSettings
 from simulations.adapter import export
 from simulations.simulate import simulate
@@ -141,7 +142,7 @@ def test_a_run_is_exported_globally_and_for_one_client(
     *_, (_, state, _) = replay_run(run)
     result = read_result(run)
     config = config_of(result["config"])
-    kept = personal_ledger(config, bytes.fromhex(result["run_id"]), 1)
+    kept = personal_ledger(client_folder(config, bytes.fromhex(result["run_id"]), 1))
     *_, (_, personal, _) = verify_ledger(kept, layout)
     settings = AdapterSettings(layers="top:2", **{"label-bias": True})
     for client, whole in ((None, state), (1, state + personal)):
@@ -175,7 +176,9 @@ def test_every_method_s_own_model_is_exported(
     w = np.zeros(layout.size, np.int64)
     if method != "local":
         *_, (_, w, _) = replay_run(folder)
-    kept = personal_ledger(config_of(result["config"]), bytes.fromhex(result["run_id"]), 1)
+    kept = personal_ledger(
+        client_folder(config_of(result["config"]), bytes.fromhex(result["run_id"]), 1)
+    )
     *_, (_, p, _) = verify_ledger(kept, layout)
     whole = w + p
     if method == "partial":

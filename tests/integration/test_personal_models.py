@@ -13,7 +13,7 @@ from test_command import Run, run
 from client.training.model_runtime import load_run
 from shared.errors import DataError, LedgerError, SamaraError
 from shared.frames.instructions import Split
-from shared.tasks.objectives import cross_entropy
+from shared.label_scores import cross_entropy
 from simulations.adapter import FinishedRun, diff, export_ledger
 from simulations.client_curves import write_curves
 from simulations.quick_look import quick_look

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
-from client.training.model_runtime import ModelRuntime, evaluation_column, load_run
+from client.training.model_runtime import ModelRuntime, load_run
 from devices.phone.commands import app
 from devices.phone.export import prepare_model
 from devices.phone.manifest import Manifest, manifest_file
@@ -37,11 +37,12 @@ from devices.phone.reference_client.readout_program import ReadoutProgram, load_
 from devices.phone.reference_client.runtime import PhoneProgram
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
+from shared.contrasts import contrasts
 from shared.errors import ConfigError, DeviceError
 from shared.frames.instructions import SeedPolicy, Split
 from shared.frames.report import Report
+from shared.label_scores import evaluation_column
 from shared.ledger.catch_up import CatchUp
-from shared.model.readout import contrasts
 from shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
 from shared.replay_numpy import NumpyBackend
 from simulations.damping_file import write_damping

@@ -13,19 +13,20 @@ from test_command import Run, run
 
 from client.personal import private_fit
 from client.personal.methods import composition
-from client.personal.personalizer import make_recorded_private_part
 from client.personal.private_rounds import personal_ledger
+from client.personal.runtime_learner import runtime_personalizer
 from client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
 from client.training.model_runtime import load_run
 from server.app import serve
+from shared.contrasts import contrasts
 from shared.errors import ConfigError, TrainingError
 from shared.frames.instructions import Split
+from shared.label_scores import cross_entropy
 from shared.ledger.reading import read_ledger
 from shared.ledger.verification import verify_ledger
-from shared.model.readout import contrasts
 from shared.replay import DenseValues, to_float32, zero_state
 from shared.result import RunResult, read_result
-from shared.tasks.objectives import cross_entropy
+from shared.runs import client_folder
 from simulations.adapter import FinishedRun, export_ledger
 from simulations.comparison.comparison import compare_runs
 from simulations.quick_look import quick_look
@@ -56,7 +57,7 @@ def test_every_client_gets_a_fit_that_its_file_holds(small: Settings, run: Run) 
     folder = simulate(config)
     opened = FinishedRun.at(folder)
     (runtime, source), w = load_run(config), opened.global_state()
-    assert composition(config, opened.layout).shared is None
+    assert composition(config.terms, opened.layout).shared is None
     for client in range(3):
         (record,) = read_ledger(ledger_of(folder, client), strict=True)
         (dense,) = record.delta.entries
@@ -100,9 +101,9 @@ def test_a_readout_adapter_gets_a_private_readout_too(
         examples = source.share_of(client, 2).tokenized(Split.TRAIN).labels
         assert rows == len(examples)
     passes = runtime.passes
-    private = make_recorded_private_part(
-        runtime, source.share_of(0, 2), config, bytes.fromhex(opened.result.run_id), w
-    )
+    private = runtime_personalizer(
+        runtime, source.share_of(0, 2), config, bytes.fromhex(opened.result.run_id)
+    ).recorded_private_state(w)
     assert runtime.passes == passes  # every example went through the model once
     np.testing.assert_array_equal(private, opened.personal_state(0))
     numbers = to_float32(private)
@@ -174,10 +175,10 @@ def test_what_is_recorded_is_read_and_never_fitted_again(
     config = config_of(small)
     runtime, source = load_run(config)
     state, data = zero_state(runtime.layout.size), source.share_of(0, 3)
-    ledger = personal_ledger(config, RUN_ID, 0)
+    ledger = personal_ledger(client_folder(config, RUN_ID, 0))
 
     def make(w: NDArray[np.int64] = state) -> NDArray[np.int64]:
-        return make_recorded_private_part(runtime, data, config, RUN_ID, w)
+        return runtime_personalizer(runtime, data, config, RUN_ID).recorded_private_state(w)
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -234,8 +235,8 @@ def test_a_score_that_is_not_finite_is_refused_and_nothing_is_recorded(
     count = len(data.tokenized(Split.TRAIN).labels)
     monkeypatch.setattr(runtime, "scores", lambda *_: np.full((count, 2), np.nan, np.float32))
     with pytest.raises(TrainingError, match="not finite"):
-        make_recorded_private_part(runtime, data, config, RUN_ID, state)
-    assert list(read_ledger(personal_ledger(config, RUN_ID, 0))) == []
+        runtime_personalizer(runtime, data, config, RUN_ID).recorded_private_state(state)
+    assert list(read_ledger(personal_ledger(client_folder(config, RUN_ID, 0)))) == []
 
 
 def test_a_client_with_one_label_has_a_sensible_model(small: Settings, tmp_path: Path) -> None:

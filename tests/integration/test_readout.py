@@ -23,13 +23,13 @@ from client.training.local_steps import take_local_steps, take_local_steps_toget
 from client.training.model_runtime import EVALUATION_MICRO_BATCH, ModelRuntime, load_run
 from server.app import serve
 from shared.config import RunConfig
+from shared.contrasts import contrasts
 from shared.directions import directions
 from shared.errors import ConfigError
 from shared.features import check_features
 from shared.frames.instructions import Split, TrainInstruction
 from shared.layout import READOUT_GROUP, Layout
 from shared.model.lora_fa import Perturbations
-from shared.model.readout import contrasts
 from shared.replay import digest, zero_state
 from shared.result import RunResult
 from simulations.adapter import FinishedRun, export

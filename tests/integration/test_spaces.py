@@ -26,13 +26,13 @@ from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, Upda
 from client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from shared.directions import WHOLE_BLOCKS, directions
 from shared.errors import ModelError
+from shared.label_scores import cross_entropy
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import LoRAFALinear, PerturbedAdapters, empty_adapter
 from shared.model.scorers import Prompt, scorer_for
 from shared.replay_numba import NumbaBackend
 from shared.sections import AdapterSettings
 from shared.tasks.kinds import ClassificationTask
-from shared.tasks.objectives import cross_entropy
 
 ModelFolder = Callable[[str], Path]
 BACKEND = NumbaBackend(1)

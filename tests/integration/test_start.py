@@ -21,11 +21,11 @@ from client.tuning.run import tune
 from client.tuning.tuning_setup import TuningSetup
 from server.store import read_layout, replay_run
 from shared.errors import ConfigError, ModelError
+from shared.label_scores import cross_entropy
 from shared.layout import READOUT_GROUP, Layout, Tensor
 from shared.replay import digest, to_float32, zero_state
 from shared.result import RunResult
 from shared.start import START_FILE, Start, read_start
-from shared.tasks.objectives import cross_entropy
 from simulations.adapter import FinishedRun, export
 from simulations.comparison.columns import client_columns
 from simulations.quick_look import quick_look

@@ -26,11 +26,11 @@ from client.streaming.stream import Scheduling
 from client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from shared.directions import WHOLE_BLOCKS
 from shared.errors import ModelError
+from shared.label_scores import cross_entropy
 from shared.model.lora_fa import PerturbedAdapters
 from shared.model.scorers import scorer_for
 from shared.replay_numba import NumbaBackend
 from shared.sections import ModelSettings
-from shared.tasks.objectives import cross_entropy
 
 BACKEND = NumbaBackend(1)
 EPSILON, RATE, STEPS = 1e-3, 1e-3, 50

@@ -20,6 +20,7 @@ from client.forward.resident import ResidentForward
 from client.forward.trunk_cache import make_trunk_cache
 from shared.directions import directions
 from shared.errors import ConfigError, TaskError
+from shared.label_scores import cross_entropy
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import Adapter, Perturbations, inject
 from shared.model.scorers import Prompt, Scorer, scorer_for
@@ -28,7 +29,7 @@ from shared.sections import AdapterSettings
 from shared.tasks.catalog import load_task
 from shared.tasks.data import load_examples
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
-from shared.tasks.objectives import cross_entropy, negative_log_likelihood
+from shared.tasks.objectives import negative_log_likelihood
 from shared.tasks.rows import Example, read_rows
 from simulations.simulate import simulate
 

@@ -11,8 +11,9 @@ from helpers import files_of
 from client.personal.methods import ERASURE
 from client.personal.personalizations import Personalization, read_personalizations
 from client.personal.personalizer import Personalizer
+from client.personal.runtime_learner import runtime_personalizer
 from client.training.client_data import ClientData
-from client.training.local_steps import InterruptedSteps
+from client.training.interrupted_steps import InterruptedSteps
 from client.training.model_runtime import ModelRuntime, load_run
 from server.app import serve
 from shared.config import RunConfig
@@ -180,14 +181,14 @@ def test_new_examples_make_private_rounds_due(
     loaded: tuple[ModelRuntime, ClientData, RunConfig],
 ) -> None:
     runtime, data, config = loaded
-    personalizer = Personalizer(runtime, data, config, RUN_ID)
+    personalizer = runtime_personalizer(runtime, data, config, RUN_ID)
     assert not note(personalizer, runtime, 0)
     assert note(personalizer, runtime, 1)
     assert not note(personalizer, runtime, 1)
     personalizer.take()
     assert not note(personalizer, runtime, 1, 2**40)
     grown = ClientData(0, [*data.examples, data.examples[0]], runtime.tokenize, 3)
-    personalizer = Personalizer(runtime, grown, config, RUN_ID)
+    personalizer = runtime_personalizer(runtime, grown, config, RUN_ID)
     assert note(personalizer, runtime, 1)
     personalizer.take()
     assert not note(personalizer, runtime, 1)
@@ -202,7 +203,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     config = config.model_copy(
         update={"personal": config.personal.model_copy(update={"when": "always"})}
     )
-    personalizer = Personalizer(runtime, data, config, RUN_ID, InterruptedSteps())
+    personalizer = runtime_personalizer(runtime, data, config, RUN_ID, InterruptedSteps())
     assert note(personalizer, runtime, 1)
     plain, steps = runtime.forward.scores, [0]
 
@@ -224,7 +225,7 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
     assert not personalizer.is_due
     undisturbed = config.model_copy(update={"out": config.out + "-undisturbed"})
     for number, moved in ((1, 0), (3, 2**41)):
-        other = Personalizer(runtime, data, undisturbed, RUN_ID)
+        other = runtime_personalizer(runtime, data, undisturbed, RUN_ID)
         note(other, runtime, number, moved)
         other.take()
     assert personal_files(Path(config.out)) == personal_files(Path(undisturbed.out))
@@ -233,9 +234,9 @@ def test_states_that_come_while_private_rounds_go_on_wait_and_the_newest_counts(
 def test_private_rounds_that_fail_are_left_out_and_the_federation_goes_on(
     four_rounds: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from client.personal import private_rounds
+    from client.personal import runtime_learner
 
-    plain = private_rounds.take_local_steps
+    plain = runtime_learner.take_local_steps
     config = config_of(four_rounds, personal__when="every 2 rounds")
 
     def fail(runtime: Any, data: Any, instruction: Any, *rest: Any) -> Any:
@@ -245,7 +246,7 @@ def test_private_rounds_that_fail_are_left_out_and_the_federation_goes_on(
         return plain(runtime, data, instruction, *rest)
 
     failed: list[bool] = []
-    monkeypatch.setattr(private_rounds, "take_local_steps", fail)
+    monkeypatch.setattr(runtime_learner, "take_local_steps", fail)
     folder = simulate(config)
     assert failed
     assert [one.global_round for one in taken(folder, 0)] == [3, 4]  # tried again with the next

@@ -15,8 +15,8 @@ def config_of(method: str, best: bool = False) -> RunConfig:
 @pytest.mark.parametrize("method", ["finetune", "ditto", "readout"])
 def test_personal_models_are_compared_on_test_examples_alone(method: str) -> None:
     config = config_of(method)
-    assert requested_columns(config, Split.VALIDATION, personal=True) == (PERSONALIZED,)
-    compared = requested_columns(config, Split.TEST, personal=True)
+    assert requested_columns(config.terms, Split.VALIDATION, personal=True) == (PERSONALIZED,)
+    compared = requested_columns(config.terms, Split.TEST, personal=True)
     assert ("local-only" in compared) == (method == "finetune")
     assert ("intercept" in compared) == (method == "readout")
     assert (compared[0], compared[-1]) == ("base rate", PERSONALIZED)
@@ -24,8 +24,8 @@ def test_personal_models_are_compared_on_test_examples_alone(method: str) -> Non
 
 def test_fits_choose_the_best_round_where_they_are_asked_for() -> None:
     for split in Split:
-        assert requested_columns(config_of("readout"), split, personal=False) == (GLOBAL,)
-        assert requested_columns(config_of("finetune", best=True), split, False) == (GLOBAL,)
-    best = config_of("readout", best=True)
+        assert requested_columns(config_of("readout").terms, split, personal=False) == (GLOBAL,)
+        assert requested_columns(config_of("finetune", best=True).terms, split, False) == (GLOBAL,)
+    best = config_of("readout", best=True).terms
     assert requested_columns(best, Split.VALIDATION, False) == (GLOBAL, PERSONALIZED)
     assert requested_columns(best, Split.TEST, False) == (GLOBAL,)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shared.errors import TaskError
+from shared.label_scores import Confusion, cross_entropy
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ClassificationTask, GenerationTask
 from shared.tasks.metrics import (
-    Confusion,
     answer_metric,
     exact_match,
     label_metric,
@@ -19,7 +19,6 @@ from shared.tasks.metrics import (
 )
 from shared.tasks.objectives import (
     ObjectiveName,
-    cross_entropy,
     minus_answer_metric,
     minus_label_metric,
     negative_log_likelihood,

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from scipy.linalg import helmert
 from scipy.special import log_softmax
 
+from client.personal import lbfgs, newton
 from client.personal.softmax_fit import (
     Examples,
     Floats,
     SoftmaxFit,
+    Solver,
     fit_intercept,
     fit_private_part,
-    fit_softmax,
     strongest_within_one_error,
 )
 from shared.errors import TrainingError
@@ -43,10 +44,14 @@ def loss(examples: Examples, fit: SoftmaxFit, penalties: tuple[float, float]) ->
     return float(-own.mean() + penalties[0] * squares[0] + penalties[1] * squares[1])
 
 
-def test_the_fit_is_the_best_point_of_a_grid() -> None:
+both_solvers = pytest.mark.parametrize("solve", [lbfgs.fit_softmax, newton.fit_softmax])
+
+
+@both_solvers
+def test_the_fit_is_the_best_point_of_a_grid(solve: Solver) -> None:
     """Two labels, one feature: the intercept's one degree of freedom and V, by brute force."""
     examples, penalties = examples_of(12, 2, 1, 3, 2.0), (0.05, 0.02)
-    fit = fit_softmax(examples, helmert(2), *penalties)
+    fit = solve(examples, helmert(2), *penalties)
     assert fit.intercept.sum() == pytest.approx(0, abs=1e-6)
     grid = np.arange(-3, 3.001, 0.05)
     least = min(
@@ -58,13 +63,14 @@ def test_the_fit_is_the_best_point_of_a_grid() -> None:
     assert found == pytest.approx(least, abs=1e-3)
 
 
+@both_solvers
 @settings(max_examples=25)
 @given(st.integers(1, 12), st.integers(2, 5), st.integers(0, 6), st.integers(0, 2**32 - 1))
 def test_every_direction_from_the_fit_leads_up(
-    count: int, labels: int, features: int, seed: int
+    solve: Solver, count: int, labels: int, features: int, seed: int
 ) -> None:
     examples, penalties = examples_of(count, labels, features, seed, 1.0), (0.03, 0.1)
-    fit = fit_softmax(examples, helmert(labels), *penalties)
+    fit = solve(examples, helmert(labels), *penalties)
     random, here = np.random.default_rng(seed), loss(examples, fit, penalties)
     for _ in range(8):
         other = SoftmaxFit(
@@ -78,7 +84,7 @@ def test_every_direction_from_the_fit_leads_up(
 @pytest.mark.parametrize("label", [0, 2])
 def test_a_client_with_one_label_gets_a_finite_and_sensible_part(count: int, label: int) -> None:
     examples = examples_of(count, 3, 8)._replace(labels=np.full(count, label))
-    fit = fit_private_part(examples, helmert(3))
+    fit = fit_private_part(examples, helmert(3), lbfgs.fit_softmax)
     assert np.all(np.isfinite(fit.intercept))
     assert np.abs(fit.intercept).max() < 10
     assert fit.intercept.argmax() == label
@@ -86,14 +92,16 @@ def test_a_client_with_one_label_gets_a_finite_and_sensible_part(count: int, lab
 
 
 def test_without_features_there_is_no_readout() -> None:
-    fit = fit_private_part(examples_of(30, 3, 0), helmert(3))
+    fit = fit_private_part(examples_of(30, 3, 0), helmert(3), lbfgs.fit_softmax)
     assert fit.readout.shape == (2, 0)
 
 
 @pytest.mark.parametrize(("count", "features"), [(40, 6), (12, 60)])
 def test_features_that_say_nothing_get_no_readout(count: int, features: int) -> None:
     given_one = [
-        fit_private_part(examples_of(count, 2, features, seed), helmert(2)).readout.any()
+        fit_private_part(
+            examples_of(count, 2, features, seed), helmert(2), lbfgs.fit_softmax
+        ).readout.any()
         for seed in range(10)
     ]
     assert sum(given_one) <= 2
@@ -102,7 +110,9 @@ def test_features_that_say_nothing_get_no_readout(count: int, features: int) -> 
 def test_features_that_decide_get_a_readout_that_predicts() -> None:
     whole = examples_of(400, 3, 6, 5, 8.0)
     train, test = whole.at(np.arange(200)), whole.at(np.arange(200, 400))
-    fits: list[SoftmaxFit] = [fit(train, helmert(3)) for fit in (fit_private_part, fit_intercept)]
+    fits: list[SoftmaxFit] = [
+        fit(train, helmert(3), lbfgs.fit_softmax) for fit in (fit_private_part, fit_intercept)
+    ]
     assert fits[0].readout.any()
     assert not fits[1].readout.any()
 
@@ -118,7 +128,9 @@ def test_features_that_decide_get_a_readout_that_predicts() -> None:
 def test_the_unit_of_the_features_does_not_matter(factor: float, seed: int) -> None:
     examples = examples_of(30, 2, 40, seed, 6.0)
     scaled = examples._replace(features=factor * examples.features)
-    one, other = (fit_private_part(these, helmert(2)) for these in (examples, scaled))
+    one, other = (
+        fit_private_part(these, helmert(2), lbfgs.fit_softmax) for these in (examples, scaled)
+    )
     added = [
         fit.added_scores(these.features, helmert(2))
         for fit, these in ((one, examples), (other, scaled))
@@ -131,9 +143,9 @@ def test_a_fit_with_more_features_than_examples_is_that_of_all_features() -> Non
     few = examples_of(30, 2, 2, 1, 12.0)
     wide = np.linalg.qr(np.random.default_rng(1).normal(size=(40, 2)))[0].T
     examples = few._replace(features=few.features @ wide)
-    fit = fit_private_part(examples, helmert(2))
+    fit = fit_private_part(examples, helmert(2), lbfgs.fit_softmax)
     assert fit.readout.any()
-    narrow = fit_private_part(few, helmert(2))
+    narrow = fit_private_part(few, helmert(2), lbfgs.fit_softmax)
     np.testing.assert_allclose(fit.readout, narrow.readout @ wide, atol=1e-4)
 
 
@@ -154,4 +166,28 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         examples._replace(features=np.full((5, 3), np.nan)),
     ):
         with pytest.raises(TrainingError, match="not finite"):
-            fit_private_part(broken, helmert(2))
+            fit_private_part(broken, helmert(2), lbfgs.fit_softmax)
+
+
+@pytest.mark.parametrize(("count", "labels", "features"), [(40, 2, 60), (200, 6, 30), (3, 4, 0)])
+def test_phones_fit_what_boards_do(count: int, labels: int, features: int) -> None:
+    examples = examples_of(count, labels, features, 4, 8.0)
+    for fit in (fit_private_part, fit_intercept):
+        board, phone = (
+            fit(examples, helmert(labels), solve)
+            for solve in (lbfgs.fit_softmax, newton.fit_softmax)
+        )
+        np.testing.assert_allclose(phone.intercept, board.intercept, atol=2e-5)
+        np.testing.assert_allclose(phone.readout, board.readout, atol=2e-5)
+
+
+def test_newtons_method_that_does_not_converge_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(newton, "_MAX_STEPS", 1)
+    with pytest.raises(TrainingError, match="Newton's method did not converge in 1 steps"):
+        newton.fit_softmax(examples_of(30, 3, 4, 0, 8.0), helmert(3), 1e-3, 1e-3)
+    with pytest.raises(TrainingError, match="not finite"):
+        newton.fit_softmax(
+            examples_of(5, 2, 0)._replace(offsets=np.full((5, 2), np.nan)), helmert(2), 1, 1
+        )

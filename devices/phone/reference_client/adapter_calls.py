@@ -16,8 +16,6 @@ _NO_SEEDS = np.zeros(0, np.uint64)
 Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
 """Seeds and coefficients of an update that is applied in the next step."""
 NOTHING: Pending = (_NO_SEEDS, np.zeros(0, np.int64))
-ScoredExamples = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.floating]]
-"""Indices [n], scores [n, labels] and losses [n] of examples."""
 
 
 class AdapterCalls:
@@ -35,13 +33,19 @@ class AdapterCalls:
         """
         return _StepCalls(self._program, self._examples[Split.TRAIN], state, pending)
 
-    def evaluate(self, state: NDArray[np.int64], split: Split) -> Iterator[ScoredExamples]:
-        """Yield a split's scores and losses under a state, by ``forward`` with ε = 0."""
+    def scores(self, state: NDArray[np.int64], split: Split) -> NDArray[np.float32]:
+        """Return a split's scores under a state, float32 [n, labels]: ``forward`` with ε = 0."""
         examples = self._examples[split]
         calls = _StepCalls(self._program, examples, state, NOTHING)
-        for batch in batches(np.arange(len(examples)), self._program.manifest.batch):
-            scores, losses = calls.run(batch, _NO_SEEDS, 0.0)
-            yield batch, scores[0, 0], losses[0, 0]
+        parts = [
+            calls.run(batch, _NO_SEEDS, 0.0)[0][0, 0]
+            for batch in batches(np.arange(len(examples)), self._program.manifest.batch)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+
+    def features(self) -> NDArray[np.float32]:
+        """Return what a readout reads of the training examples: nothing, [n, 0]."""
+        return np.zeros((len(self._examples[Split.TRAIN]), 0), np.float32)
 
 
 class _StepCalls:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
-from devices.phone.reference_client.phone import Phone
+from devices.phone.reference_client.phone_worker import PhoneWorker
 from shared.errors import DeviceError
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
@@ -31,7 +31,9 @@ _FINAL = {
 """Status codes after which reattaching would not help."""
 
 
-def attach(phone: Phone, key: SigningKey, endpoint: GatewayEndpoint, stop: threading.Event) -> None:
+def attach(
+    phone: PhoneWorker, key: SigningKey, endpoint: GatewayEndpoint, stop: threading.Event
+) -> None:
     """Stay attached until the stop event is set; a broken stream is opened again.
 
     Raises:
@@ -58,7 +60,7 @@ def attach(phone: Phone, key: SigningKey, endpoint: GatewayEndpoint, stop: threa
         stop.wait(pause)
 
 
-def answer_tasks(phone: Phone, key: SigningKey, stub: Any) -> Iterator[int]:
+def answer_tasks(phone: PhoneWorker, key: SigningKey, stub: Any) -> Iterator[int]:
     """Open one stream: prove the key, then answer task after task.
 
     Args:
@@ -86,7 +88,7 @@ def answer_tasks(phone: Phone, key: SigningKey, stub: Any) -> Iterator[int]:
         stream.cancel()
 
 
-def _reply(message: ToPhone, phone: Phone, key: SigningKey) -> tuple[FromPhone, int]:
+def _reply(message: ToPhone, phone: PhoneWorker, key: SigningKey) -> tuple[FromPhone, int]:
     if message.WhichOneof("content") == "challenge":
         if message.challenge.version != PROTOCOL:
             raise DeviceError(
@@ -106,12 +108,12 @@ def _reply(message: ToPhone, phone: Phone, key: SigningKey) -> tuple[FromPhone, 
     ), task.number
 
 
-def _frame(task: Task, phone: Phone) -> bytes:
+def _frame(task: Task, phone: PhoneWorker) -> bytes:
     catch_up = CatchUp(task.snapshot, task.tail)
     if task.kind == TaskKind.HELLO:
         return phone.hello()
     if task.kind == TaskKind.TRAIN:
-        return phone.train(task.instruction, catch_up)
+        return phone.train(task.instruction, catch_up, task.settings)
     if task.kind == TaskKind.BLOB:
         return phone.receive_blob(task.instruction)
-    return phone.evaluate(task.instruction, catch_up)
+    return phone.evaluate(task.instruction, catch_up, task.settings, task.personal)

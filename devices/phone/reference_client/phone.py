@@ -1,33 +1,51 @@
 """The phone as a client of a run: replies to frames with a program and the phone's examples."""
 
+import logging
 from pathlib import Path
 
+from client.personal.columns import evaluate_global_model, evaluate_personal_model
+from client.personal.methods import composition
+from client.personal.personalizer import Personalizer
+from client.personal.private_fit import intercept_for_training
 from client.protocol.answer_guard import AnswerGuard
 from client.protocol.answer_limits import AnswerLimits
 from client.protocol.answer_log import AnswerLog
 from client.protocol.answered_runs import AnsweredRuns
-from client.protocol.client_handler import ClientHandler, Instruction, catch_up_session
+from client.protocol.client_handler import (
+    ClientHandler,
+    Instruction,
+    catch_up_session,
+    decode_instruction,
+)
 from client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from client.protocol.scenario_folder import ScenarioFolder
 from client.protocol.session import Session
 from client.protocol.session_store import SessionFolder
 from client.protocol.signed_runs import SignedRuns
+from devices.phone.reference_client.phone_learner import PhoneLearner
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
-from shared.errors import FrameError
+from devices.phone.reference_client.run_settings import RunSettings
+from shared.errors import FrameError, SamaraError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
+from shared.run_terms import RunTerms
+
+log = logging.getLogger("samara.phone")
+
+SNAPSHOT_EVERY = 1000
+"""Records between snapshots of the personal ledger."""
 
 
 class Phone(ClientHandler):
-    """A phone's replies to the gateway.
+    """A phone's replies to the gateway, and its private rounds between them.
 
     Args:
         trainer: program and examples.
         client: client index, derived from the phone's key.
-        home: folder of the phone's sessions, counts, answers and signed scenarios; made if it does
-            not exist.
+        home: folder of the phone's sessions, personal ledgers, counts, answers and signed
+            scenarios; made if it does not exist.
         limits: limits that the phone's owner set.
 
     Raises:
@@ -37,14 +55,15 @@ class Phone(ClientHandler):
     def __init__(
         self, trainer: PhoneTrainer, client: int, home: Path, limits: AnswerLimits | None = None
     ) -> None:
-        sessions, limits = SessionFolder(home), limits or AnswerLimits()
+        self._folder, limits = SessionFolder(home), limits or AnswerLimits()
         size, limit = trainer.layout.size, limits.scalar_limit
         budget = ScalarBudget(ScalarCounts(home), trainer.generations_of, size, limit)
-        answered = AnsweredRuns(sessions.folder_of)
+        answered = AnsweredRuns(self._folder.folder_of)
         guard = AnswerGuard(limits, trainer.smallest_batch, budget, answered)
         signed_runs = _signed_runs(ScenarioFolder(home), trainer, answered)
-        super().__init__(client, sessions, guard, AnswerLog(home), size, signed_runs)
-        self._trainer = trainer
+        super().__init__(client, self._folder, guard, AnswerLog(home), size, signed_runs)
+        self._trainer, self._learner = trainer, PhoneLearner(trainer, client)
+        self._settings = RunSettings(home, trainer.layout.hash, trainer.model_id)
 
     def hello(self) -> bytes:
         """Return the hello with which this phone introduces itself; its round is always 0.
@@ -53,39 +72,120 @@ class Phone(ClientHandler):
         """
         return self._trainer.hello(self._client, 0).encode()
 
-    def train(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Catch up, train, and report; a repeated instruction gets the stored report."""
-        return self._reply_or_refuse(instruction, lambda: self._train(instruction, catch_up))
+    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes = b"") -> bytes:
+        """Catch up, train, and report; a repeated instruction gets the stored report.
 
-    def evaluate(self, instruction: bytes, catch_up: CatchUp) -> bytes:
-        """Catch up, and evaluate the global model on the instruction's split."""
-        return self._reply_or_refuse(instruction, lambda: self._evaluate(instruction, catch_up))
+        Args:
+            instruction: train instruction, a frame.
+            catch_up: rounds that the phone may have missed.
+            settings: settings that are part of the run id, sorted JSON; empty from gateways that
+                do not send them.
+        """
+        return self._reply_or_refuse(
+            instruction, lambda: self._train(instruction, catch_up, settings)
+        )
+
+    def evaluate(
+        self,
+        instruction: bytes,
+        catch_up: CatchUp,
+        settings: bytes = b"",
+        personal: bool = False,
+    ) -> bytes:
+        """Catch up, and evaluate the global model, or the personal model and its baselines.
+
+        Args:
+            instruction: evaluate instruction, a frame.
+            catch_up: rounds that the phone may have missed.
+            settings: as in `train`; without them the global model alone is evaluated.
+            personal: whether to take the private rounds and to compare personal models.
+        """
+        return self._reply_or_refuse(
+            instruction,
+            lambda: self._evaluate(instruction, catch_up, settings, personal),
+            personal,
+        )
 
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: all that the adapter needs is in the phone's program."""
         return self.refuse(part, FrameError("a blob part was sent to a phone that lacks no blob"))
 
-    def _train(self, frame: bytes, catch_up: CatchUp) -> bytes:
+    def take_private_rounds(self) -> None:
+        """Take the private rounds that are due in the latest run; nothing of them is sent.
+
+        What interrupts it leaves a ledger of whole rounds, from which the next call goes on.
+
+        Raises:
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take`.
+        """
+        latest = self._settings.latest()
+        session = latest and self._sessions.read_session(latest[0])
+        if latest and session:
+            personalizer = self._personalizer(*latest)
+            personalizer.note(session.position.round, session.state, session.digest)
+            personalizer.take()
+
+    def _train(self, frame: bytes, catch_up: CatchUp, settings: bytes) -> bytes:
+        terms = self._terms(frame, settings)
+
         def start_session(instruction: TrainInstruction) -> Session:
-            return self._session_at(instruction, catch_up)
+            return self._session_at(instruction, catch_up, terms)
 
         def train(instruction: TrainInstruction, session: Session) -> Report:
-            return self._trainer.train(instruction, session.state, self._client)
+            state = session.state
+            if terms:
+                private = intercept_for_training(self._learner, terms, state)
+                state = composition(terms, self._trainer.layout).model(state, private)
+            return self._trainer.train(instruction, state, self._client)
 
         return self._report_once(frame, start_session, train)
 
-    def _evaluate(self, frame: bytes, catch_up: CatchUp) -> bytes:
+    def _evaluate(self, frame: bytes, catch_up: CatchUp, settings: bytes, personal: bool) -> bytes:
+        terms, learner = self._terms(frame, settings), self._learner
+        if personal and terms is None:
+            raise FrameError(
+                "personal models are to be compared, and the run's settings are missing"
+            )
+
         def evaluate(instruction: EvaluateInstruction) -> tuple[EvaluationColumn, ...]:
-            state = self._session_at(instruction, catch_up).state
-            return (self._trainer.figures("global", state, instruction.split),)
+            session, split = self._session_at(instruction, catch_up, terms), instruction.split
+            state = session.state
+            if terms is None:
+                return (self._trainer.figures("global", state, split),)
+            if not personal:
+                return evaluate_global_model(learner, terms, state, split)
+            private = self._personalizer(instruction.run_id, terms).private_state(
+                session.position.round, state, session.digest
+            )
+            return evaluate_personal_model(learner, terms, state, private, split)
 
-        return self._evaluate_once(frame, False, evaluate)
+        return self._evaluate_once(frame, personal, evaluate)
 
-    def _session_at(self, instruction: Instruction, catch_up: CatchUp) -> Session:
-        """Return the session at an instruction's start, after keeping it on disk."""
+    def _terms(self, frame: bytes, settings: bytes) -> RunTerms | None:
+        """Return the terms of an instruction's run; None if its settings did not come with it."""
+        return self._settings.take(decode_instruction(frame).run_id, settings) if settings else None
+
+    def _session_at(
+        self, instruction: Instruction, catch_up: CatchUp, terms: RunTerms | None
+    ) -> Session:
+        """Return the session at an instruction's start, after keeping it on disk.
+
+        A state from which private rounds are due is noted; they are taken between messages.
+        """
         session = catch_up_session(self._sessions, self._trainer, instruction, catch_up)
         self._sessions.write_session(instruction.run_id, session)
+        if terms:
+            try:
+                self._personalizer(instruction.run_id, terms).note(
+                    session.position.round, session.state, session.digest
+                )
+            except SamaraError as error:  # what the federation asks for is carried out all the same
+                log.warning("the private rounds are left out: %s", error)
         return session
+
+    def _personalizer(self, run_id: bytes, terms: RunTerms) -> Personalizer:
+        folder = self._folder.folder_of(run_id) / "clients" / str(self._client)
+        return Personalizer(self._learner, terms, run_id, folder, SNAPSHOT_EVERY)
 
 
 def _signed_runs(

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
+from client.protocol.idle_work import InterruptionError
 from client.protocol.scenario_folder import describe_scenarios, take_scenario
 from devices.live.keys import read_client_index
 from devices.live.processes import exclusive_lock
@@ -15,6 +16,7 @@ from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_trainer import PhoneTrainer
+from devices.phone.reference_client.phone_worker import PhoneWorker
 from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
@@ -80,7 +82,7 @@ def _up(
     examples = read_examples(rows_file, program.manifest)
     warn_of_few_examples(len(examples[Split.TRAIN]), limits.least_batch)
     trainer = PhoneTrainer(program, examples)
-    phone = Phone(trainer, read_client_index(key_file), home, limits)
+    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits))
     failures: list[SamaraError] = []
 
     def work() -> None:
@@ -88,11 +90,15 @@ def _up(
             attach(phone, key, endpoint, stop)
         except SamaraError as error:
             failures.append(error)
+        except InterruptionError:
+            pass  # this process ends
 
     # in a thread, so that a signal ends the process while it waits for the stream
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
+    phone.begin()
     while thread.is_alive() and not stop.is_set():
         thread.join(_POLL_SECONDS)
+    phone.close()
     if failures:
         raise failures[0]

@@ -2,14 +2,17 @@
 
 import json
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.estimators.prge import run_estimator
+from client.personal.learner import ScoredExamples, State
+from client.training.interrupted_steps import InterruptedSteps
 from client.training.local_step_plan import LocalStepPlan, smallest_batch
-from devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls
+from devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls, Pending
 from devices.phone.reference_client.examples import TokenizedExamples
 from devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
 from devices.phone.reference_client.readout_program import ReadoutProgram
@@ -18,6 +21,7 @@ from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
+from shared.label_scores import evaluation_column
 from shared.replay import check_fits, summed
 
 
@@ -47,6 +51,7 @@ class PhoneTrainer:
             self._calls = ReadoutCalls(program, examples, kept_bytes)
         else:
             self._calls = AdapterCalls(program, examples)
+        self._label_count = len(program.manifest.words)
         self.layout = program.layout
         self.model_id = bytes.fromhex(program.manifest.model_id)
         self._start = program.manifest.start_values()
@@ -78,45 +83,65 @@ class PhoneTrainer:
 
         The hash does not depend on their order.
         """
-        return (self._examples[split].hash(),) if len(self._examples[split]) else ()
+        return (hash_,) if (hash_ := self.data_hash(split)) else ()
 
     def smallest_batch(self, instruction: TrainInstruction) -> int:
         """Return the number of examples in the smallest batch of an instruction's steps."""
-        labels = self._examples[Split.TRAIN].labels
-        return smallest_batch(instruction, labels, len(self._program.manifest.words))
+        return smallest_batch(instruction, self._examples[Split.TRAIN].labels, self._label_count)
 
-    def train(self, instruction: TrainInstruction, state: NDArray[np.int64], client: int) -> Report:
+    def train(
+        self,
+        instruction: TrainInstruction,
+        state: State,
+        client: int,
+        interrupted: "InterruptedSteps[_Steps] | None" = None,
+    ) -> Report:
         """Take K local steps from a state and return the report; the state itself is not changed.
 
         A step's update is applied at the beginning of the next step. With adapters inside the model
         a step with as many queries and examples as the program has so is one call. The program and
         the steps are given the adapter's weights, which are the state plus the run's start.
 
+        Args:
+            instruction: instruction of the round.
+            state: int64 [d].
+            client: client index.
+            interrupted: keeps finished steps if an exception interrupts the round.
+
         Raises:
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
-        labels, pending = self._examples[Split.TRAIN].labels, NOTHING
-        steps = LocalStepPlan(instruction, client, labels, len(self._program.manifest.words))
-        weights = state + self._start
-        for _ in range(instruction.steps):
-            work = self._calls.begin_step(weights, pending)
-            added = steps.finish_step(run_estimator(steps.next_estimator(), work.losses_of))
-            weights = work.state
-            check_fits(weights - self._start, [one_pass for _, one_pass in added])
-            pending = summed(added)
-        return steps.report(token_of(instruction.encode()))
+        examples, token = self._examples[Split.TRAIN], token_of(instruction.encode())
+        plan = LocalStepPlan(instruction, client, examples.labels, self._label_count)
+        steps = _Steps(plan, state + self._start)
+        if interrupted:
+            steps = interrupted.resume(token, examples, steps)
+        for _ in range(steps.plan.steps_taken, instruction.steps):
+            work = self._calls.begin_step(steps.weights, steps.pending)
+            estimate = run_estimator(steps.plan.next_estimator(), work.losses_of)
+            added = steps.plan.finish_step(estimate)
+            steps.weights, steps.pending = work.state, summed(added)
+            check_fits(work.state - self._start, [one_pass for _, one_pass in added])
+        return steps.plan.report(token)
 
-    def figures(self, name: str, state: NDArray[np.int64], split: Split) -> EvaluationColumn:
+    def data_hash(self, split: Split) -> str:
+        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        return self._examples[split].hash() if len(self._examples[split]) else ""
+
+    def score(self, state: State | None, split: Split) -> ScoredExamples:
+        """Return a split's examples with their scores under a state; None is the base model."""
+        weights = np.zeros_like(self._start) if state is None else state + self._start
+        scores, labels = self._calls.scores(weights, split), self._examples[split].labels
+        return ScoredExamples(scores.reshape(len(labels), self._label_count), labels)
+
+    def features(self) -> NDArray[np.float32]:
+        """Return what a readout alone reads of the training examples, float32 [n, features]."""
+        return self._calls.features()
+
+    def figures(self, name: str, state: State, split: Split) -> EvaluationColumn:
         """Evaluate a state on a split: mean loss and confusion counts."""
-        labels = len(self._program.manifest.words)
-        counts = np.zeros((labels, labels), np.int64)
-        losses = []
-        for rows, scores, some in self._calls.evaluate(state + self._start, split):
-            losses.append(some)
-            np.add.at(counts, (self._examples[split].labels[rows], scores.argmax(1)), 1)
-        mean = float(np.concatenate(losses).astype(np.float64).mean()) if losses else 0.0
-        return EvaluationColumn(name, mean, counts)
+        return evaluation_column(name, *self.score(state, split))
 
     def check_layout(self, layout_hash: bytes) -> None:
         """Check that an instruction is for this program's layout.
@@ -125,3 +150,18 @@ class PhoneTrainer:
             LayoutError: if the layouts differ.
         """
         self.layout.check_hash(layout_hash, "export the program with the run's model and adapter")
+
+
+@dataclass(eq=False)
+class _Steps:
+    """The steps of a round so far.
+
+    Attributes:
+        plan: batches and directions of the steps, and their results.
+        weights: weights of the adapter, int64 [d], before the pending update.
+        pending: update of the latest step.
+    """
+
+    plan: LocalStepPlan
+    weights: State
+    pending: Pending = NOTHING

@@ -1,12 +1,10 @@
 """Steps and evaluations with a readout: the program runs once per example, the rest is numpy."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from client.estimators.prge import LossRequest
-from devices.phone.reference_client.adapter_calls import Pending, ScoredExamples, batches
+from devices.phone.reference_client.adapter_calls import Pending, batches
 from devices.phone.reference_client.examples import TokenizedExamples
 from devices.phone.reference_client.readout_program import ReadoutProgram, cross_entropies
 from shared.frames.instructions import Split
@@ -55,12 +53,18 @@ class ReadoutCalls:
         """
         return _ReadoutStep(self, self._program, self._program.replay(state, *pending))
 
-    def evaluate(self, state: NDArray[np.int64], split: Split) -> Iterator[ScoredExamples]:
-        """Yield a split's scores and losses under a state."""
+    def scores(self, state: NDArray[np.int64], split: Split) -> NDArray[np.float32]:
+        """Return a split's scores under a state, float32 [n, labels]."""
         weights = self._program.perturbed_weights(state, np.zeros((0, len(state)), np.int16), 0.0)
-        for rows in batches(np.arange(len(self._examples[split])), EXAMPLES_AT_ONCE):
-            scores = self._program.perturbed_scores(weights, *self.numbers(split, rows))
-            yield rows, scores[0], cross_entropies(scores, self.labels(split, rows))[0]
+        parts = [
+            self._program.perturbed_scores(weights, *self.numbers(split, rows))[0]
+            for rows in batches(np.arange(len(self._examples[split])), EXAMPLES_AT_ONCE)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, self._labels), np.float32)
+
+    def features(self) -> NDArray[np.float32]:
+        """Return what the readout reads of the training examples, float32 [n, features]."""
+        return self.numbers(Split.TRAIN, np.arange(len(self._examples[Split.TRAIN])))[1]
 
     def labels(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the labels of n examples, int64 [n]."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from client.forward.turns import forward_pass
 from devices.phone.extra import MISSING, require_executorch
 from devices.phone.manifest import Manifest
 from shared.directions import Distribution
@@ -83,9 +84,13 @@ class LoadedProgram(ABC):
         """
 
     def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Run a method and copy its outputs, whose memory the runtime may reuse."""
-        outputs = run_method(self._module, method, inputs)
-        return [output.numpy().copy() for output in outputs]
+        """Run a method and copy its outputs, whose memory the runtime may reuse.
+
+        It is a forward pass: what interrupts work does so before it (`client.forward.turns`).
+        """
+        with forward_pass():
+            outputs = run_method(self._module, method, inputs)
+            return [output.numpy().copy() for output in outputs]
 
     def compare(self, exact: bool, losses: NDArray[np.floating]) -> float:
         """Return the largest difference of the self-check's losses [2q, B] to the manifest's.

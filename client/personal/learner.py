@@ -1,0 +1,79 @@
+"""What private rounds need of a client: its model and its examples, whatever computes with them.
+
+A board has a model runtime (`client.personal.runtime_learner`), a phone its exported program.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.softmax_fit import Examples, Solver
+from shared.frames.instructions import Split, TrainInstruction
+from shared.frames.report import Report
+from shared.layout import Layout
+from shared.replay import Backend
+
+State = NDArray[np.int64]
+
+
+class ScoredExamples(NamedTuple):
+    """Examples of a split with their scores under one model.
+
+    Attributes:
+        scores: float32 [n, labels].
+        labels: right labels, int64 [n].
+    """
+
+    scores: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+class Learner(Protocol):
+    """The model and the examples of a client."""
+
+    @property
+    def client(self) -> int:
+        """The client index."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the adapter."""
+
+    @property
+    def backend(self) -> Backend:
+        """The replay backend."""
+
+    @property
+    def solve(self) -> Solver:
+        """The solver of private fits on this device."""
+
+    def take_steps(
+        self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
+    ) -> Report:
+        """Take K local steps from a state, and return the report.
+
+        Args:
+            instruction: instruction of the round.
+            state: int64 [d]; it is not changed.
+            mask: bool [d], true where numbers are perturbed; None perturbs all.
+
+        Raises:
+            TrainingError: if a loss is not finite.
+            ReplayError: if a step leaves the exact range of the state.
+        """
+
+    def data_hash(self, split: Split) -> str:
+        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+
+    def score(self, state: State | None, split: Split) -> ScoredExamples:
+        """Return all examples of a split, scored under a state; None is the base model."""
+
+    def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
+        """Return the examples that an evaluation counts; the others may be left out."""
+
+    def training_examples(self, state: State, with_features: bool) -> Examples:
+        """Return the training examples as scores under a state, labels, and features of a readout.
+
+        The forward passes that they take are counted as those of the client's steps are.
+        """

@@ -1,0 +1,153 @@
+"""The solver of private fits on phones: Newton's method in numpy, without scipy.
+
+The Hessian is never formed: conjugate gradients need its products with vectors only, which cost as
+much as a gradient.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from client.personal.softmax_fit import (
+    Examples,
+    Floats,
+    SoftmaxFit,
+    check_finite,
+    log_sum_exp,
+)
+from shared.errors import TrainingError
+
+_GRADIENT_TOLERANCE = 1e-10
+_ACCEPTED_GRADIENT = 1e-5
+_MAX_STEPS = 100
+_SUFFICIENT_DECREASE = 1e-4
+_SMALLEST_STEP = 1e-10
+
+
+def fit_softmax(
+    examples: Examples, contrasts: Floats, intercept_penalty: float, readout_penalty: float
+) -> SoftmaxFit:
+    """Return the intercept b and the readout V with the least penalized mean cross-entropy.
+
+    The loss is that of `client.personal.lbfgs.fit_softmax`, whose arguments these are. Both find
+    its only minimum: gradients end below 10⁻¹⁰ here and below 10⁻⁷ there.
+
+    Raises:
+        TrainingError: if a score or a feature is not finite, or the method does not converge.
+    """
+    check_finite(examples)
+    problem = _Problem(examples, contrasts, intercept_penalty, readout_penalty)
+    numbers = np.zeros(problem.size)
+    for _ in range(_MAX_STEPS):
+        loss, gradient, product = problem.at(numbers)
+        largest = float(np.abs(gradient).max())
+        if largest < _GRADIENT_TOLERANCE:
+            break
+        step = _solve(product, gradient)
+        share = _share_of_step(problem, numbers, step, loss, float(gradient @ step))
+        if not share:  # the loss differs by its rounding only
+            break
+        numbers = numbers - share * step
+    if not largest < _ACCEPTED_GRADIENT:
+        raise TrainingError(
+            f"private fit: Newton's method did not converge in {_MAX_STEPS} steps; the largest "
+            f"component of the gradient is {largest:.2g}"
+        )
+    return problem.fit(numbers)
+
+
+class _Problem:
+    """The penalized loss in the numbers b and V, in this order."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        contrasts: Floats,
+        intercept_penalty: float,
+        readout_penalty: float,
+    ) -> None:
+        self._examples, self._contrasts = examples, contrasts
+        self._labels = examples.offsets.shape[1]
+        self._shape = self._labels - 1, examples.features.shape[1]
+        self.size = self._labels + self._shape[0] * self._shape[1]
+        self._penalties = np.full(self.size, readout_penalty)
+        self._penalties[: self._labels] = intercept_penalty
+
+    def fit(self, numbers: Floats) -> SoftmaxFit:
+        """Return the numbers as a fit."""
+        return SoftmaxFit(numbers[: self._labels], numbers[self._labels :].reshape(self._shape))
+
+    def loss(self, numbers: Floats) -> float:
+        """Return the penalized mean cross-entropy."""
+        return self._loss(self._logits(numbers), numbers)
+
+    def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
+        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
+        logits = self._logits(numbers)
+        probabilities = np.exp(logits - log_sum_exp(logits))
+        errors = probabilities.copy()
+        errors[np.arange(len(errors)), self._examples.labels] -= 1
+
+        def product(vector: Floats) -> Floats:
+            moved = self._added(vector)
+            mean = (probabilities * moved).sum(axis=1, keepdims=True)
+            slopes: Floats = self._gathered(probabilities * (moved - mean))
+            return slopes + 2 * self._penalties * vector
+
+        gradient = self._gathered(errors) + 2 * self._penalties * numbers
+        return self._loss(logits, numbers), gradient, product
+
+    def _loss(self, logits: Floats, numbers: Floats) -> float:
+        own = logits[np.arange(len(logits)), self._examples.labels]
+        return float(np.mean(log_sum_exp(logits)[:, 0] - own) + self._penalties @ numbers**2)
+
+    def _logits(self, numbers: Floats) -> Floats:
+        logits: Floats = self._examples.offsets + self._added(numbers)
+        return logits
+
+    def _added(self, numbers: Floats) -> Floats:
+        """Return what numbers add to the logits, [n, labels] or [labels]."""
+        if not self._shape[1]:
+            return numbers
+        return self.fit(numbers).added_scores(self._examples.features, self._contrasts)
+
+    def _gathered(self, slopes: Floats) -> Floats:
+        """Return the mean of slopes in the logits [n, labels] as slopes in the numbers."""
+        intercept = slopes.mean(axis=0)
+        if not self._shape[1]:
+            return np.asarray(intercept)
+        readout = self._contrasts @ slopes.T @ self._examples.features / len(slopes)
+        return np.concatenate([intercept, readout.ravel()])
+
+
+def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
+    """Return x with A·x = b, nearly, for a positive definite A, by conjugate gradients.
+
+    Args:
+        product: function that multiplies by A.
+        right: b.
+    """
+    norm = float(np.linalg.norm(right))
+    solution, residual = np.zeros_like(right), right.copy()
+    direction, square = residual.copy(), norm**2
+    for _ in range(2 * len(right)):
+        if square**0.5 <= min(1e-2, norm) * norm:  # nearer the minimum, nearer the exact step
+            break
+        moved = product(direction)
+        length = square / float(direction @ moved)
+        solution, residual = solution + length * direction, residual - length * moved
+        before, square = square, float(residual @ residual)
+        direction = residual + square / before * direction
+    return solution
+
+
+def _share_of_step(
+    problem: _Problem, numbers: Floats, step: Floats, loss: float, slope: float
+) -> float:
+    """Return the largest of 1, ½, ¼ … by which a step decreases the loss; 0 if none does."""
+    share = 1.0
+    while share > _SMALLEST_STEP:
+        if problem.loss(numbers - share * step) <= loss - _SUFFICIENT_DECREASE * share * slope:
+            return share
+        share /= 2
+    return 0.0

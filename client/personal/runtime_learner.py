@@ -1,0 +1,125 @@
+"""The private rounds of a client with a model runtime."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.personal.lbfgs import fit_softmax
+from client.personal.learner import ScoredExamples, State
+from client.personal.personalizer import Personalizer
+from client.personal.softmax_fit import Examples, Solver
+from client.training.client_data import ClientData, LabelledPrompts
+from client.training.interrupted_steps import InterruptedSteps
+from client.training.local_steps import (
+    prepare_evaluated_examples,
+    prepare_training_examples,
+    take_local_steps,
+)
+from client.training.model_runtime import ModelRuntime
+from shared.config import RunConfig
+from shared.frames.instructions import Split, TrainInstruction
+from shared.frames.report import Report
+from shared.layout import Layout
+from shared.replay import Backend
+from shared.runs import client_folder
+
+
+class RuntimeLearner:
+    """A model runtime and a client's data as private rounds use them.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        interrupted: keeps the finished steps of a round that an exception interrupts.
+    """
+
+    def __init__(
+        self,
+        runtime: ModelRuntime,
+        data: ClientData,
+        interrupted: InterruptedSteps[Any] | None = None,
+    ) -> None:
+        self._runtime, self._data, self._interrupted = runtime, data, interrupted
+
+    @property
+    def client(self) -> int:
+        """The client index."""
+        return self._data.client
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the adapter."""
+        return self._runtime.layout
+
+    @property
+    def backend(self) -> Backend:
+        """The replay backend."""
+        return self._runtime.backend
+
+    @property
+    def solve(self) -> Solver:
+        """The solver of private fits: L-BFGS."""
+        return fit_softmax
+
+    def take_steps(
+        self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
+    ) -> Report:
+        """Take K local steps; see `Learner.take_steps`."""
+        return take_local_steps(
+            self._runtime, self._data, instruction, state, mask, self._interrupted
+        )
+
+    def data_hash(self, split: Split) -> str:
+        """Return a hash of a split's examples in hex; empty without any."""
+        return self._data.hash_of(split)
+
+    def score(self, state: State | None, split: Split) -> ScoredExamples:
+        """Return all examples of a split, scored under a state; None is the base model."""
+        examples = self._data.tokenized(split)
+        for part in examples.parts:
+            self._runtime.prepare(part)
+        return self._scored(state, examples)
+
+    def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
+        """Return the examples that an evaluation counts, with their scores under a state."""
+        return self._scored(state, prepare_evaluated_examples(self._runtime, self._data, split))
+
+    def training_examples(self, state: State, with_features: bool) -> Examples:
+        """Return the training examples as scores under a state, labels, and features."""
+        runtime, train = self._runtime, prepare_training_examples(self._runtime, self._data)
+        before = runtime.passes
+        features = np.zeros((len(train.labels), 0))
+        if with_features:
+            features = runtime.features(train.prompts).astype(np.float64)
+        scores = runtime.scores(state, train.prompts).astype(np.float64)
+        self._data.passes += runtime.passes - before
+        return Examples(scores, train.labels, features)
+
+    def _scored(self, state: State | None, examples: LabelledPrompts) -> ScoredExamples:
+        runtime, prompts = self._runtime, examples.prompts
+        if not prompts:
+            return ScoredExamples(np.zeros((0, runtime.label_count), np.float32), examples.labels)
+        scores = runtime.base_scores(prompts) if state is None else runtime.scores(state, prompts)
+        return ScoredExamples(scores, examples.labels)
+
+
+def runtime_personalizer(
+    runtime: ModelRuntime,
+    data: ClientData,
+    config: RunConfig,
+    run_id: bytes,
+    interrupted: InterruptedSteps[Any] | None = None,
+) -> Personalizer:
+    """Return the private rounds of a client with a model runtime, in its folder of the run.
+
+    Args:
+        runtime: model runtime.
+        data: examples of the client.
+        config: settings of the run on this client.
+        run_id: run id, 8 bytes.
+        interrupted: keeps the finished steps of a round that an exception interrupts.
+    """
+    folder = client_folder(config, run_id, data.client)
+    learner = RuntimeLearner(runtime, data, interrupted)
+    return Personalizer(learner, config.terms, run_id, folder, config.ledger.snapshot_every)

@@ -1,0 +1,74 @@
+"""The thread in which a phone computes: answers to messages, and private rounds between them."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec
+
+from client.forward.turns import checked_passes
+from client.protocol.idle_work import IdleWork, InterruptionError
+from devices.phone.reference_client.phone import Phone
+from shared.ledger.catch_up import CatchUp
+
+_P = ParamSpec("_P")
+
+
+class PhoneWorker:
+    """A phone whose messages interrupt its private rounds before the program's next call.
+
+    Hellos come every few seconds, need no computing, and interrupt nothing.
+
+    Args:
+        phone: the phone; only this worker's thread computes with it.
+    """
+
+    def __init__(self, phone: Phone) -> None:
+        self._phone, self._end = phone, threading.Event()
+        self._worker = ThreadPoolExecutor(1, "phone")
+        self._idle = IdleWork(self._worker, phone.take_private_rounds)
+
+    def begin(self) -> None:
+        """Begin to take private rounds that are due."""
+        self._idle.begin()
+
+    def close(self) -> None:
+        """End all computing before the program's next call."""
+        self._end.set()
+        self._idle.close()
+        self._worker.shutdown(cancel_futures=True)
+
+    def hello(self) -> bytes:
+        """Return the hello of the phone."""
+        return self._phone.hello()
+
+    def train(self, instruction: bytes, catch_up: CatchUp, settings: bytes) -> bytes:
+        """Return the reply to a train instruction; see `Phone.train`."""
+        return self._work(self._phone.train, instruction, catch_up, settings)
+
+    def evaluate(
+        self, instruction: bytes, catch_up: CatchUp, settings: bytes, personal: bool
+    ) -> bytes:
+        """Return the reply to an evaluate instruction; see `Phone.evaluate`."""
+        return self._work(self._phone.evaluate, instruction, catch_up, settings, personal)
+
+    def receive_blob(self, part: bytes) -> bytes:
+        """Return the refusal of a blob part."""
+        return self._work(self._phone.receive_blob, part)
+
+    def _work(self, method: Callable[_P, bytes], *arguments: _P.args, **named: _P.kwargs) -> bytes:
+        """Call a method in the worker's thread, and return the frame that it returns.
+
+        Raises:
+            InterruptionError: if the worker is closed meanwhile.
+        """
+
+        def work() -> bytes:
+            with checked_passes(self._check):
+                return method(*arguments, **named)
+
+        with self._idle.message():
+            return self._worker.submit(work).result()
+
+    def _check(self) -> None:
+        if self._end.is_set():
+            raise InterruptionError

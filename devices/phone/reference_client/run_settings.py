@@ -1,0 +1,87 @@
+"""The settings of a phone's runs: they come with instructions, and are kept on its disk.
+
+The run id is a hash of them with the program's layout and model, so that nobody between server and
+phone can change them.
+"""
+
+from pathlib import Path
+
+from client.protocol.session_store import SessionFolder
+from shared.errors import ConfigError, SamaraError, TrainerError
+from shared.files import make_folder, write_durably
+from shared.run_terms import RunTerms, hash_identity
+
+SETTINGS_FILE = "settings.json"
+"""Name of the file in a run's folder."""
+MAX_SETTINGS_BYTES = 2**16
+
+
+class RunSettings:
+    """The settings of the runs that a phone takes part in.
+
+    Args:
+        home: folder of the phone.
+        layout_hash: hash of the program's layout, 32 bytes.
+        model_id: model id of its base model, 32 bytes.
+    """
+
+    def __init__(self, home: Path, layout_hash: bytes, model_id: bytes) -> None:
+        self._home, self._sessions = home, SessionFolder(home)
+        self._layout_hash, self._model_id = layout_hash, model_id
+
+    def take(self, run_id: bytes, settings: bytes) -> RunTerms:
+        """Return the terms of a run from its settings, which are on the disk from now on.
+
+        Args:
+            run_id: id of the run, or of the phone's cluster in it, 8 bytes.
+            settings: settings that are part of the run id, sorted JSON.
+
+        Raises:
+            ConfigError: if they are not those of the run, or ask for what phones cannot do.
+            ScenarioError: if they lack what a run asks of a client.
+            TrainerError: if they cannot be written.
+        """
+        terms = self._check(run_id, settings)
+        file = self._sessions.folder_of(run_id) / SETTINGS_FILE
+        try:
+            if not file.exists() or file.read_bytes() != settings:
+                make_folder(file.parent)
+                write_durably(file, settings)
+        except OSError as error:
+            raise TrainerError(f"{file}: cannot be written: {error.strerror}") from error
+        return terms
+
+    def latest(self) -> tuple[bytes, RunTerms] | None:
+        """Return id and terms of the run whose session was written last; None without any."""
+        sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
+        folders = [file.parent for file in sorted(sessions, key=_time_of, reverse=True)]
+        if not folders:
+            return None
+        run_id = bytes.fromhex(folders[0].name)
+        try:
+            return run_id, self._check(run_id, (folders[0] / SETTINGS_FILE).read_bytes())
+        except (OSError, SamaraError):  # those of a later instruction are read again
+            return None
+
+    def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
+        if len(settings) > MAX_SETTINGS_BYTES:
+            raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
+        terms = RunTerms.decode(settings)
+        named = hash_identity(settings, self._layout_hash, self._model_id)
+        if run_id not in terms.federations(named):
+            raise ConfigError(
+                f"the settings that came with the instruction are not those of run {run_id.hex()}; "
+                "update the older of gateway and phone"
+            )
+        if terms.method == "partial":
+            raise ConfigError(
+                "method partial: a phone's program moves all numbers or none; choose another method"
+            )
+        return terms
+
+
+def _time_of(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0

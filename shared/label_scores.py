@@ -1,0 +1,101 @@
+"""What the scores of labels come to: the loss, and counts of right and wrong predictions. Pure."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.frames.evaluation import EvaluationColumn
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """Counts of predicted labels for each true label.
+
+    Attributes:
+        counts: int64 [labels, labels]; rows are true labels, columns predicted ones.
+    """
+
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def from_predictions(
+        cls, labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int
+    ) -> Self:
+        """Count pairs of labels and predictions, both int64 [examples] from 0 to classes − 1.
+
+        Raises:
+            ValueError: if the lengths differ, or a label or prediction is out of range.
+        """
+        if labels.shape != predictions.shape:
+            raise ValueError(f"{labels.size} labels for {predictions.size} predictions")
+        for name, values in (("label", labels), ("prediction", predictions)):
+            if values.size and not (values.min() >= 0 and values.max() < classes):
+                raise ValueError(f"a {name} lies outside 0 to {classes - 1}")
+        cells = np.bincount(labels * classes + predictions, minlength=classes * classes)
+        return cls(cells.astype(np.int64).reshape(classes, classes))
+
+    def __add__(self, other: "Confusion") -> "Confusion":
+        """Return the counts of two sets of examples of one task."""
+        if self.counts.shape != other.counts.shape:
+            raise ValueError("confusions of different numbers of labels cannot be added")
+        return Confusion(self.counts + other.counts)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples."""
+        return int(self.counts.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right predictions; NaN if there are no examples."""
+        return int(self.counts.trace()) / self.examples if self.examples else math.nan
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean of the labels' F1 = 2·hits / (times true + times predicted).
+
+        A label that is never true and never predicted has no F1 and is left out; one that is never
+        predicted right has F1 = 0. NaN if there are no examples.
+        """
+        values = [f1 for f1 in map(self.f1, range(len(self.counts))) if not math.isnan(f1)]
+        return float(np.mean(values)) if values else math.nan
+
+    def f1(self, label: int) -> float:
+        """Return a label's F1, 2·hits / (times true + times predicted); NaN if it is neither."""
+        occurrences = int(self.counts[label].sum() + self.counts[:, label].sum())
+        return 2 * int(self.counts[label, label]) / occurrences if occurrences else math.nan
+
+
+def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each perturbation's mean over its rows of −log softmax(scores)[label], in nats.
+
+    Args:
+        scores: float32 [P, rows, labels], a log-likelihood or similarity per label; at least one
+            row. −∞ where a row has no such label.
+        labels: int64 [rows], the true label of each row under all P perturbations.
+
+    Returns:
+        float64 [P]. A perturbation with a score of NaN or +∞ has a loss that is not finite.
+    """
+    shifted = scores.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        shifted -= shifted.max(axis=2, keepdims=True)
+    right = shifted[:, np.arange(len(labels)), labels]
+    row_losses = np.log(np.exp(shifted, out=shifted).sum(axis=2)) - right
+    losses: NDArray[np.float64] = np.mean(row_losses, axis=1)
+    return losses
+
+
+def evaluation_column(
+    name: str, scores: NDArray[np.float32], labels: NDArray[np.int64]
+) -> EvaluationColumn:
+    """Return the loss and the confusion counts of scores [n, labels] against true labels [n]."""
+    label_count = scores.shape[1]
+    if len(labels) == 0:
+        return EvaluationColumn(name, 0.0, np.zeros((label_count, label_count), np.int64))
+    loss = float(cross_entropy(scores[None], labels)[0])
+    counts = Confusion.from_predictions(labels, scores.argmax(axis=1), label_count).counts
+    return EvaluationColumn(name, loss, counts)
