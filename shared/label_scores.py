@@ -1,4 +1,4 @@
-"""What the scores of labels come to: the loss, and counts of right and wrong predictions. Pure."""
+"""Losses and confusion counts of scores of labels. Pure."""
 
 import math
 from dataclasses import dataclass

@@ -170,15 +170,11 @@ class RunTerms:
 
     @classmethod
     def decode(cls, identity: bytes) -> Self:
-        """Read the terms from the settings that are part of a run id, a JSON object.
-
-        Raises:
-            ScenarioError: as `of`, or if they are no JSON object.
-        """
+        """Read the terms from the settings that are part of a run id, a JSON object; see `of`."""
         try:
             settings = json.loads(identity)
-        except (ValueError, RecursionError) as error:
-            raise ScenarioError(f"the run's settings are not JSON: {error}") from error
+        except (ValueError, RecursionError):
+            settings = None
         if not isinstance(settings, dict):
             raise ScenarioError("the run's settings are not a JSON object")
         return cls.of(settings)
@@ -389,7 +385,6 @@ def _whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int = 2*
 
 
 def _rate(settings: Mapping[str, Any], key: str) -> float | None:
-    """Return a learning rate; None for one that is estimated."""
     return None if settings.get(key) == "auto" else _number(settings, key)
 
 

@@ -1,6 +1,7 @@
-"""What private rounds need of a client: its model and its examples, whatever computes with them.
+"""A learner: what private rounds need of a client's model and examples.
 
-A board has a model runtime (`client.personal.runtime_learner`), a phone its exported program.
+A board computes with a model runtime (`client.personal.runtime_learner`), a phone with its exported
+program.
 """
 
 from typing import NamedTuple, Protocol

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime
 from shared.frames.instructions import Split
+from shared.label_scores import Confusion
 from shared.model.scorers import Prompt
 from shared.tasks.kinds import ChoiceTask, ClassificationTask
-from shared.tasks.metrics import Confusion, label_metric
+from shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
 """The most rows whose answers are computed."""

@@ -183,8 +183,10 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"method": "partial"}, "method partial with clients phone"),
-        ({"method": "local"}, "method local with clients phone"),
+        (
+            {"method": "partial", "adapter.label-bias": True},
+            "method partial with clients phone",
+        ),
         (
             {"adapter.label-bias": True, "adapter.layers": "top:1"},
             "label bias trained with adapter inner with clients phone",
