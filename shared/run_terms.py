@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Self, cast
 
 from shared.directions import Differences, round_root
@@ -21,9 +20,19 @@ from shared.frames.instructions import (
     Split,
     TrainInstruction,
 )
+from shared.layout import LABEL_BIAS_GROUP
+from shared.setting_values import read_flag, read_number, read_text, read_whole
 
 MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
 """Pattern of ``personal.when``."""
+PRIVATE_DEFAULTS: dict[str, Any] = {
+    "personal.when": "end",
+    "personal.retrain": False,
+    "personal.learning-rate": "auto",
+    "personal.pull": 0.0625,
+    "personal.part": LABEL_BIAS_GROUP,
+}
+"""Settings of private rounds that a signed scenario may lack, since a server asks for none."""
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Steps and directions that the clustering instruction has at least. The labels take turns in the
 steps."""
@@ -125,41 +134,44 @@ class RunTerms:
         Raises:
             ScenarioError: if a setting is missing, of another type or out of range.
         """
-        method, rounds = _text(settings, "method"), _whole(settings, "rounds", 1)
-        private = _whole(settings, "personal.rounds")
+        own = PRIVATE_DEFAULTS | dict(settings)
+        method, rounds = read_text(settings, "method"), read_whole(settings, "rounds", 1)
+        private = read_whole(settings, "personal.rounds")
         federated = federated_rounds(method, rounds, private)
         has_clusters = method == "cluster"
-        policy = _text(settings, "seed-policy").upper()
+        policy = read_text(settings, "seed-policy").upper()
         if policy not in SeedPolicy.__members__:
             raise ScenarioError(f"seed-policy: {policy.lower()!r} is unknown to this version")
         return cls(
             method=method,
-            seed=_whole(settings, "seed", most=2**63 - 1),
+            seed=read_whole(settings, "seed", most=2**63 - 1),
             rounds=federated,
             private_rounds=rounds + private - federated,
-            when=_moment(settings),
-            retrains="personal.retrain" in settings and _flag(settings, "personal.retrain"),
-            private_learning_rate=_rate(settings, "personal.learning-rate"),
-            pull=_number(settings, "personal.pull"),
-            part=_text(settings, "personal.part"),
-            steps=_whole(settings, "steps", 1, 2**16 - 1),
-            queries=_whole(settings, "queries", 1, 2**16 - 1),
-            batch=_whole(settings, "batch", 1),
-            epsilon=_number(settings, "epsilon"),
-            differences=cast(Differences, _text(settings, "differences")),
+            when=_moment(own),
+            retrains=read_flag(own, "personal.retrain"),
+            private_learning_rate=_rate(own, "personal.learning-rate"),
+            pull=read_number(own, "personal.pull"),
+            part=read_text(own, "personal.part"),
+            steps=read_whole(settings, "steps", 1, 2**16 - 1),
+            queries=read_whole(settings, "queries", 1, 2**16 - 1),
+            batch=read_whole(settings, "batch", 1),
+            epsilon=read_number(settings, "epsilon"),
+            differences=cast(Differences, read_text(settings, "differences")),
             learning_rate=_rate(settings, "learning-rate"),
-            clip=_number(settings, "clip"),
+            clip=read_number(settings, "clip"),
             seed_policy=SeedPolicy[policy],
-            pool_size=_whole(settings, "pool-size", 1),
-            deadline=_number(settings, "cohort.timeout"),
-            clusters=_whole(settings, "cohort.clusters", 2, 2**10) if has_clusters else 0,
+            pool_size=read_whole(settings, "pool-size", 1),
+            deadline=read_number(settings, "cohort.timeout"),
+            clusters=read_whole(settings, "cohort.clusters", 2, 2**10) if has_clusters else 0,
             clustering_rounds=(
-                _whole(settings, "cohort.clustering-rounds", 1, federated) if has_clusters else 0
+                read_whole(settings, "cohort.clustering-rounds", 1, federated)
+                if has_clusters
+                else 0
             ),
-            validation_every=_whole(settings, "evaluate.every"),
-            has_test=_flag(settings, "evaluate.test"),
+            validation_every=read_whole(settings, "evaluate.every"),
+            has_test=read_flag(settings, "evaluate.test"),
             returns_to_best=(
-                settings.get("evaluate.best") == "loss" or _flag(settings, "evaluate.best")
+                settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
         )
 
@@ -355,43 +367,12 @@ class RunTerms:
         return lines
 
 
-def _text(settings: Mapping[str, Any], key: str) -> str:
-    value = settings.get(key)
-    if type(value) is not str:
-        raise ScenarioError(f"{key}: {value!r} is no text")
-    return value
-
-
 def _moment(settings: Mapping[str, Any]) -> str:
-    """Return ``personal.when``, which the settings lack if it is ``end``."""
-    when = _text({"personal.when": "end"} | dict(settings), "personal.when")
+    when = read_text(settings, "personal.when")
     if not re.fullmatch(MOMENTS, when):
         raise ScenarioError(f"personal.when: {when!r} is unknown to this version")
     return when
 
 
-def _flag(settings: Mapping[str, Any], key: str) -> bool:
-    value = settings.get(key)
-    if type(value) is not bool:
-        raise ScenarioError(f"{key}: {value!r} is neither true nor false")
-    return value
-
-
-def _whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int = 2**32 - 1) -> int:
-    value = settings.get(key)
-    if type(value) is not int or not least <= value <= most:
-        raise ScenarioError(f"{key}: {value!r} is no whole number from {least} to {most}")
-    return value
-
-
 def _rate(settings: Mapping[str, Any], key: str) -> float | None:
-    return None if settings.get(key) == "auto" else _number(settings, key)
-
-
-def _number(settings: Mapping[str, Any], key: str) -> float:
-    value = settings.get(key)
-    if type(value) is int:
-        value = float(value)
-    if type(value) is not float or not 0 <= value < inf:
-        raise ScenarioError(f"{key}: {value!r} is no number from 0 on")
-    return value
+    return None if settings.get(key) == "auto" else read_number(settings, key)

@@ -15,6 +15,7 @@ from devices.live.preflight import Outcome, check_scenario
 from server.live.scenario_signing import create_operator_key, sign_scenario
 from shared.config import RunConfig
 from shared.errors import SamaraError, ScenarioError
+from shared.run_terms import PRIVATE_DEFAULTS
 from shared.runs import run_id_of
 from shared.signed_scenario import (
     MAX_SCENARIO_BYTES,
@@ -262,3 +263,8 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
         sign_scenario(CONFIG, file, tmp_path / "none" / "out")
     with pytest.raises(SamaraError, match="not a private key"):
         sign_scenario(CONFIG, tmp_path / "missing", tmp_path / "out")
+
+
+def test_what_a_scenario_may_lack_has_the_settings_defaults() -> None:
+    defaults = RunConfig.of({}, "test").flat()
+    assert {key: defaults[key] for key in PRIVATE_DEFAULTS} == PRIVATE_DEFAULTS

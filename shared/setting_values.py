@@ -1,0 +1,57 @@
+"""Values of settings that others sent, checked one by one."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from shared.errors import ScenarioError
+
+
+def read_text(settings: Mapping[str, Any], key: str) -> str:
+    """Return a setting that is a text.
+
+    Raises:
+        ScenarioError: if it is missing, or something else.
+    """
+    value = settings.get(key)
+    if type(value) is not str:
+        raise ScenarioError(f"{key}: {value!r} is no text")
+    return value
+
+
+def read_flag(settings: Mapping[str, Any], key: str) -> bool:
+    """Return a setting that is true or false.
+
+    Raises:
+        ScenarioError: if it is missing, or something else.
+    """
+    value = settings.get(key)
+    if type(value) is not bool:
+        raise ScenarioError(f"{key}: {value!r} is neither true nor false")
+    return value
+
+
+def read_whole(settings: Mapping[str, Any], key: str, least: int = 0, most: int = 2**32 - 1) -> int:
+    """Return a setting that is a whole number in a range.
+
+    Raises:
+        ScenarioError: if it is missing, or something else.
+    """
+    value = settings.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise ScenarioError(f"{key}: {value!r} is no whole number from {least} to {most}")
+    return value
+
+
+def read_number(settings: Mapping[str, Any], key: str) -> float:
+    """Return a setting that is a finite number from 0 on.
+
+    Raises:
+        ScenarioError: if it is missing, or something else.
+    """
+    value = settings.get(key)
+    if type(value) is int:
+        value = float(value)
+    if type(value) is not float or not 0 <= value < inf:
+        raise ScenarioError(f"{key}: {value!r} is no number from 0 on")
+    return value
