@@ -13,7 +13,7 @@ outliers.
 
 A condition is a name and what is not the default: settings of a run that the model reads
 (`rounds`, `steps`, `queries`, `learning-rate-schedule`, `aggregation.rule` of `mean` and
-`median-norm`), and variants that only the model has, the fields of `Variant`.
+`median-norm`), and variants that only the model has: the fields of `Variant`, and `tempered`.
 
 FOLDER/readout_rounds.jsonl has a line per run; the same command continues. Printed are means over
 the seeds: test accuracy at the end, and at the round that a run with `evaluate.best = "loss"`
@@ -22,7 +22,7 @@ returns to, test loss at the end, and the sum of η over all steps.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,26 @@ class Examples:
 Clients = dict[Split, list[Examples]]
 
 
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """The rounds of a run.
+
+    Attributes:
+        weights: readout after every validated round, by its number.
+        best: number of the round that the run returns to.
+        sum_of_rates: sum of η over all steps.
+    """
+
+    weights: dict[int, Floats]
+    best: int
+    sum_of_rates: float
+
+    @property
+    def end(self) -> int:
+        """Number of the last round."""
+        return max(self.weights)
+
+
 def read_clients(config: RunConfig) -> Clients:
     """Return the examples of every client of a run, by split."""
     runtime, source = load_run(config)
@@ -143,6 +163,22 @@ def pooled(parts: Iterable[Examples]) -> Examples:
     )
 
 
+def tempered(clients: Clients) -> Clients:
+    """Return the clients with base scores of the temperature that suits their labels best.
+
+    The scores are multiplied by the one of 1, 1/2 … 1/128 with the lowest loss on all training
+    examples (Guo et al., 2017).
+    """
+    train = pooled(clients[Split.TRAIN])
+    zero = np.zeros((train.base.shape[1] - 1, train.features.shape[1]), np.float32)
+
+    def at(examples: Examples, power: int) -> Examples:
+        return replace(examples, base=examples.base * np.float32(2.0**-power))
+
+    power = min(range(8), key=lambda power: at(train, power).judge(zero)[1])
+    return {split: [at(part, power) for part in parts] for split, parts in clients.items()}
+
+
 def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]:
     """Run the rounds; return figures at the end, and at the best validated round.
 
@@ -151,9 +187,29 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
         clients: examples of every client.
         variant: what is tried.
     """
+    rounds = train_rounds(config, clients, variant)
+    test = pooled(clients[Split.TEST])
+
+    def figures(number: int) -> dict[str, Any]:
+        accuracy, loss = test.judge(rounds.weights[number])
+        return {"round": number, "accuracy": accuracy, "loss": loss}
+
+    best, end = figures(rounds.best), figures(rounds.end)
+    return {"sum_of_rates": rounds.sum_of_rates, "end": end, "best": best}
+
+
+def train_rounds(config: RunConfig, clients: Clients, variant: Variant) -> Rounds:
+    """Return the rounds of a run.
+
+    Args:
+        config: settings of the run.
+        clients: examples of every client.
+        variant: what is tried.
+    """
     rng = np.random.default_rng(config.seed)
-    train, test = clients[Split.TRAIN], pooled(clients[Split.TEST])
-    weights = np.zeros((test.base.shape[1] - 1, test.features.shape[1]), np.float32)
+    train, validation = clients[Split.TRAIN], clients[Split.VALIDATION]
+    labels, features = pooled(train).base.shape[1], pooled(train).features.shape[1]
+    weights = np.zeros((labels - 1, features), np.float32)
     examples = np.array([len(part.labels) for part in train], float)
     size = StepSize(
         config.rounds,
@@ -164,7 +220,7 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
     counted = np.minimum(examples, usual_limit(examples)) if robust else examples
     corrections = np.zeros((len(train), *weights.shape), np.float32)
     gain = 1 / (1 + weights.size / (config.steps * config.queries)) * variant.correction
-    sum_of_rates, path = 0.0, [_validated(0, weights, clients, test, robust)]
+    sum_of_rates, path = 0.0, {0: weights}
     for number in range(1, config.rounds + 1):
         rate = size.learning_rate * variant.factor
         sums, seen = np.zeros_like(corrections), []
@@ -200,11 +256,10 @@ def run(config: RunConfig, clients: Clients, variant: Variant) -> dict[str, Any]
             )
         )
         if number % config.evaluate.every == 0 or number == config.rounds:
-            path.append(_validated(number, weights, clients, test, robust))
-    events = [at.pop("validation") for at in path]
-    best_round = find_lowest_loss(events, [])
-    best = next(at for at in path if at["round"] == best_round)
-    return {"sum_of_rates": sum_of_rates, "end": path[-1], "best": best}
+            path[number] = weights
+    events = [_validation(number, state, validation, robust) for number, state in path.items()]
+    best = find_lowest_loss(events, [])
+    return Rounds(path, config.rounds if best is None else best, sum_of_rates)
 
 
 def _take_steps(
@@ -240,26 +295,20 @@ def _take_steps(
     return total, (float(np.mean(losses)), square, curvature)
 
 
-def _validated(
-    number: int, weights: Floats, clients: Clients, test: Examples, robust: bool
+def _validation(
+    number: int, weights: Floats, validation: list[Examples], robust: bool
 ) -> dict[str, Any]:
-    """Return test figures after a round, and the event of its validation."""
-    accuracy, loss = test.judge(weights)
-    losses = [part.judge(weights)[1] for part in clients[Split.VALIDATION]]
+    """Return the event of a validation."""
+    losses = [part.judge(weights)[1] for part in validation]
     known = {str(client): {"loss": loss} for client, loss in enumerate(losses) if loss == loss}
     column: dict[str, Any] = {"clients": known}
     if robust:
         column[TRIMMED_ACCURACY] = None
     return {
+        "event": "evaluation",
+        "split": "validation",
         "round": number,
-        "accuracy": accuracy,
-        "loss": loss,
-        "validation": {
-            "event": "evaluation",
-            "split": "validation",
-            "round": number,
-            "columns": {GLOBAL: column},
-        },
+        "columns": {GLOBAL: column},
     }
 
 
@@ -271,10 +320,17 @@ def main() -> None:
 
 def _prepare(config: RunConfig) -> Run:
     clients = read_clients(config)
-    return lambda config, variant: run(config, clients, Variant(**variant))
+
+    def run_variant(config: RunConfig, variant: dict[str, Any]) -> Row:
+        own = {name: value for name, value in variant.items() if name != _TEMPERED}
+        start = tempered(clients) if variant.get(_TEMPERED) else clients
+        return run(config, start, Variant(**own))
+
+    return run_variant
 
 
-_VARIANTS = {field.name for field in fields(Variant)}
+_TEMPERED = "tempered"
+_VARIANTS = {_TEMPERED, *(field.name for field in fields(Variant))}
 
 
 def render_table(rows: Iterable[Row]) -> str:

@@ -8,7 +8,8 @@ import pytest
 from scipy.optimize import check_grad
 
 from benchmarks.accuracy.cells import Cell, settings_of
-from benchmarks.accuracy.readout_rounds import Examples, Variant, run
+from benchmarks.accuracy.readout_rounds import Clients, Examples, Variant, pooled, run, tempered
+from benchmarks.accuracy.readout_shortfall import answers, compare, descend
 from shared.config import RunConfig
 from shared.frames.instructions import Split
 
@@ -58,6 +59,43 @@ def test_hostile_clients_are_only_bounded_by_the_rule() -> None:
         for rule in ("median-norm", "mean")
     ]
     assert losses[0]["end"]["loss"] < losses[1]["end"]["loss"]
+
+
+def test_a_temperature_suits_the_labels_and_changes_no_answer() -> None:
+    clients: Clients = {split: [examples_of(split)] for split in Split}
+    loud = {
+        split: [Examples(part.features, 64 * part.base, part.labels) for part in parts]
+        for split, parts in clients.items()
+    }
+    zero = np.zeros((2, 5), np.float32)
+    before, after = pooled(loud[Split.TEST]), pooled(tempered(loud)[Split.TEST])
+    assert after.judge(zero)[0] == before.judge(zero)[0]
+    assert after.judge(zero)[1] < before.judge(zero)[1]
+
+
+def test_descent_ends_below_the_loss_that_rounds_reach() -> None:
+    train, validation = examples_of(0, 200), examples_of(1, 200)
+    found = descend(train, validation)
+    rounds = RunConfig.of({"rounds": 8, "steps": 4, "queries": 8, "evaluate.every": 2}, "test")
+    clients = {Split.TRAIN: [train], Split.VALIDATION: [validation], Split.TEST: [validation]}
+    assert validation.judge(found)[1] <= run(rounds, clients, Variant())["best"]["loss"]
+
+
+def test_ways_to_train_are_compared_example_by_example() -> None:
+    right = np.array([1.0, 1, 0, 0])
+    found = compare({"probe": right, "same": right, "other": np.array([1.0, 0, 0, 0])})
+    assert found["accuracy"] == {"probe": 0.5, "same": 0.5, "other": 0.25}
+    assert found["difference"]["same"] == (0.0, 0.0)
+    assert found["difference"]["other"] == pytest.approx((-0.25, 0.25))
+
+
+def test_a_shortfall_has_every_way_to_train() -> None:
+    clients = {split: [examples_of(10 * split + client) for client in range(3)] for split in Split}
+    config = RunConfig.of({"rounds": 4, "steps": 2, "queries": 8, "evaluate.every": 2}, "test")
+    found = answers(config, clients, [0, 1])
+    assert {len(right) for right in found.values()} == {120}
+    assert set(found["default"]) <= {0.0, 0.5, 1.0}
+    assert found["descent"].mean() > 0.65
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""What the default of a readout misses beside a probe, and where it is lost, with standard errors.
+
+    python -m benchmarks.accuracy.readout_shortfall --data SOURCES --model MODEL --out FOLDER \\
+        [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2]
+
+On the features and divisions of `cells`, by the rounds of `readout_rounds`, the same test examples
+are answered by
+
+- the default, with and without the return to the lowest loss on validation;
+- the same rounds with whole gradients, which have no noise of directions;
+- the default whose model's own scores have another temperature (`readout_rounds.tempered`);
+- gradient descent on all clients' examples together, in the same features and with the model's
+  scores, stopped where validation has the lowest loss, and the same without these scores;
+- logistic regressions: C by cross-validation, C = 1, and C by the loss on validation.
+
+Each is compared with the first logistic regression example by example: printed is the difference
+in points with its standard error over the test examples, the mean over the seeds where there are
+any. FOLDER/readout_shortfall.jsonl has a line per cell; the same command continues.
+"""
+
+import json
+import warnings
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.cells import STRENGTHS, Cell, cells_parser, settings_of
+from benchmarks.accuracy.data_sets import DATA_SETS
+from benchmarks.accuracy.readout_rounds import (
+    Clients,
+    Examples,
+    Floats,
+    Variant,
+    pooled,
+    read_clients,
+    tempered,
+    train_rounds,
+)
+from benchmarks.accuracy.rows import Row, Rows
+from shared.config import RunConfig
+from shared.frames.instructions import Split
+
+Right = NDArray[np.float64]
+"""The share of right answers to every test example [n], over seeds."""
+LAST_STEP = 3000
+STOPS = set(np.unique(np.logspace(0, np.log10(LAST_STEP), 60).astype(int)))
+"""The steps after which gradient descent is validated."""
+
+
+def answers(config: RunConfig, clients: Clients, seeds: list[int]) -> dict[str, Right]:
+    """Return the right answers of each way to train, by its name."""
+    train, validation, test = (pooled(clients[split]) for split in Split)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rare labels, and solvers that stop before they converge
+        probe, *others = fit_probes(train, validation, test).items()
+    found = dict([probe])
+    softer = tempered(clients)
+    for name, start, variant, is_last in (
+        ("default", clients, Variant(), False),
+        ("no return", clients, Variant(), True),
+        ("whole gradients", clients, Variant(exact=True), False),
+        ("tempered", softer, Variant(), False),
+        ("tempered, no return", softer, Variant(), True),
+    ):
+        found[name] = mean_over_seeds(config, start, variant, is_last, seeds)
+    for name, scale in (("descent", 1), ("descent without scores", 0)):
+        parts = [replace(part, base=part.base * np.float32(scale)) for part in (train, validation)]
+        own_test = replace(test, base=test.base * np.float32(scale))
+        found[name] = right_answers(own_test, descend(*parts))
+    return found | dict(others)
+
+
+def mean_over_seeds(
+    config: RunConfig, clients: Clients, variant: Variant, is_last: bool, seeds: list[int]
+) -> Right:
+    """Return the share of runs that are right, per test example."""
+    test, shares = pooled(clients[Split.TEST]), []
+    for seed in seeds:
+        rounds = train_rounds(RunConfig.of(config.flat() | {"seed": seed}, ""), clients, variant)
+        weights = rounds.weights[rounds.end if is_last else rounds.best]
+        shares.append(right_answers(test, weights))
+    mean: Right = np.mean(shares, axis=0)
+    return mean
+
+
+def right_answers(examples: Examples, weights: Floats) -> Right:
+    """Return 1 for every example that a readout answers rightly, otherwise 0."""
+    right: Right = (examples.scores(weights).argmax(axis=1) == examples.labels).astype(float)
+    return right
+
+
+def descend(train: Examples, validation: Examples) -> Floats:
+    """Return the readout of lowest loss on validation along gradient descent."""
+    square = train.features.T @ train.features / len(train.labels)
+    rate = np.float32(2 / np.linalg.eigvalsh(square.astype(float))[-1])
+    weights = np.zeros((train.base.shape[1] - 1, train.features.shape[1]), np.float32)
+    best, least = weights, validation.judge(weights)[1]
+    for step in range(1, LAST_STEP + 1):
+        weights = weights - rate * train.loss_and_slope(weights)[1]
+        if step in STOPS and (loss := validation.judge(weights)[1]) < least:
+            best, least = weights, loss
+    return best
+
+
+def fit_probes(train: Examples, validation: Examples, test: Examples) -> dict[str, Right]:
+    """Return the right answers of probes; the first one is the limit of `cells`."""
+    from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+    from sklearn.metrics import log_loss
+
+    examples = train.features, train.labels
+    probes = {
+        strength: LogisticRegression(C=strength, max_iter=1000).fit(*examples)
+        for strength in STRENGTHS
+    }
+
+    def loss(strength: float) -> float:
+        probe = probes[strength]
+        known = np.isin(validation.labels, probe.classes_)
+        chances = probe.predict_proba(validation.features[known])
+        return float(log_loss(validation.labels[known], chances, labels=probe.classes_))
+
+    chosen = {
+        "probe CV": LogisticRegressionCV(Cs=STRENGTHS, cv=3, max_iter=1000).fit(*examples),
+        "probe C = 1": probes[1.0],
+        "probe, C by validation": probes[min(STRENGTHS, key=loss)],
+    }
+    return {
+        name: (probe.predict(test.features) == test.labels).astype(float)
+        for name, probe in chosen.items()
+    }
+
+
+def render_table(rows: Rows) -> str:
+    """Return accuracies, and differences to the first with their standard errors, in percent."""
+    lines: list[str] = []
+    for row in rows:
+        if not lines:
+            names = [name for name in row["accuracy"] if name not in row["difference"]]
+            lines = [
+                "| data, test examples | " + " | ".join([*names, *row["difference"]]) + " |",
+                "|---" * (1 + len(row["accuracy"])) + "|",
+            ]
+        cells = [f"{row['data_set']}, {row['clients']} clients, α {row['alpha']}, {row['tests']}"]
+        cells.append(f"{100 * row['accuracy']['probe CV']:.1f}")
+        for name, (mean, error) in row["difference"].items():
+            accuracy = 100 * row["accuracy"][name]
+            cells.append(f"{accuracy:.1f} ({100 * mean:+.1f} ± {100 * error:.1f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def compare(found: dict[str, Right]) -> dict[str, Any]:
+    """Return accuracies, and their differences to the first, each with its standard error."""
+    (_, reference), *others = found.items()
+    differences = {name: right - reference for name, right in others}
+    return {
+        "tests": len(reference),
+        "accuracy": {name: float(right.mean()) for name, right in found.items()},
+        "difference": {
+            name: (float(own.mean()), float(own.std(ddof=1) / np.sqrt(len(own))))
+            for name, own in differences.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = cells_parser(__doc__)
+    parser.set_defaults(clients=["8"], alpha=["inf"])
+    arguments = parser.parse_args()
+    rows = Rows(arguments.out / "readout_shortfall.jsonl")
+    seeds = list(map(int, arguments.seeds))
+    for name, clients, alpha in product(arguments.sets, arguments.clients, arguments.alpha):
+        key: Row = {"data_set": name, "clients": int(clients), "alpha": float(alpha)}
+        key["seeds"] = json.dumps(seeds)
+        if not rows.find(**key):
+            where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
+            config = settings_of(arguments, Cell(name, int(clients), float(alpha)), where)
+            rows.add(key | compare(answers(config, read_clients(config), seeds)))
+            (arguments.out / "readout_shortfall.md").write_text(render_table(rows))
+    print(render_table(rows))
+
+
+if __name__ == "__main__":
+    main()
