@@ -39,6 +39,7 @@ from torch import nn
 from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.emulated_steps import emulated_step
+from benchmarks.accuracy.rate_search import search_rate
 from benchmarks.accuracy.rows import Row, Rows
 from client.offload.linear_layers import linear_weights
 from client.tuning.run import read_result, tune
@@ -47,8 +48,6 @@ from client.tuning.tuning_setup import TuningSetup
 from shared.model.lora_fa import empty_adapter
 
 REFERENCE = "lsp-8-16"
-FACTOR = math.sqrt(10)
-MOST_RATES = 6
 LEARNING_STEPS = 50
 """Most steps of learning, a quarter of the default: the runs are short."""
 SPLITS = {"data.train": 1000, "data.validation": 150, "data.test": 300}
@@ -201,19 +200,10 @@ class Benchmark:
         if not self.search:
             return method.centre
 
-        def loss(power: int) -> float:
-            rate = method.centre * FACTOR**power
+        def loss(rate: float) -> float:
             return float(self.run(name, 0, self.steps, rate)["validation_loss"])
 
-        losses = {power: loss(power) for power in (0, 1)}
-        while len(losses) < MOST_RATES:
-            best = min(losses, key=lambda power: losses[power])
-            missing = [power for power in (best - 1, best + 1) if power not in losses]
-            if not missing:
-                break
-            losses[missing[0]] = loss(missing[0])
-        best = min(losses, key=lambda power: losses[power])
-        return method.centre * FACTOR**best
+        return search_rate(method.centre, loss)
 
     def iteration_seconds(self, name: str, step_seconds: float) -> float:
         """Return the emulated seconds of a step.

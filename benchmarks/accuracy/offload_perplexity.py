@@ -1,18 +1,18 @@
 """Perplexity against emulated time: LSP-Offload and Zero-Offload (the paper's figures 4a and 4b).
 
-    OMP_NUM_THREADS=1 python -m benchmarks.accuracy.offload_perplexity --reviews FILE \\
-        --out FOLDER [--plot FILE.png]
+    OMP_NUM_THREADS=1 python -m benchmarks.accuracy.offload_perplexity --model FOLDER \\
+        --texts FILE [--texts FILE] [--field passage] --out FOLDER [--plot FILE.png]
 
-FILE is `imdb/train.jsonl.gz`. A small Llama is trained on one half of the reviews, as is its
-tokenizer. It is then trained further on the other half, by Zero-Offload on all parameters and by
-LSP-Offload on the matrices of its blocks. Learning rates are chosen by the lowest last perplexity
-on validation reviews of the second half; curves are those of other ones, the test reviews.
+A causal model is trained further on texts of JSON lines, by Zero-Offload on all parameters and by
+LSP-Offload on the matrices of its blocks, with the defaults of `samara tune`. The rate of each
+method is searched in the same way: by the perplexity of validation texts after a quarter of the
+run, from the centres that `offload_accuracy` has. The curves are those of other texts, the test's.
 
 Emulated time is that of `emulated_steps`, in units of a forward and backward pass: what is computed
 is the processor time of this run, with the learning of projectors. LSP-Offload takes at least as
 much of it as Zero-Offload.
 
-FOLDER has the model, rows.jsonl with a line per run, and table.md; the same command continues.
+FOLDER has rows.jsonl with a line per run, and table.md; the same command continues.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,100 +31,76 @@ import torch
 from torch import Tensor
 
 from benchmarks.accuracy.emulated_steps import emulated_step
-from benchmarks.accuracy.pretraining import pace
+from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE
+from benchmarks.accuracy.rate_search import search_rate
 from benchmarks.accuracy.rows import Row, Rows
 from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
+from client.tuning.sections import LspSettings
 
-END = "</s>"
-RATES = {"zero-offload": (3e-4, 1e-3, 3e-3), "lsp": (1e-3, 3e-3)}
+CENTRES = {"zero-offload": METHODS["full"].centre, "lsp": METHODS[REFERENCE].centre}
+
+Curve = tuple[list[float], list[float]]
+"""Emulated times, in units, and perplexities."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of model and runs."""
+    """Sizes of the runs."""
 
-    hidden: int = 128
-    blocks: int = 4
-    feed_forward: int = 352
-    heads: int = 4
-    vocabulary: int = 2048
     context: int = 128
     batch: int = 8
-    pretraining_steps: int = 1000
-    pretraining_rate: float = 3e-3
-    reviews: int = 2500
-    """Most reviews of each half, which is more than the steps read."""
     zero_steps: int = 120
     evaluations: int = 10
+    search_share: float = 0.25
+    """Share of a run's steps after which learning rates are compared."""
     held_out: int = 48
     """Sequences of validation, and as many of the test."""
-    subspace: int = 16
-    nonzeros: int = 4
-    threshold: float = 0.5
-    check_frequency: int = 100
-    learning_steps: int = 100
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class Halves:
-    """Sequences of tokens, int64 [n, context], of the two halves of the reviews."""
+class Sequences:
+    """Sequences of tokens, int64 [n, context]; of no text in more than one of the three."""
 
-    first: Tensor
-    second: Tensor
+    train: Tensor
     validation: Tensor
     test: Tensor
 
 
-def read_halves(file: Path, setting: Setting) -> tuple[list[str], list[str]]:
-    """Return the reviews of the two halves, in an order by hash."""
-    with gzip.open(file, "rt") as lines:
-        texts = [json.loads(line)["text"] for line in lines]
-    texts.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
-    middle = len(texts) // 2
-    return texts[:middle][: setting.reviews], texts[middle:][: setting.reviews]
+def read_texts(files: Sequence[Path], field: str) -> list[str]:
+    """Return the different texts of files of JSON lines, in an order by hash.
+
+    Args:
+        files: files, `.gz` if compressed.
+        field: field of a line that has the text.
+    """
+    texts: set[str] = set()
+    for file in files:
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+            texts.update(json.loads(line)[field] for line in lines)
+    return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 
-def make_halves(file: Path, setting: Setting) -> Halves:
-    """Return both halves as the model reads them, with a tokenizer of the first one."""
-    from tokenizers import ByteLevelBPETokenizer
+def as_sequences(texts: Sequence[str], tokenizer: Any, setting: Setting) -> Sequences:
+    """Return texts as a model reads them, one after the other, held-out ones first.
 
-    texts, others = read_halves(file, setting)
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        texts, setting.vocabulary, special_tokens=[END], show_progress=False
-    )
-
-    def sequences(reviews: list[str]) -> Tensor:
-        ids = np.concatenate([[0, *each.ids] for each in tokenizer.encode_batch(reviews)])
-        whole = len(ids) // setting.context * setting.context
-        return torch.from_numpy(ids[:whole].astype(np.int64)).view(-1, setting.context)
-
-    second, count = sequences(others), setting.held_out
-    return Halves(sequences(texts), second[2 * count :], second[:count], second[count : 2 * count])
-
-
-def new_network(setting: Setting) -> Any:
-    """An untrained Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(setting.seed)
-    config = LlamaConfig(
-        vocab_size=setting.vocabulary,
-        hidden_size=setting.hidden,
-        intermediate_size=setting.feed_forward,
-        num_hidden_layers=setting.blocks,
-        num_attention_heads=setting.heads,
-        num_key_value_heads=setting.heads,
-        max_position_embeddings=setting.context,
-        tie_word_embeddings=True,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return LlamaForCausalLM(config)
+    Raises:
+        ValueError: if there are no tokens left to train on.
+    """
+    wanted = setting.held_out * setting.context
+    parts: list[list[int]] = [[]]
+    for text in texts:
+        if len(parts) < 3 and len(parts[-1]) >= wanted:
+            parts.append([])
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        parts[-1] += [tokenizer.bos_token_id, *ids]
+    wholes = [part[: len(part) // setting.context * setting.context] for part in parts]
+    if len(wholes) < 3 or len(wholes[-1]) <= setting.batch * setting.context:
+        raise ValueError(f"{len(texts)} texts: too few tokens beside twice {wanted} held-out ones")
+    validation, test, train = (torch.tensor(ids).view(-1, setting.context) for ids in wholes)
+    return Sequences(train, validation[: setting.held_out], test[: setting.held_out])
 
 
 def batch_of(sequences: Tensor, step: int, setting: Setting) -> Tensor:
@@ -135,6 +112,7 @@ def batch_of(sequences: Tensor, step: int, setting: Setting) -> Tensor:
 
 
 def loss_of(network: Any, sequences: Tensor) -> Tensor:
+    """Return the mean loss of a token, float32 []."""
     loss: Tensor = network(input_ids=sequences, labels=sequences).loss
     return loss
 
@@ -146,35 +124,19 @@ def perplexity(network: Any, sequences: Tensor) -> float:
     return math.exp(float(np.mean(losses)))
 
 
-def pretrain(halves: Halves, setting: Setting, folder: Path) -> None:
-    """Train a network on the first half, and write its weights."""
-    network = new_network(setting)
-    optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    for step in range(setting.pretraining_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = setting.pretraining_rate * pace(step / setting.pretraining_steps, 0.05)
-        loss = loss_of(network, batch_of(halves.first, step, setting))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        if (step + 1) % 50 == 0:
-            print(f"pretraining, step {step + 1}: loss {loss.item():.3f}", flush=True)
-    network.save_pretrained(folder)
-
-
 def load(folder: Path) -> Any:
-    from transformers import LlamaForCausalLM
+    """Return the network of a model folder in float32, without dropout."""
+    from transformers import AutoModelForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(folder).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def measure_compute(network: Any, halves: Halves, setting: Setting) -> tuple[float, float]:
+def measure_compute(network: Any, train: Tensor, setting: Setting) -> tuple[float, float]:
     """Return the processor seconds of a forward and of a backward pass over all parameters."""
     seconds = []
     for step in range(12):
         begun = time.process_time()
-        loss = loss_of(network, batch_of(halves.second, step, setting))
+        loss = loss_of(network, batch_of(train, step, setting))
         between = time.process_time()
         loss.backward()  # type: ignore[no-untyped-call]
         seconds.append((between - begun, time.process_time() - between))
@@ -183,16 +145,41 @@ def measure_compute(network: Any, halves: Halves, setting: Setting) -> tuple[flo
     return float(forward), float(backward)
 
 
+def subspace_of(network: Any, setting: Setting) -> SubspaceSettings:
+    """Return the subspaces that `samara tune` has by default."""
+    lsp = LspSettings()
+    return SubspaceSettings(
+        network.config.hidden_size // 8,
+        lsp.nonzeros,
+        lsp.threshold,
+        lsp.gamma,
+        lsp.learning_steps,
+        setting.seed,
+    )
+
+
 def fine_tune(
     folder: Path,
-    halves: Halves,
+    sequences: Sequences,
     setting: Setting,
+    method: str,
     rate: float,
     steps: int,
-    subspace: SubspaceSettings | None,
-) -> dict[str, Any]:
-    """Train on the second half; return the curve, seconds of a step and of the checks."""
+    evaluations: int,
+) -> Row:
+    """Train a model further; return its curve, seconds of a step and of the checks, and biases.
+
+    Args:
+        folder: folder of the model.
+        sequences: tokens.
+        setting: sizes.
+        method: `lsp` or `zero-offload`.
+        rate: learning rate.
+        steps: steps.
+        evaluations: number of points of the curve behind the first.
+    """
     network = load(folder)
+    subspace = subspace_of(network, setting) if method == "lsp" else None
     if subspace is None:
         layers = [LayerUpdate(name, weight) for name, weight in network.named_parameters()]
     else:
@@ -203,28 +190,29 @@ def fine_tune(
         for weight in matrices.values():
             weight.requires_grad_(True)
     adam = OffloadedAdam(layers, ImmediateSchedule(), subspace)
-    every = max(1, steps // setting.evaluations)
-    curve: list[dict[str, Any]] = []
+    every = max(1, steps // evaluations)
+    curve: list[Row] = []
     seconds: list[float] = []
     checks: list[float] = []
     biases: list[float] = []
     for step in range(steps + 1):
         if step % every == 0 or step == steps:
             found = {
-                name: perplexity(network, getattr(halves, name)) for name in ("validation", "test")
+                name: perplexity(network, getattr(sequences, name))
+                for name in ("validation", "test")
             }
             curve.append({"step": step, "checks": len(checks)} | found)
         if step == steps:
             break
-        if subspace is not None and step % setting.check_frequency == 0:
+        if subspace is not None and step % LspSettings().check_frequency == 0:
             begun = time.process_time()
-            other = batch_of(halves.second, steps + step, setting)
+            other = batch_of(sequences.train, steps + step, setting)
             with adam.checking() as results:
                 loss_of(network, other).backward()  # type: ignore[no-untyped-call]
             checks.append(time.process_time() - begun)
             biases.append(float(np.mean([each.learned or each.bias for each in results])))
         begun = time.process_time()
-        loss = loss_of(network, batch_of(halves.second, step, setting))
+        loss = loss_of(network, batch_of(sequences.train, step, setting))
         adam.begin_pass(rate)
         loss.backward()  # type: ignore[no-untyped-call]
         seconds.append(time.process_time() - begun)
@@ -248,14 +236,46 @@ def time_to_reach(times: list[float], values: list[float], wanted: float) -> flo
     return None
 
 
-def timed_curve(row: Row, step: float, unit: float) -> tuple[list[float], list[float]]:
-    """Return emulated time, in units, and test perplexity of a run's evaluations."""
-    checks = np.concatenate([[0.0], np.cumsum(row["check_seconds"])])
-    times = [(point["step"] * step + checks[point["checks"]]) / unit for point in row["curve"]]
+def timed_curve(row: Row, step: float, unit: float) -> Curve:
+    """Return emulated time, in units, and test perplexity of a run's evaluations.
+
+    Args:
+        row: row of the run.
+        step: emulated time of a step, in units.
+        unit: seconds of a unit.
+    """
+    checks = np.concatenate([[0.0], np.cumsum(row["check_seconds"])]) / unit
+    times = [point["step"] * step + checks[point["checks"]] for point in row["curve"]]
     return times, [point["test"] for point in row["curve"]]
 
 
-def draw(curves: dict[str, tuple[list[float], list[float]]], file: Path) -> None:
+@dataclass(frozen=True)
+class Comparison:
+    """Both methods' runs with their best rates, and what they cost.
+
+    Attributes:
+        zero: row of Zero-Offload's run.
+        lsp: row of LSP-Offload's run.
+        zero_step: emulated time of a step of Zero-Offload, in units.
+        lsp_step: that of LSP-Offload, without checks.
+        unit: processor seconds of a forward and backward pass.
+    """
+
+    zero: Row
+    lsp: Row
+    zero_step: float
+    lsp_step: float
+    unit: float
+
+    def curves(self) -> tuple[Curve, Curve]:
+        """Return the timed curves of Zero-Offload and LSP-Offload."""
+        return (
+            timed_curve(self.zero, self.zero_step, self.unit),
+            timed_curve(self.lsp, self.lsp_step, self.unit),
+        )
+
+
+def draw(curves: dict[str, Curve], file: Path) -> None:
     """Draw perplexity against emulated time."""
     from matplotlib.figure import Figure
 
@@ -270,90 +290,98 @@ def draw(curves: dict[str, tuple[list[float], list[float]]], file: Path) -> None
     figure.savefig(file, dpi=120)
 
 
+def measure(folder: Path, sequences: Sequences, setting: Setting, rows: Rows) -> Comparison:
+    """Search both rates, and train with them; what is among the rows is not repeated."""
+    compute = rows.find(kind="compute", **asdict(setting))
+    if compute is None:
+        network = load(folder)
+        forward, backward = measure_compute(network, sequences.train, setting)
+        compute = rows.add(
+            {"kind": "compute", "forward": forward, "backward": backward}
+            | {"numbers": sum(weight.numel() for weight in network.parameters())}
+            | {"blocks": network.config.num_hidden_layers}
+            | asdict(setting)
+        )
+    forward, backward, blocks = (compute[key] for key in ("forward", "backward", "blocks"))
+    unit = forward + backward
+    zero_step = emulated_step(forward, backward, 0.0, 1.0, blocks + 2, False)
+    # LSP-Offload has no less time: its steps alone take as long, its checks come on top.
+    steps = {"zero-offload": setting.zero_steps, "lsp": int(setting.zero_steps * zero_step / unit)}
+
+    def run(method: str, rate: float, count: int, evaluations: int) -> Row:
+        rate = float(f"{rate:.3g}")
+        key: Row = {"kind": "run", "method": method, "rate": rate, "steps": count}
+        key["seed"] = setting.seed
+        return rows.find(**key) or rows.add(
+            key | fine_tune(folder, sequences, setting, method, rate, count, evaluations)
+        )
+
+    found = {}
+    for method, centre in CENTRES.items():
+        prefix = int(steps[method] * setting.search_share)
+
+        def loss(rate: float, method: str = method, prefix: int = prefix) -> float:
+            return float(run(method, rate, prefix, 1)["curve"][-1]["validation"])
+
+        rate = search_rate(centre, loss)
+        found[method] = run(method, rate, steps[method], setting.evaluations)
+    zero, lsp = (found[method] for method in ("zero-offload", "lsp"))
+    extra = max(0.0, lsp["step_seconds"] - unit)
+    share = lsp["sent"] / compute["numbers"]
+    lsp_step = emulated_step(forward, backward, extra, share, blocks, True)
+    return Comparison(zero, lsp, zero_step / unit, lsp_step / unit, unit)
+
+
+def render_table(result: Comparison) -> str:
+    """Return what the steps take, and a Markdown table of when LSP-Offload is as far."""
+    zero, lsp = result.curves()
+    learned = result.lsp["check_seconds"][0] / result.unit
+    lines = [
+        f"η {result.zero['rate']:g} and {result.lsp['rate']:g}; a step takes "
+        f"{result.zero_step:.2f} and {result.lsp_step:.2f} of a pass, the checks "
+        f"{', '.join(f'{each / result.unit:.0f}' for each in result.lsp['check_seconds'])}; "
+        f"biases {', '.join(f'{bias:.2f}' for bias in result.lsp['biases'])}\n",
+        "| Zero-Offload's perplexity | its time | LSP-Offload's time | ratio "
+        "| ratio, projectors learned before |",
+        "|---|---|---|---|---|",
+    ]
+    for when, value in zip(*zero, strict=True):
+        other = time_to_reach(*lsp, value)
+        shown = "not reached" if other is None else f"{other:.0f}"
+        ratios = ["–", "–"]
+        if other is not None and when:
+            ratios = [f"{other / when:.2f}", f"{max(0.0, other - learned) / when:.2f}"]
+        lines.append(f"| {value:.2f} | {when:.0f} | {shown} | {' | '.join(ratios)} |")
+    lines.append(f"\nLSP-Offload's last perplexity: {lsp[1][-1]:.2f} at {lsp[0][-1]:.0f}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--reviews", required=True, type=Path)
+    parser.add_argument("--model", required=True, type=Path)
+    parser.add_argument("--texts", required=True, type=Path, action="append")
+    parser.add_argument("--field", default="text", help="field of a line that has the text")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of batches and projectors")
     arguments = parser.parse_args()
-    setting = Setting()
+    from transformers import AutoTokenizer
+
     torch.set_num_threads(1)
-    halves, model = make_halves(arguments.reviews, setting), arguments.out / "model"
-    if not model.exists():
-        pretrain(halves, setting, model)
+    setting = Setting(seed=arguments.seed)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    texts = read_texts(arguments.texts, arguments.field)
+    sequences = as_sequences(texts, tokenizer, setting)
     rows = Rows(arguments.out / "rows.jsonl")
-    compute = rows.find(kind="compute")
-    if compute is None:
-        forward, backward = measure_compute(load(model), halves, setting)
-        numbers = sum(weight.numel() for weight in load(model).parameters())
-        compute = rows.add(
-            {"kind": "compute", "forward": forward, "backward": backward, "numbers": numbers}
-            | asdict(setting)
-        )
-    forward, backward, numbers = (compute[key] for key in ("forward", "backward", "numbers"))
-    unit = forward + backward
-    zero_step = emulated_step(forward, backward, 0.0, 1.0, setting.blocks + 2, False)
-    # LSP-Offload has no less time: its steps alone take as long, its checks come on top.
-    steps = {"zero-offload": setting.zero_steps}
-    steps["lsp"] = int(setting.zero_steps * zero_step / unit)
-    best: dict[str, Row] = {}
-    for method, rates in RATES.items():
-        found = []
-        for rate in rates:
-            subspace = SubspaceSettings(
-                setting.subspace,
-                setting.nonzeros,
-                setting.threshold,
-                1e-4,
-                setting.learning_steps,
-                setting.seed,
-            )
-            row = rows.find(kind="run", method=method, rate=rate)
-            row = row or rows.add(
-                {"kind": "run", "method": method, "rate": rate}
-                | fine_tune(
-                    model,
-                    halves,
-                    setting,
-                    rate,
-                    steps[method],
-                    subspace if method == "lsp" else None,
-                )
-            )
-            found.append(row)
-        best[method] = min(found, key=lambda row: row["curve"][-1]["validation"])
-    lsp = best["lsp"]
-    extra = max(0.0, lsp["step_seconds"] - unit)
-    lsp_step = emulated_step(forward, backward, extra, lsp["sent"] / numbers, setting.blocks, True)
-    zero = timed_curve(best["zero-offload"], zero_step, unit)
-    curves = {
-        "Zero-Offload": zero,
-        f"LSP-Offload, s = hidden/{setting.hidden // setting.subspace}": timed_curve(
-            lsp, lsp_step, unit
-        ),
-    }
-    (reached,) = (curve for name, curve in curves.items() if name.startswith("LSP"))
-    lines = [
-        f"η {best['zero-offload']['rate']:g} and {lsp['rate']:g}; a step takes "
-        f"{zero_step / unit:.2f} and {lsp_step / unit:.2f} of a pass, the checks "
-        f"{', '.join(f'{seconds / unit:.0f}' for seconds in lsp['check_seconds'])}; "
-        f"biases {', '.join(f'{bias:.2f}' for bias in lsp['biases'])}\n",
-        "| Zero-Offload's perplexity | its time | LSP's time | ratio |",
-        "|---|---|---|---|",
-    ]
-    for when, value in zip(*zero, strict=True):
-        other = time_to_reach(*reached, value)
-        ratio = f"{other / when:.2f}" if other is not None and when else "–"
-        shown = "never" if other is None else f"{other:.0f}"
-        lines.append(f"| {value:.2f} | {when:.0f} | {shown} | {ratio} |")
-    lines.append(f"\nLSP-Offload's last perplexity: {reached[1][-1]:.2f} at {reached[0][-1]:.0f}")
-    table = "\n".join(lines) + "\n"
+    result = measure(arguments.model, sequences, setting, rows)
+    table = render_table(result)
     (arguments.out / "table.md").write_text(table)
     print(table)
     if arguments.plot:
-        draw(curves, arguments.plot)
+        names = ("Zero-Offload", "LSP-Offload, s = hidden/8")
+        draw(dict(zip(names, result.curves(), strict=True)), arguments.plot)
 
 
 if __name__ == "__main__":

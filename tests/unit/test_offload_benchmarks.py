@@ -1,19 +1,27 @@
 """The measures of the benchmarks of first-order training beside a host."""
 
+import gzip
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.accuracy.emulated_steps import emulated_step
-from benchmarks.accuracy.offload_accuracy import FACTOR, METHODS, REFERENCE, Benchmark
+from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE, Benchmark
 from benchmarks.accuracy.offload_perplexity import (
+    Comparison,
     Setting,
+    as_sequences,
     batch_of,
+    read_texts,
+    render_table,
     time_to_reach,
     timed_curve,
 )
+from benchmarks.accuracy.rate_search import FACTOR
 from benchmarks.accuracy.rows import Row, Rows
 
 
@@ -36,7 +44,59 @@ def test_the_time_at_which_a_curve_reaches_a_perplexity() -> None:
 def test_checks_are_part_of_the_time_of_a_curve() -> None:
     points = [{"step": 0, "checks": 0, "test": 9.0}, {"step": 4, "checks": 1, "test": 8.0}]
     row = {"curve": points, "check_seconds": [6.0]}
-    assert timed_curve(row, 1.0, 2.0) == ([0.0, 5.0], [9.0, 8.0])
+    assert timed_curve(row, 0.5, 2.0) == ([0.0, 5.0], [9.0, 8.0])
+
+
+def test_texts_that_several_files_have_are_read_once(tmp_path: Path) -> None:
+    lines = [json.dumps({"passage": text}) + "\n" for text in ("one", "two")]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as opened:
+        opened.writelines(lines[1:] * 2)
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"]
+    assert sorted(read_texts(files, "passage")) == ["one", "two"]
+    assert read_texts(files, "passage") == read_texts(files[::-1], "passage")
+
+
+class Characters:
+    """A tokenizer of characters."""
+
+    bos_token_id = 0
+
+    def __call__(self, text: str, add_special_tokens: bool) -> SimpleNamespace:
+        assert not add_special_tokens
+        return SimpleNamespace(input_ids=list(map(ord, text)))
+
+
+def test_no_text_is_in_two_splits() -> None:
+    setting = Setting(context=4, batch=1, held_out=2)
+    texts = [letter * 5 for letter in "abcdef"]  # six tokens each, with the one that begins it
+    found = as_sequences(texts, Characters(), setting)
+    assert [len(found.validation), len(found.test), len(found.train)] == [2, 2, 3]
+    splits = [set(each.flatten().tolist()) - {0} for each in vars(found).values()]
+    assert [len(each) for each in splits] == [2, 2, 2]
+    assert not splits[0] & splits[1]
+    assert not (splits[0] | splits[1]) & splits[2]
+    with pytest.raises(ValueError, match="4 texts"):
+        as_sequences(texts[:4], Characters(), setting)
+
+
+def test_the_table_counts_the_learning_of_projectors() -> None:
+    def row(perplexities: list[float], checks: list[float]) -> Row:
+        points = [
+            {"step": 10 * index, "checks": min(index, len(checks)), "test": each}
+            for index, each in enumerate(perplexities)
+        ]
+        return {
+            "curve": points,
+            "check_seconds": checks,
+            "rate": 1e-3,
+            "biases": [0.5] * len(checks),
+        }
+
+    result = Comparison(row([9.0, 8.0, 7.0], []), row([9.0, 8.0, 7.5], [20.0]), 4.0, 1.0, 2.0)
+    lines = render_table(result).splitlines()
+    assert "| 8.00 | 40 | 20 | 0.50 | 0.25 |" in lines
+    assert "| 7.00 | 80 | not reached | – | – |" in lines
 
 
 def test_a_batch_is_a_function_of_the_step() -> None:
