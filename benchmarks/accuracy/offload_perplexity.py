@@ -16,12 +16,8 @@ FOLDER has rows.jsonl with a line per run, and table.md; the same command contin
 """
 
 import argparse
-import gzip
-import hashlib
-import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +30,7 @@ from benchmarks.accuracy.emulated_steps import emulated_step
 from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE
 from benchmarks.accuracy.rate_search import search_rate
 from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.accuracy.token_sequences import Sequences, batch_of, loss_of, read_texts, split
 from client.offload.layer_update import ImmediateSchedule, LayerUpdate, SubspaceSettings
 from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
@@ -60,63 +57,6 @@ class Setting:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences of tokens, int64 [n, context]; of no text in more than one of the three."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-
-
-def read_texts(files: Sequence[Path], field: str) -> list[str]:
-    """Return the different texts of files of JSON lines, in an order by hash.
-
-    Args:
-        files: files, `.gz` if compressed.
-        field: field of a line that has the text.
-    """
-    texts: set[str] = set()
-    for file in files:
-        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-            texts.update(json.loads(line)[field] for line in lines)
-    return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-
-
-def as_sequences(texts: Sequence[str], tokenizer: Any, setting: Setting) -> Sequences:
-    """Return texts as a model reads them, one after the other, held-out ones first.
-
-    Raises:
-        ValueError: if there are no tokens left to train on.
-    """
-    wanted = setting.held_out * setting.context
-    parts: list[list[int]] = [[]]
-    for text in texts:
-        if len(parts) < 3 and len(parts[-1]) >= wanted:
-            parts.append([])
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        parts[-1] += [tokenizer.bos_token_id, *ids]
-    wholes = [part[: len(part) // setting.context * setting.context] for part in parts]
-    if len(wholes) < 3 or len(wholes[-1]) <= setting.batch * setting.context:
-        raise ValueError(f"{len(texts)} texts: too few tokens beside twice {wanted} held-out ones")
-    validation, test, train = (torch.tensor(ids).view(-1, setting.context) for ids in wholes)
-    return Sequences(train, validation[: setting.held_out], test[: setting.held_out])
-
-
-def batch_of(sequences: Tensor, step: int, setting: Setting) -> Tensor:
-    """Return the sequences of a step, in an order that depends on the seed alone."""
-    generator = torch.Generator().manual_seed(setting.seed)
-    order = torch.randperm(len(sequences), generator=generator)
-    start = step * setting.batch % (len(sequences) - setting.batch)
-    return sequences[order[start : start + setting.batch]]
-
-
-def loss_of(network: Any, sequences: Tensor) -> Tensor:
-    """Return the mean loss of a token, float32 []."""
-    loss: Tensor = network(input_ids=sequences, labels=sequences).loss
-    return loss
-
-
 @torch.inference_mode()
 def perplexity(network: Any, sequences: Tensor) -> float:
     """Return exp of the mean loss of a token."""
@@ -136,7 +76,7 @@ def measure_compute(network: Any, train: Tensor, setting: Setting) -> tuple[floa
     seconds = []
     for step in range(12):
         begun = time.process_time()
-        loss = loss_of(network, batch_of(train, step, setting))
+        loss = loss_of(network, batch_of(train, step, setting.batch, setting.seed))
         between = time.process_time()
         loss.backward()  # type: ignore[no-untyped-call]
         seconds.append((between - begun, time.process_time() - between))
@@ -206,13 +146,14 @@ def fine_tune(
             break
         if subspace is not None and step % LspSettings().check_frequency == 0:
             begun = time.process_time()
-            other = batch_of(sequences.train, steps + step, setting)
+            other = batch_of(sequences.train, steps + step, setting.batch, setting.seed)
             with adam.checking() as results:
                 loss_of(network, other).backward()  # type: ignore[no-untyped-call]
             checks.append(time.process_time() - begun)
             biases.append(float(np.mean([each.learned or each.bias for each in results])))
         begun = time.process_time()
-        loss = loss_of(network, batch_of(sequences.train, step, setting))
+        batch = batch_of(sequences.train, step, setting.batch, setting.seed)
+        loss = loss_of(network, batch)
         adam.begin_pass(rate)
         loss.backward()  # type: ignore[no-untyped-call]
         seconds.append(time.process_time() - begun)
@@ -373,7 +314,7 @@ def main() -> None:
     setting = Setting(seed=arguments.seed)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     texts = read_texts(arguments.texts, arguments.field)
-    sequences = as_sequences(texts, tokenizer, setting)
+    sequences = split(texts, tokenizer, setting.context, setting.held_out)
     rows = Rows(arguments.out / "rows.jsonl")
     result = measure(arguments.model, sequences, setting, rows)
     table = render_table(result)

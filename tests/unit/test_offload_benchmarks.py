@@ -13,16 +13,13 @@ from benchmarks.accuracy.emulated_steps import emulated_step
 from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE, Benchmark
 from benchmarks.accuracy.offload_perplexity import (
     Comparison,
-    Setting,
-    as_sequences,
-    batch_of,
-    read_texts,
     render_table,
     time_to_reach,
     timed_curve,
 )
 from benchmarks.accuracy.rate_search import FACTOR
 from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.accuracy.token_sequences import batch_of, read_texts, split
 
 
 def test_a_step_with_the_ratios_of_table_1() -> None:
@@ -68,16 +65,15 @@ class Characters:
 
 
 def test_no_text_is_in_two_splits() -> None:
-    setting = Setting(context=4, batch=1, held_out=2)
     texts = [letter * 5 for letter in "abcdef"]  # six tokens each, with the one that begins it
-    found = as_sequences(texts, Characters(), setting)
+    found = split(texts, Characters(), 4, 2)
     assert [len(found.validation), len(found.test), len(found.train)] == [2, 2, 3]
     splits = [set(each.flatten().tolist()) - {0} for each in vars(found).values()]
     assert [len(each) for each in splits] == [2, 2, 2]
     assert not splits[0] & splits[1]
     assert not (splits[0] | splits[1]) & splits[2]
     with pytest.raises(ValueError, match="4 texts"):
-        as_sequences(texts[:4], Characters(), setting)
+        split(texts[:4], Characters(), 4, 2)
 
 
 def test_the_table_counts_the_learning_of_projectors() -> None:
@@ -101,7 +97,7 @@ def test_the_table_counts_the_learning_of_projectors() -> None:
 
 def test_a_batch_is_a_function_of_the_step() -> None:
     sequences = torch.arange(40)[:, None]
-    first, again, next_ = (batch_of(sequences, step, Setting()) for step in (0, 0, 1))
+    first, again, next_ = (batch_of(sequences, step, 8, 0) for step in (0, 0, 1))
     assert torch.equal(first, again)
     assert not set(first.flatten().tolist()) & set(next_.flatten().tolist())
 
