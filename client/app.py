@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from client.protocol.client_handler import make_refusal
 from shared.errors import FrameError, SamaraError
 from shared.flower_compat import ErrorCode
-from shared.frames.refusal import describe_refusal
+from shared.frames.refusal import Refusal, describe_refusal, describe_servers_refusal
 from shared.ledger.catch_up import CatchUp
-from shared.wire import BLOB_ACTION, COST, PERSONAL_ACTION, RECORD
+from shared.wire import BLOB_ACTION, COST, PERSONAL_ACTION, RECORD, REFUSED_ACTION
 
 TRAINER = "trainer"
 """Key in the node config of the path of a resident trainer's socket."""
@@ -54,6 +54,17 @@ def hello(message: Message, context: Context) -> Message:
 def receive_blob(message: Message, context: Context) -> Message:
     """Keep a part of a file that the run needs, and answer with a receipt."""
     return _handle(lambda client, frame, catch_up: client.receive_blob(frame), message, context)
+
+
+@app.query(REFUSED_ACTION)
+def hear_refusal(message: Message, context: Context) -> Message:
+    """Log why the server refuses this client."""
+    try:
+        frame, _ = unpack_message(message)
+        log.warning("%s", describe_servers_refusal(Refusal.decode(frame).code))
+    except SamaraError as error:
+        return error_reply(error, message)
+    return _pack(frame, message)
 
 
 @app.train()

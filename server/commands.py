@@ -247,7 +247,8 @@ def status(
     console.print(make_status_table(run_status))
     for number, client in run_status.clients.items():
         if client.last_failure:
-            console.print(f"client {number}, {client.last_failure}", markup=False)
+            name = f" ({client.name})" if client.name else ""
+            console.print(f"client {number}{name}, {client.last_failure}", markup=False)
     if tensorboard:
         from server.round_curves import write_curves
 

@@ -35,6 +35,8 @@ class RefusalCode(IntEnum):
     SCENARIO = 17
     BATCH = 18
     EVALUATION = 19
+    KEY = 20
+    INDEX = 21
 
 
 class SamaraError(Exception):
@@ -187,6 +189,7 @@ class DeviceError(SamaraError):
 class RejectedError(DeviceError):
     """The server turns this client away for good; a restart would not help."""
 
+    refusal_code = RefusalCode.DEVICE
     exit_status = 77  # EX_NOPERM of sysexits.h, which the systemd unit does not restart
 
 
@@ -219,6 +222,18 @@ class BatchLimitError(SamaraError):
     """
 
     refusal_code = RefusalCode.BATCH
+
+
+class ClientKeyError(SamaraError):
+    """A client's key is not registered in a run, was revoked, or is another client's."""
+
+    refusal_code = RefusalCode.KEY
+
+
+class TakenIndexError(SamaraError):
+    """Another node is already the client that a hello names; only a server raises this."""
+
+    refusal_code = RefusalCode.INDEX
 
 
 class EvaluationLimitError(SamaraError):

@@ -25,6 +25,8 @@ CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "
 """The keys of a gateway's record that hold a list with one entry per phone."""
 BLOB_ACTION = "blob"
 """The action of query messages that bring a part of a blob."""
+REFUSED_ACTION = "refused"
+"""The action of query messages by which a server says why it refuses a client."""
 PERSONAL_ACTION = "personal"
 """The action of evaluate messages that ask for the personal comparison."""
 MAX_FRAME_BYTES = 64 * 2**20

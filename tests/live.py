@@ -50,6 +50,14 @@ _SECONDS = 120.0
 _POLL = 0.2
 
 
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def build_bundle() -> bytes:
     """Build the app bundle from the files of this repository."""
     files: dict[str, bytes | Path] = {"pyproject.toml": ROOT / "pyproject.toml"}
@@ -84,9 +92,7 @@ class SuperLink:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._folder, self.certificate = folder, make_certificate(folder)
         pem = str(self.certificate)
         with (folder / "log").open("ab") as log:

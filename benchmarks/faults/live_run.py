@@ -133,6 +133,10 @@ class LiveRun:
         """The private key of a client."""
         return self.run / KEYS_FOLDER / f"{name}.key"
 
+    def revoke(self, name: str) -> None:
+        """Revoke the key of a client, as the operator's command does."""
+        ClientKeys(self.run / KEYS_FOLDER).revoke(name)
+
     def said(self, who: str = "server") -> str:
         """Return the output of a process so far."""
         return (self.folder / f"{who}.said").read_text(errors="replace")

@@ -82,10 +82,10 @@ def refusal_of(live: LiveRun, net: Network, key: Path) -> str:
     """Return the output of a client whose key the server refuses."""
     name = f"with-{key.stem}"
     live.start_client(name, Place(net.client(0)), "--key", str(key))
-    live.wait(lambda: "rejected it" in live.said(name), f"the refusal of {name}", 180)
+    live.wait(lambda: "turns this client away" in live.said(name), f"the refusal of {name}", 180)
     live.clients[name].terminate()
     live.clients[name].wait()
-    return next(line for line in live.said(name).splitlines() if "rejected it" in line)
+    return next(line for line in live.said(name).splitlines() if "turns this client away" in line)
 
 
 def plain_text(live: LiveRun, net: Network) -> str:

@@ -5,6 +5,7 @@ check which phone sent it without trusting the gateway.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from math import inf
 
@@ -16,6 +17,7 @@ from devices.phone.gateway import Gateway, SignedAnswer
 from shared.config import RunConfig
 from shared.features import check_features
 from shared.frames.instructions import TrainInstruction
+from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.proto.trainer_pb2 import TaskKind
 from shared.runs import identity_bytes
 from shared.wire import (
@@ -25,8 +27,11 @@ from shared.wire import (
     PERSONAL_ACTION,
     PUBLIC_KEYS,
     RECORD,
+    REFUSED_ACTION,
     SIGNATURES,
 )
+
+log = logging.getLogger("samara.gateway")
 
 HELLO_SECONDS = 20.0
 _OF_A_RUN = TaskKind.TRAIN, TaskKind.EVALUATE
@@ -51,7 +56,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         check_features(config.features | {"clients": "phone", "engine": "flower"}, "this run")
         frame, catch_up = unpack_message(message)
         devices = message.content.config_records[RECORD].get(CLIENTS)
-        chosen = [int(device) for device in devices] if isinstance(devices, list) else None
+        chosen = _numbers(devices) if isinstance(devices, list) else None
         settings = identity_bytes(config) if work in _OF_A_RUN else b""
         missed = catch_up.snapshot, catch_up.tail
         question = gateway.ask(work, frame, seconds, chosen, *missed, settings, personal)
@@ -67,6 +72,15 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
     def receive_blob(message: Message, context: Context) -> Message:
         """Pass a part of a file that the run needs on to the named phones."""
         return ask(TaskKind.BLOB, message, context, _left(message))
+
+    @app.query(REFUSED_ACTION)
+    def hear_refusal(message: Message, context: Context) -> Message:
+        """Log why the server refuses the named phones, and tell them."""
+        frame, _ = unpack_message(message)
+        phones = message.content.config_records[RECORD].get(CLIENTS)
+        reason = describe_servers_refusal(Refusal.decode(frame).code)
+        log.warning("phone %s: %s", ", ".join(map(str, _numbers(phones))), reason)
+        return ask(TaskKind.REFUSED, message, context, HELLO_SECONDS)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -88,6 +102,10 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         return ask(TaskKind.EVALUATE, message, context, _left(message), personal=True)
 
     return app
+
+
+def _numbers(phones: object) -> list[int]:
+    return [int(phone) for phone in phones] if isinstance(phones, list) else []
 
 
 def _record(answers: Mapping[int, SignedAnswer]) -> ConfigRecord:

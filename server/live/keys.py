@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
-from shared.errors import DeviceError, SamaraError
+from shared.errors import ClientKeyError, DeviceError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
 from shared.signing import normalize_public_key
 
@@ -191,6 +191,10 @@ class ClientKeys:
             return f"its key {key.name} is a gateway's, which takes no part itself"
         return f"its key {key.name} was revoked on {key.revoked}" if key.revoked else ""
 
+    def name_of(self, client: int) -> str:
+        """Return the name of the key of a client; empty if there is none."""
+        return next((key.name for key in self.read_all() if key.client == client), "")
+
     def is_gateway(self, public_key: bytes) -> bool:
         """Return whether a key is that of a gateway, and valid."""
         key = self._find(public_key)
@@ -203,11 +207,11 @@ class ClientKeys:
             SamaraError: if it may not, or the key is that of another client.
         """
         if reason := self.refusal_reason(public_key):
-            raise SamaraError(reason)
+            raise ClientKeyError(reason)
         key = self._find(public_key)
         if key is None or client != key.client:
             holder = key.client if key else "nobody"
-            raise SamaraError(f"its key is that of client {holder}, not {client}")
+            raise ClientKeyError(f"its key is that of client {holder}, not {client}")
 
     def _read_new_key(self, file: Path) -> bytes:
         """Return the public key (PEM) in a file, which nobody in this run has or had first.

@@ -11,6 +11,8 @@ from pathlib import Path
 from shared.files import write_durably
 
 LOG_FILE = "log.jsonl"
+REFUSED_EVENT = "refused"
+"""The kind of the event that a client is refused, which has its index as ``client``."""
 _MAX_LOG_BYTES = 8 * 2**20
 """Length at which a log is begun anew; the last so many bytes before are kept beside it."""
 
@@ -25,8 +27,9 @@ class _JsonLinesHandler(logging.FileHandler):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        event = getattr(record, "event", {}).get("event")
-        return json.dumps(line | ({"event": event} if event else {}))
+        event = getattr(record, "event", {})
+        kept = ("event", "client") if event.get("event") == REFUSED_EVENT else ("event",)
+        return json.dumps(line | {key: event[key] for key in kept if event.get(key) is not None})
 
 
 @contextmanager

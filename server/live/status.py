@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from server.live.keys import KEYS_FOLDER, ClientKeys
+from server.live.server_log import LOG_FILE, REFUSED_EVENT
 from server.store import METRICS_FILE, ledger_of
 from shared.errors import SamaraError
 from shared.events import EventFollower
 from shared.ledger.reading import read_ledger
+
+_SHOWN_REFUSALS = 5
 
 
 @dataclass
@@ -26,7 +29,7 @@ class ClientStatus:
         last_failure: round and reason of the last failure.
         bytes_up: size of its reports' frames.
         bytes_down: size of the instructions and catch-ups that were sent to it.
-        state: ``resting``, ``revoked``, or empty.
+        state: ``resting``, ``refused`` when it introduced itself last, ``revoked``, or empty.
         cost_rounds: number of reports whose cost its owner shares; the next figures are of these.
         cost_seconds: seconds that they took on its device, by its own statement.
         cost_joules: energy of the device meanwhile; 0 if it measures none.
@@ -85,8 +88,10 @@ def read_status(run: Path) -> RunStatus:
     """
     ledger = ledger_of(run)
     if not ledger.is_dir():
+        refusals = "".join(f"\n  {line['message']}" for line in _refusals(run)[-_SHOWN_REFUSALS:])
         raise SamaraError(
             f"{run}: there is no ledger; it begins when the first client has introduced itself"
+            + (f"; its log has{refusals}" if refusals else "")
         )
     records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None
@@ -95,6 +100,9 @@ def read_status(run: Path) -> RunStatus:
     for event in events:
         if event.get("event") == "round":
             _add_round(clients, event)
+    for line in _refusals(run):
+        if isinstance(line.get("client"), int):
+            _add_refusal(clients.setdefault(line["client"], ClientStatus()), line)
     for key in ClientKeys(run / KEYS_FOLDER).read_all():
         client = clients.setdefault(key.client, ClientStatus())
         client.name = key.name
@@ -106,6 +114,19 @@ def read_status(run: Path) -> RunStatus:
         sum(event.get("bytes_up", 0) for event in events),
         sum(event.get("bytes_down", 0) for event in events),
     )
+
+
+def _refusals(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of the server's log about refused clients."""
+    lines = EventFollower(run / LOG_FILE).read_new()
+    return [line for line in lines if line.get("event") == REFUSED_EVENT]
+
+
+def _add_refusal(client: ClientStatus, line: dict[str, Any]) -> None:
+    """Add the refusal of a client's hello, a line of the server's log, to its status, in place."""
+    client.failures += 1
+    if line["time"] > client.last_report_time:
+        client.state, client.last_failure = "refused", line["message"]
 
 
 def _add_round(clients: dict[int, ClientStatus], event: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shared.config import RunConfig
-from shared.errors import SamaraError
+from shared.errors import LayoutError, ModelError
 from shared.layout import Layout
 
 
@@ -64,17 +64,17 @@ class Quorum:
         """
         cohort, layout = self._config.cohort, identity.layout
         if layout.element_count > cohort.most_elements:
-            raise SamaraError(
+            raise LayoutError(
                 f"its layout has {layout.element_count} trained numbers and "
                 f"cohort.most-elements allows {cohort.most_elements}; raise the setting if the "
                 "adapter is meant to be that large"
             )
-        for setting, expected, value in (
-            ("layout-hash", cohort.layout_hash, layout.hash),
-            ("model-id", cohort.model_id, identity.model_id),
+        for setting, expected, value, kind in (
+            ("layout-hash", cohort.layout_hash, layout.hash, LayoutError),
+            ("model-id", cohort.model_id, identity.model_id, ModelError),
         ):
             if expected and value.hex() != expected:
-                raise SamaraError(
+                raise kind(
                     f"its {setting.replace('-', ' ')} {value.hex()[:12]} is not that of "
                     f"cohort.{setting}, {expected[:12]}; give it the same model and adapter "
                     "settings"

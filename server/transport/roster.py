@@ -11,6 +11,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from server.live.keys import ClientKeys
+from server.live.server_log import REFUSED_EVENT
 from server.transport.blob_sender import BlobSender
 from server.transport.clock import SystemClock
 from server.transport.deadline_grid import DeadlineGrid
@@ -22,7 +23,18 @@ from server.transport.messages import (
     read_frame,
 )
 from server.transport.quorum import Quorum, RunIdentity
-from shared.errors import FrameError, RefusalCode, SamaraError
+from server.transport.refusal_notices import RefusalNotices
+from shared.errors import (
+    BlobError,
+    ClientKeyError,
+    ConfigError,
+    FrameError,
+    LayoutError,
+    ModelError,
+    RefusalCode,
+    SamaraError,
+    TakenIndexError,
+)
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import Split
 from shared.frames.refusal import Refusal
@@ -108,6 +120,7 @@ class Roster:
         self._lost_hellos: set[int] = set()  # nodes for which it was logged
         # Reason, and when the node may try again (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
+        self._notices = RefusalNotices()
 
     @property
     def refusal_reasons(self) -> list[str]:
@@ -135,7 +148,7 @@ class Roster:
         self._discard_old_entries(nodes)
         for node, public_key in nodes.items():
             if reason := self._key_refusal(public_key):
-                self._refuse(node, reason)
+                self._refuse(node, ClientKeyError(reason))
         self._send_blobs(grid, nodes)
         known = self.entries.keys() | self._introduced.keys() | self._refused.keys()
         known |= set(self._hello_requests.values())
@@ -155,6 +168,7 @@ class Roster:
                 break
             time.sleep(_POLL_SECONDS)
         self._admit_introduced()
+        self._notices.send(grid, nodes)
 
     def send_blobs(self, grid: Grid) -> None:
         """Go on with the transfers of blobs that clients lack; this does not wait."""
@@ -172,7 +186,7 @@ class Roster:
         try:
             self._begin_transfer(entry.node, entry.public_key, refusal)
         except SamaraError as error:
-            self._refuse(entry.node, str(error))
+            self._refuse(entry.node, error)
 
     def entries_of(self, nodes: Iterable[int]) -> dict[int, RosterEntry]:
         """Return the entries of these nodes, by client index in ascending order."""
@@ -225,12 +239,12 @@ class Roster:
                 else:
                     hellos.append((decode_foreign(Hello.decode, frame), node))
             except SamaraError as error:
-                self._refuse(node, str(error))
+                self._refuse(node, error)
         for hello, node in sorted(hellos, key=lambda pair: pair[0].client):
             try:
                 self._introduced[node] = self._introduction(hello, node, nodes[node])
             except SamaraError as error:
-                self._refuse(node, f"client {hello.client}: {error}")
+                self._refuse(node, error, hello.client)
 
     def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
         """Send a node the blob that its refusal names.
@@ -244,7 +258,7 @@ class Roster:
 
     def _send_blobs(self, grid: Grid, nodes: Mapping[int, bytes]) -> None:
         for node, reason in self._blobs.advance(grid, nodes).items():
-            self._refuse(node, reason)
+            self._refuse(node, BlobError(reason))
 
     def _introduction(
         self, hello: Hello, node: int, public_key: bytes
@@ -265,7 +279,7 @@ class Roster:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")
         others = [entry for entry, _ in self._introduced.values()] + list(self.entries.values())
         if any(entry.client == hello.client for entry in others):
-            raise SamaraError("another node is already this client; give each its own index")
+            raise TakenIndexError("another node is already this client; give each its own index")
         identity = RunIdentity(layout, hello.model_id, client_count)
         if self._quorum and self.layout is None:
             self._quorum.check(identity)
@@ -286,40 +300,46 @@ class Roster:
             self.client_count = decision.client_count
         introduced, self._introduced = self._introduced, {}
         for node, (entry, identity) in introduced.items():
-            if reason := self._difference(identity, self.layout):
-                self._refuse(node, f"client {entry.client}: {reason}")
+            if error := self._difference(identity, self.layout):
+                self._refuse(node, error, entry.client)
             else:
                 self.entries[node] = entry
 
-    def _difference(self, identity: RunIdentity, layout: Layout) -> str:
-        """Return why a client does not fit this run, whose layout is given; empty if it does."""
+    def _difference(self, identity: RunIdentity, layout: Layout) -> SamaraError | None:
+        """Return why a client does not fit this run, whose layout is given; None if it does."""
         if identity.layout.hash != layout.hash:
-            return (
+            return LayoutError(
                 f"its layout {identity.layout.hash.hex()[:12]} is not this run's "
                 f"{layout.hash.hex()[:12]}; give it the same model and adapter settings"
             )
         if identity.model_id != self.model_id:
-            return "its base model is not this run's; give it the same model files"
+            return ModelError("its base model is not this run's; give it the same model files")
         if identity.client_count != self.client_count:
-            return (
+            return ConfigError(
                 f"its data set is divided among {identity.client_count} clients, that of this run "
                 f"among {self.client_count}; give all clients the same num-partitions"
             )
-        return ""
+        return None
 
     def _key_refusal(self, public_key: bytes) -> str:
         """Return why the holder of a key may not take part; empty if it may."""
         return self._keys.refusal_reason(public_key) if self._keys else ""
 
-    def _refuse(self, node: int, reason: str) -> None:
-        """Refuse a node for some minutes; the reason is logged unless it is the same as before."""
-        reason = cut_foreign_text(reason)
+    def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
+        """Refuse a node for some minutes; it is told why, unless it was told the same before."""
+        name = self._keys.name_of(client) if self._keys and client is not None else ""
+        who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
+        reason = cut_foreign_text(f"{who}{error}")
         self.entries.pop(node, None)
         self._introduced.pop(node, None)
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
-            log.warning("refused: %s", reason)
+            # A claim without the key says nothing about the client that it names.
+            known = None if isinstance(error, ClientKeyError) else client
+            event = {"event": REFUSED_EVENT, "client": known}
+            log.warning("refused: %s", reason, extra={"event": event})
+            self._notices.add(node, client or 0, error)
 
 
 def await_clients(

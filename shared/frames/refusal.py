@@ -30,6 +30,8 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.BATCH: "a step would use fewer of its examples than its owner allows",
     RefusalCode.EVALUATION: "it evaluates no training examples, and its personal model for one "
     "state of a run",
+    RefusalCode.KEY: "its key is not valid in this run",
+    RefusalCode.INDEX: "another node is the same client",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
@@ -40,6 +42,27 @@ _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.BATCH: "a step would use {0} of its examples, and its owner allows no fewer than "
     "{1}",
 }
+
+
+_BY_THE_SERVER: dict[int, str] = {
+    RefusalCode.SETTINGS: "its settings exclude this client; ask the operator",
+    RefusalCode.MODEL: "its base model is another one; give this client the run's, by --model",
+    RefusalCode.FRAME: "it cannot read this client's hello; install the server's version of Samara",
+    RefusalCode.LAYOUT: "its adapter has another layout; give this client the run's --model, "
+    "--task and adapter settings",
+    RefusalCode.MISSING_BLOB: "it does not have the file that this client lacks, or has sent too "
+    "much of it; ask the operator",
+    RefusalCode.KEY: "this client's key is not registered in this run, was revoked, or is another "
+    "client's; ask the operator for a key (samara server keys create)",
+    RefusalCode.INDEX: "another node is connected as the same client; stop the other one, or give "
+    "this one a key of its own",
+}
+
+
+def describe_servers_refusal(code: int) -> str:
+    """Return why a server refuses a client, as a sentence for the client's own log."""
+    reason = _BY_THE_SERVER.get(code, "for a reason that its own log has; ask the operator")
+    return f"the server refuses this client: {reason} (code {code})"
 
 
 def describe_refusal(code: int, numbers: tuple[int, int]) -> str:

@@ -13,10 +13,12 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAIN: _ClassVar[TaskKind]
     EVALUATE: _ClassVar[TaskKind]
     BLOB: _ClassVar[TaskKind]
+    REFUSED: _ClassVar[TaskKind]
 HELLO: TaskKind
 TRAIN: TaskKind
 EVALUATE: TaskKind
 BLOB: TaskKind
+REFUSED: TaskKind
 
 class CatchUpRequest(_message.Message):
     __slots__ = ("instruction", "settings", "snapshot", "tail")

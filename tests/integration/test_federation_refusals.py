@@ -11,10 +11,13 @@ from federations import Settings, Tampering, config_of, grid_of
 from flwr.app import Message, MessageType
 
 from server.app import serve
+from server.live.server_log import write_server_log
+from server.live.status import read_status
 from server.store import replay_run
-from shared.errors import DataError, SamaraError, TrainingError
+from shared.errors import DataError, RefusalCode, SamaraError, TrainingError
 from shared.frames.evaluation import Evaluation, EvaluationColumn
 from shared.frames.instructions import TrainInstruction
+from shared.frames.refusal import describe_servers_refusal
 from shared.frames.report import Report
 from shared.ledger.reading import read_ledger
 from shared.result import read_result
@@ -113,12 +116,23 @@ def test_a_client_counts_in_the_columns_that_it_has(settings: Settings) -> None:
     assert all(others == {"0", "2"} for others in clients.values())
 
 
-def test_a_device_with_another_adapter_is_refused(settings: Settings) -> None:
+def test_a_device_with_another_adapter_is_refused_and_both_sides_say_why(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     config = config_of(settings)
     grid = grid_of(config)
     grid._contexts[1002].run_config = config_of(settings, adapter__rank=2).flat()
-    folder = serve(config, grid)
+    with write_server_log(Path(config.out)):
+        folder = serve(config, grid)
     assert set(read_result(folder)["clients"]) == {"0", "1"}
+    told = describe_servers_refusal(RefusalCode.LAYOUT)
+    said = [(r.name, r.getMessage()) for r in caplog.records if "refuse" in r.getMessage()]
+    assert [name for name, _ in said] == ["samara.server", "samara.client"], "each says it once"
+    assert said[0][1].startswith("refused: client 2: its layout ")
+    assert said[1][1] == told
+    client = read_status(folder).clients[2]
+    assert (client.state, client.failures) == ("refused", 1)
+    assert client.last_failure == said[0][1]
 
 
 def test_a_client_refuses_an_instruction_for_another_layout(

@@ -2,6 +2,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -23,7 +24,7 @@ from shared.config import RunConfig
 from shared.errors import DeviceError, RefusalCode
 from shared.frames.hello import Hello
 from shared.frames.instructions import token_of
-from shared.frames.refusal import Refusal
+from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
 from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
@@ -98,6 +99,49 @@ def test_attached_phones_get_a_blob_through_the_gateway_and_join(
             roster.request_hellos(grid, SECONDS)
     assert {e.client for e in roster.entries.values()} == {first.device, second.device}
     assert first.store.find(blob)
+
+
+class Other(Echo):
+    """A phone whose adapter has a size, and which keeps what the server says of it."""
+
+    def __init__(self, device: int, size: int) -> None:
+        super().__init__(device)
+        self.size, self.told = size, SimpleQueue[bytes]()
+
+    def hello(self) -> bytes:
+        layout = layout_of(self.size).to_json()
+        return Hello(self.device, 10, 0, bytes(32), layout, '{"clients": 0}').encode()
+
+    def hear_refusal(self, refusal: bytes) -> bytes:
+        self.told.put(refusal)
+        return refusal
+
+
+def test_a_refused_phone_is_told_why_through_its_gateway(
+    served: Served,
+    keys: list[SigningKey],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("server.transport.phone_grid.REFRESH_SECONDS", 0.1)
+    phones = [
+        Other(client_index_of_key(key.public), size)
+        for key, size in zip(keys[:2], (20, 21), strict=True)
+    ]
+    app = relay.gateway_app(served.gateway, served.loop)
+    grid = PhoneGrid(InProcessGrid(app, 1, RunConfig.of({}, "test").flat()))
+    roster = Roster()
+    with attached_phones(served, keys[0], phones[0]), attached_phones(served, keys[1], phones[1]):
+        end = time.monotonic() + SECONDS
+        while not (roster.entries and roster.refusal_reasons) and time.monotonic() < end:
+            roster.request_hellos(grid, SECONDS)
+        [entry] = roster.entries.values()
+        [refused] = [phone for phone in phones if phone.device != entry.client]
+        notice = Refusal.decode(refused.told.get(timeout=SECONDS))
+    assert (notice.client, notice.code) == (refused.device, RefusalCode.LAYOUT)
+    assert all(phone.told.empty() for phone in phones)
+    expected = f"phone {refused.device}: {describe_servers_refusal(RefusalCode.LAYOUT)}"
+    assert expected in [r.getMessage() for r in caplog.records if r.name == "samara.gateway"]
 
 
 def test_a_silent_phone_does_not_delay_the_next_request(

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from shared.errors import CatchUpError, RefusalCode, SamaraError
-from shared.frames.refusal import Refusal
+from shared.frames.refusal import Refusal, describe_servers_refusal
 
 PREFIX_BYTES = 8
 
@@ -35,6 +35,15 @@ def test_every_code_of_a_refusal_has_a_sentence(code: RefusalCode) -> None:
     known, unknown = (Refusal(bytes(8), 3, 7, c).description for c in (code, 999))
     assert f"(code {code:d}); the reason is in the client's own log" in known
     assert code == 0 or known.split(" (")[0] != unknown.split(" (")[0]
+
+
+@pytest.mark.parametrize("code", [*RefusalCode, 999])
+def test_a_refused_client_is_told_why_in_words(code: int) -> None:
+    sentence = describe_servers_refusal(code)
+    assert sentence.startswith("the server refuses this client: ")
+    assert sentence.endswith(f" (code {code:d})")
+    told = {describe_servers_refusal(c).split(" (code")[0] for c in (9, 4, 1, 20, 21, 999)}
+    assert len(told) == 6
 
 
 def test_the_numbers_of_a_refusal_are_in_its_sentence() -> None:

@@ -114,6 +114,8 @@ def _frame(task: Task, phone: PhoneWorker) -> bytes:
         return phone.hello()
     if task.kind == TaskKind.TRAIN:
         return phone.train(task.instruction, catch_up, task.settings)
+    if task.kind == TaskKind.REFUSED:
+        return phone.hear_refusal(task.instruction)
     if task.kind == TaskKind.BLOB:
         return phone.receive_blob(task.instruction)
     return phone.evaluate(task.instruction, catch_up, task.settings, task.personal)

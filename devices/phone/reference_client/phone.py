@@ -28,6 +28,7 @@ from devices.phone.reference_client.run_settings import RunSettings
 from shared.errors import FrameError, SamaraError
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.instructions import EvaluateInstruction, TrainInstruction
+from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.run_terms import RunTerms
@@ -109,6 +110,14 @@ class Phone(ClientHandler):
     def receive_blob(self, part: bytes) -> bytes:
         """Refuse a part of a file: all that the adapter needs is in the phone's program."""
         return self.refuse(part, FrameError("a blob part was sent to a phone that lacks no blob"))
+
+    def hear_refusal(self, refusal: bytes) -> bytes:
+        """Log why the server refuses this phone, and return its refusal."""
+        try:
+            log.warning("%s", describe_servers_refusal(Refusal.decode(refusal).code))
+        except FrameError as error:
+            return self.refuse(refusal, error)
+        return refusal
 
     def take_private_rounds(self) -> None:
         """Take the private rounds that are due in the latest run; nothing of them is sent.

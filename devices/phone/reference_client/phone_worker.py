@@ -55,6 +55,10 @@ class PhoneWorker:
         """Return the refusal of a blob part."""
         return self._work(self._phone.receive_blob, part)
 
+    def hear_refusal(self, refusal: bytes) -> bytes:
+        """Log why the server refuses the phone; see `Phone.hear_refusal`."""
+        return self._phone.hear_refusal(refusal)
+
     def _work(self, method: Callable[_P, bytes], *arguments: _P.args, **named: _P.kwargs) -> bytes:
         """Call a method in the worker's thread, and return the frame that it returns.
 
