@@ -8,9 +8,10 @@ LSP-Offload on the matrices of its blocks, with the defaults of `samara tune`. T
 method is searched in the same way: by the perplexity of validation texts after a quarter of the
 run, from the centres that `offload_accuracy` has. The curves are those of other texts, the test's.
 
-Emulated time is that of `emulated_steps`, in units of a forward and backward pass: what is computed
-is the processor time of this run, with the learning of projectors. LSP-Offload takes at least as
-much of it as Zero-Offload.
+Emulated time is that of `emulated_steps`, in units of a forward and backward pass. Compression,
+decompression and the learning of projectors are in it by their processor time over that of the
+passes of the same run, so that a machine that is busy at times changes little. LSP-Offload takes at
+least as much emulated time as Zero-Offload.
 
 FOLDER has rows.jsonl with a line per run, and table.md; the same command continues.
 """
@@ -98,6 +99,22 @@ def subspace_of(network: Any, setting: Setting) -> SubspaceSettings:
     )
 
 
+class TimedUpdates(ImmediateSchedule):
+    """Updates at once, with the processor seconds that they have taken.
+
+    Attributes:
+        seconds: processor seconds so far.
+    """
+
+    seconds = 0.0
+
+    def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
+        """Compress, update and apply."""
+        begun = time.process_time()
+        super().gradient(layer, gradient, learning_rate)
+        self.seconds += time.process_time() - begun
+
+
 def fine_tune(
     folder: Path,
     sequences: Sequences,
@@ -107,7 +124,7 @@ def fine_tune(
     steps: int,
     evaluations: int,
 ) -> Row:
-    """Train a model further; return its curve, seconds of a step and of the checks, and biases.
+    """Train a model further; return its curve, and seconds of passes, updates and checks.
 
     Args:
         folder: folder of the model.
@@ -129,10 +146,11 @@ def fine_tune(
         ]
         for weight in matrices.values():
             weight.requires_grad_(True)
-    adam = OffloadedAdam(layers, ImmediateSchedule(), subspace)
+    updates = TimedUpdates()
+    adam = OffloadedAdam(layers, updates, subspace)
     every = max(1, steps // evaluations)
     curve: list[Row] = []
-    seconds: list[float] = []
+    seconds: list[tuple[float, float]] = []
     checks: list[float] = []
     biases: list[float] = []
     for step in range(steps + 1):
@@ -151,15 +169,18 @@ def fine_tune(
                 loss_of(network, other).backward()  # type: ignore[no-untyped-call]
             checks.append(time.process_time() - begun)
             biases.append(float(np.mean([each.learned or each.bias for each in results])))
-        begun = time.process_time()
+        begun, updated = time.process_time(), updates.seconds
         batch = batch_of(sequences.train, step, setting.batch, setting.seed)
         loss = loss_of(network, batch)
         adam.begin_pass(rate)
         loss.backward()  # type: ignore[no-untyped-call]
-        seconds.append(time.process_time() - begun)
+        update = updates.seconds - updated
+        seconds.append((time.process_time() - begun - update, update))
+    in_passes, in_updates = np.median(seconds, axis=0)
     return {
         "curve": curve,
-        "step_seconds": float(np.median(seconds)),
+        "pass_seconds": float(in_passes),
+        "update_seconds": float(in_updates),
         "check_seconds": checks,
         "biases": biases,
         "sent": sum(layer.optimizer.moments[0].numel() for layer in layers),
@@ -177,17 +198,21 @@ def time_to_reach(times: list[float], values: list[float], wanted: float) -> flo
     return None
 
 
-def timed_curve(row: Row, step: float, unit: float) -> Curve:
+def timed_curve(row: Row, step: float) -> Curve:
     """Return emulated time, in units, and test perplexity of a run's evaluations.
 
     Args:
         row: row of the run.
         step: emulated time of a step, in units.
-        unit: seconds of a unit.
     """
-    checks = np.concatenate([[0.0], np.cumsum(row["check_seconds"])]) / unit
+    checks = np.concatenate([[0.0], np.cumsum(check_times(row))])
     times = [point["step"] * step + checks[point["checks"]] for point in row["curve"]]
     return times, [point["test"] for point in row["curve"]]
+
+
+def check_times(row: Row) -> list[float]:
+    """Return the time of each check of a run, in units."""
+    return [seconds / row["pass_seconds"] for seconds in row["check_seconds"]]
 
 
 @dataclass(frozen=True)
@@ -199,21 +224,16 @@ class Comparison:
         lsp: row of LSP-Offload's run.
         zero_step: emulated time of a step of Zero-Offload, in units.
         lsp_step: that of LSP-Offload, without checks.
-        unit: processor seconds of a forward and backward pass.
     """
 
     zero: Row
     lsp: Row
     zero_step: float
     lsp_step: float
-    unit: float
 
     def curves(self) -> tuple[Curve, Curve]:
         """Return the timed curves of Zero-Offload and LSP-Offload."""
-        return (
-            timed_curve(self.zero, self.zero_step, self.unit),
-            timed_curve(self.lsp, self.lsp_step, self.unit),
-        )
+        return timed_curve(self.zero, self.zero_step), timed_curve(self.lsp, self.lsp_step)
 
 
 def draw(curves: dict[str, Curve], file: Path) -> None:
@@ -267,20 +287,20 @@ def measure(folder: Path, sequences: Sequences, setting: Setting, rows: Rows) ->
         rate = search_rate(centre, loss)
         found[method] = run(method, rate, steps[method], setting.evaluations)
     zero, lsp = (found[method] for method in ("zero-offload", "lsp"))
-    extra = max(0.0, lsp["step_seconds"] - unit)
+    extra = lsp["update_seconds"] / lsp["pass_seconds"] * unit
     share = lsp["sent"] / compute["numbers"]
     lsp_step = emulated_step(forward, backward, extra, share, blocks, True)
-    return Comparison(zero, lsp, zero_step / unit, lsp_step / unit, unit)
+    return Comparison(zero, lsp, zero_step / unit, lsp_step / unit)
 
 
 def render_table(result: Comparison) -> str:
     """Return what the steps take, and a Markdown table of when LSP-Offload is as far."""
     zero, lsp = result.curves()
-    learned = result.lsp["check_seconds"][0] / result.unit
+    checks = check_times(result.lsp)
     lines = [
         f"η {result.zero['rate']:g} and {result.lsp['rate']:g}; a step takes "
         f"{result.zero_step:.2f} and {result.lsp_step:.2f} of a pass, the checks "
-        f"{', '.join(f'{each / result.unit:.0f}' for each in result.lsp['check_seconds'])}; "
+        f"{', '.join(f'{each:.0f}' for each in checks)}; "
         f"biases {', '.join(f'{bias:.2f}' for bias in result.lsp['biases'])}\n",
         "| Zero-Offload's perplexity | its time | LSP-Offload's time | ratio "
         "| ratio, projectors learned before |",
@@ -291,7 +311,7 @@ def render_table(result: Comparison) -> str:
         shown = "not reached" if other is None else f"{other:.0f}"
         ratios = ["–", "–"]
         if other is not None and when:
-            ratios = [f"{other / when:.2f}", f"{max(0.0, other - learned) / when:.2f}"]
+            ratios = [f"{other / when:.2f}", f"{max(0.0, other - checks[0]) / when:.2f}"]
         lines.append(f"| {value:.2f} | {when:.0f} | {shown} | {' | '.join(ratios)} |")
     lines.append(f"\nLSP-Offload's last perplexity: {lsp[1][-1]:.2f} at {lsp[0][-1]:.0f}")
     return "\n".join(lines) + "\n"

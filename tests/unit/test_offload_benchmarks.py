@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.accuracy.emulated_steps import emulated_step
 from benchmarks.accuracy.offload_accuracy import METHODS, REFERENCE, Benchmark
 from benchmarks.accuracy.offload_perplexity import (
     Comparison,
+    Setting,
+    measure,
     render_table,
     time_to_reach,
     timed_curve,
@@ -22,6 +25,7 @@ from benchmarks.accuracy.rate_search import FACTOR
 from benchmarks.accuracy.review_halves import END, SETTINGS, pretrain, tokenizer_of
 from benchmarks.accuracy.rows import Row, Rows
 from benchmarks.accuracy.token_sequences import (
+    Sequences,
     as_sequences,
     batch_of,
     loss_of,
@@ -49,8 +53,8 @@ def test_the_time_at_which_a_curve_reaches_a_perplexity() -> None:
 
 def test_checks_are_part_of_the_time_of_a_curve() -> None:
     points = [{"step": 0, "checks": 0, "test": 9.0}, {"step": 4, "checks": 1, "test": 8.0}]
-    row = {"curve": points, "check_seconds": [6.0]}
-    assert timed_curve(row, 0.5, 2.0) == ([0.0, 5.0], [9.0, 8.0])
+    row = {"curve": points, "check_seconds": [6.0], "pass_seconds": 2.0}
+    assert timed_curve(row, 0.5) == ([0.0, 5.0], [9.0, 8.0])
 
 
 def test_texts_that_several_files_have_are_read_once(tmp_path: Path) -> None:
@@ -94,11 +98,12 @@ def test_the_table_counts_the_learning_of_projectors() -> None:
         return {
             "curve": points,
             "check_seconds": checks,
+            "pass_seconds": 2.0,
             "rate": 1e-3,
             "biases": [0.5] * len(checks),
         }
 
-    result = Comparison(row([9.0, 8.0, 7.0], []), row([9.0, 8.0, 7.5], [20.0]), 4.0, 1.0, 2.0)
+    result = Comparison(row([9.0, 8.0, 7.0], []), row([9.0, 8.0, 7.5], [20.0]), 4.0, 1.0)
     lines = render_table(result).splitlines()
     assert "| 8.00 | 40 | 20 | 0.50 | 0.25 |" in lines
     assert "| 7.00 | 80 | not reached | – | – |" in lines
@@ -165,3 +170,29 @@ def test_a_small_model_learns_from_texts_and_its_tokenizer_begins_them() -> None
         for steps in (0, 20)
     )
     assert trained < untrained - 0.5
+
+
+def test_a_run_counts_updates_apart_from_passes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokens = torch.randint(40, (40, 8))
+    sequences = Sequences(tokens[:32], tokens[32:36], tokens[36:])
+    setting = Setting(context=8, batch=4, zero_steps=4, evaluations=2, search_share=0.5)
+    rows = Rows(tmp_path / "rows.jsonl")
+    result = measure(tmp_path / "model", sequences, setting, rows)
+    zero, lsp = result.curves()
+    assert [len(zero[0]), len(lsp[0])] == [3, 3]
+    assert zero[0][-1] == pytest.approx(4 * result.zero_step)
+    assert lsp[0][-1] > result.lsp["curve"][-1]["step"]  # a pass each, and the check
+    assert len(result.lsp["biases"]) == len(result.lsp["check_seconds"]) == 1
+    assert result.lsp["update_seconds"] > 0
+    count = len(list(rows))
+    assert measure(tmp_path / "model", sequences, setting, rows) == result
+    assert len(list(rows)) == count
