@@ -23,7 +23,7 @@ export APT_CONFIG="$work/apt.conf"
 apt-get update -qq
 apt-get install -qq --yes --download-only --no-install-recommends python3 libstdc++6 >/dev/null
 for package in "$work"/archives/*.deb; do dpkg-deb -x "$package" "$work/root"; done
-version=$(basename "$(ls "$work"/root/usr/bin/python3.?? | head -1)")
+version=$(basename "$(find "$work/root/usr/bin" -name "python3.??" | sort | head -1)")
 version=${version#python}
 python3 -m pip download --quiet --disable-pip-version-check --only-binary=:all: \
 	--dest "$work/wheels" --python-version "$version" --implementation cp \

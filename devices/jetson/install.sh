@@ -1,88 +1,228 @@
 #!/usr/bin/env bash
-# Install Samara on a Jetson with JetPack 6 or 7, in a virtual environment of its own.
-# Not yet run on a board; docs/guides/clients.md says what has been tried and what has not.
-#
-#   ./install.sh [--home DIR] [--from SAMARA] [--torch-index URL] [--bitsandbytes VERSION | --no-bitsandbytes]
-#
-# Needs: curl, git, cmake, a compiler and the CUDA toolkit of the JetPack (nvcc).
+# Install Samara on a Jetson with JetPack 6 or 7. Not yet run on a board: docs/guides/jetson.md says
+# what has been tried, and has the sources of what is said here of JetPacks and wheels.
 set -euo pipefail
 
-home="$HOME/.samara"
-source_of_samara="samara-fl"
-torch_index=""
-bitsandbytes="0.50.2"
+usage() {
+    cat <<'USAGE'
+usage: install.sh [options]
+  --prefix DIR          folder of everything that is installed: default /opt/samara for root, else
+                        ~/.local/share/samara
+  --from SAMARA         a checkout, a wheel, or samara-fl: default the checkout of this script, if any
+  --torch-index URL     the one index that torch is asked for; default by JetPack
+  --torch-wheel URL     a wheel of torch, with --sha256 HEX, in place of an index
+  --python VERSION      default 3.12
+  --bitsandbytes TAG    also build bitsandbytes for this board, for quantized models: for example
+                        0.50.2; needs git, cmake, a compiler and the JetPack's nvcc
+  --service NAME        also a systemd service that runs client NAME at boot; needs root
+  --dry-run             print the commands, change nothing
+  --uninstall           remove what an earlier run has installed; keys and clients' folders stay
+The same command goes on after an interruption, and changes nothing if nothing is left to do.
+USAGE
+}
+
+if ((EUID)); then prefix="$HOME/.local/share/samara"; else prefix=/opt/samara; fi
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+checkout="$(cd "$here/../.." && pwd)"
+source_of_samara=samara-fl
+if grep -qs '^name = "samara-fl"' "$checkout/pyproject.toml"; then source_of_samara="$checkout"; fi
+torch_index="" torch_wheel="" sha256="" python=3.12 bitsandbytes="" service="" dry="" uninstall=""
 
 die() {
     echo "install.sh: $*" >&2
     exit 1
 }
+say() { echo "install.sh: $*"; }
+# Everything that changes something goes through this.
+run() {
+    echo "+ $*"
+    [[ -n "$dry" ]] || "$@"
+}
+write() { # FILE: standard input becomes the file
+    echo "+ write $1"
+    if [[ -n "$dry" ]]; then cat >/dev/null; else cat >"$1.new" && mv "$1.new" "$1"; fi
+}
 
 while (($#)); do
     case "$1" in
-        --home) home="${2:?}"; shift 2 ;;
+        --prefix) prefix="$(realpath -m "${2:?}")"; shift 2 ;;
         --from) source_of_samara="${2:?}"; shift 2 ;;
         --torch-index) torch_index="${2:?}"; shift 2 ;;
+        --torch-wheel) torch_wheel="${2:?}"; shift 2 ;;
+        --sha256) sha256="${2:?}"; shift 2 ;;
+        --python) python="${2:?}"; shift 2 ;;
         --bitsandbytes) bitsandbytes="${2:?}"; shift 2 ;;
-        --no-bitsandbytes) bitsandbytes=""; shift ;;
-        *) die "unknown option $1" ;;
+        --service) service="${2:?}"; shift 2 ;;
+        --dry-run) dry=yes; shift ;;
+        --uninstall) uninstall=yes; shift ;;
+        -h | --help) usage; exit ;;
+        *) usage >&2; die "unknown option $1" ;;
     esac
 done
 
-[[ "$(uname -m)" == aarch64 ]] || die "this is no Jetson: $(uname -m)"
-[[ -r /etc/nv_tegra_release ]] || die "/etc/nv_tegra_release is missing; is this a Jetson with JetPack?"
+marker="$prefix/.made-by-install.sh"
+units=/etc/systemd/system
+unit="$units/samara-client@.service"
 
-# "# R36 (release), REVISION: 4.3, ..." is L4T 36, JetPack 6; L4T 38 is JetPack 7.
-l4t="$(sed -nE 's/^# R([0-9]+) .*/\1/p' /etc/nv_tegra_release)"
+if [[ -n "$uninstall" ]]; then
+    [[ -e "$marker" ]] || die "$prefix was not made by this script; give the --prefix of the installation"
+    if [[ -e "$unit" ]] && grep -qF "$prefix/venv/" "$unit"; then
+        run systemctl disable --now 'samara-client@*.service'
+        run rm -f "$unit"
+        run systemctl daemon-reload
+    fi
+    run rm -rf "$prefix"
+    say "removed; /etc/samara (keys, options) and /var/lib/samara (the clients' models) stay"
+    exit
+fi
+
+[[ "$source_of_samara" != samara && "$source_of_samara" != samara[=\<\>\[]* ]] \
+    || die "samara on the package index is another project; ours is samara-fl"
+[[ "$(uname -m)" == aarch64 ]] || die "this is no Jetson: $(uname -m)"
+release="${TEGRA_RELEASE_FILE:-/etc/nv_tegra_release}"
+[[ -r "$release" ]] || die "$release is missing; is this a Jetson with JetPack?"
+[[ -z "$torch_wheel" || "$sha256" =~ ^[0-9a-f]{64}$ ]] || die "--torch-wheel needs --sha256, 64 hex digits"
+if [[ -n "$service" ]]; then
+    ((EUID == 0)) || die "--service needs root: sudo $0 …"
+    [[ "$service" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--service $service: letters, digits, . _ - only"
+fi
+
+# "# R36 (release), REVISION: 4.3, ..." is L4T 36, JetPack 6; L4T 38 and 39 are JetPack 7.
+l4t="$(sed -nE 's/^# R([0-9]+) .*/\1/p' "$release")"
 case "$l4t" in
-    36) jetpack=6 python=3.12 index="https://pypi.jetson-ai-lab.io/jp6/cu126" ;;
-    38 | 39) jetpack=7 python=3.12 index="https://download.pytorch.org/whl/cu130" ;;
+    36) jetpack=6 index=https://pypi.jetson-ai-lab.io/jp6/cu126 ;;
+    38 | 39) jetpack=7 index=https://download.pytorch.org/whl/cu130 ;;
     *) die "L4T R${l4t:-?} is neither JetPack 6 (R36) nor JetPack 7 (R38, R39)" ;;
 esac
 torch_index="${torch_index:-$index}"
-
-for program in curl git cmake; do
-    command -v "$program" >/dev/null || die "$program is missing; sudo apt-get install $program"
-done
-export PATH="$PATH:/usr/local/cuda/bin:$HOME/.local/bin"
+instead="on JetPack $jetpack the container works: devices/jetson/Containerfile; or give a wheel of torch \
+for Python $python and this board: --torch-wheel URL --sha256 HEX, or --torch-index URL"
 if [[ -n "$bitsandbytes" ]]; then
-    command -v nvcc >/dev/null || die "nvcc is missing; sudo apt-get install nvidia-jetpack, or --no-bitsandbytes"
+    PATH="$PATH:/usr/local/cuda/bin"
+    for program in git cmake c++ nvcc; do
+        command -v "$program" >/dev/null || die "$program is missing, which --bitsandbytes needs: \
+sudo apt-get install git cmake build-essential nvidia-jetpack"
+    done
 fi
 
-# JetPack 6 brings Python 3.10, which is too old for Flower 1.41; uv brings its own.
+run mkdir -p "$prefix"
+[[ -n "$dry" ]] || touch "$marker"
+# uv brings a Python where the JetPack's is too old, and keeps what it has fetched until all is done.
+export UV_PYTHON_INSTALL_DIR="$prefix/python" UV_CACHE_DIR="$prefix/cache" UV_NO_CONFIG=1
+export PATH="$PATH:$prefix/bin"
 if ! command -v uv >/dev/null; then
-    curl --proto '=https' --tlsv1.2 -LsSf https://astral.sh/uv/install.sh | sh
+    command -v curl >/dev/null || die "curl is missing; sudo apt-get install curl"
+    export UV_INSTALL_DIR="$prefix/bin" UV_NO_MODIFY_PATH=1
+    run curl --proto '=https' --tlsv1.2 -LsSf -o "$prefix/install-uv.sh" https://astral.sh/uv/install.sh
+    run sh "$prefix/install-uv.sh"
 fi
-mkdir -p "$home"
-uv venv --python "$python" --allow-existing "$home/venv"
-pip() { uv pip "$1" --python "$home/venv/bin/python" "${@:2}"; }
+interpreter="$prefix/venv/bin/python"
+[[ -x "$interpreter" ]] || run uv venv --python "$python" "$prefix/venv"
+pip_install() { run uv pip install --python "$interpreter" "$@"; }
+version_of() { # DISTRIBUTION: its version in the environment, or nothing
+    "$interpreter" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$1" 2>/dev/null || true
+}
 
-# The wheels of the ordinary index are for server ARM and find no GPU on JetPack 6.
-pip install --index-url "$torch_index" --extra-index-url https://pypi.org/simple \
-    --index-strategy first-index 'torch>=2.6' \
-    || die "no torch for Python $python at $torch_index; give --torch-index, or use the Containerfile"
-"$home/venv/bin/python" - <<'PYTHON' || die "this torch finds no CUDA; give another --torch-index, or use the Containerfile"
+# torch comes from one place alone. (uv asks an --extra-index-url before the --index-url: with the
+# package index as the extra one, torch would be the index's, which finds no GPU on JetPack 6.)
+asked="${torch_wheel:-$torch_index} $sha256"
+if [[ "$(cat "$prefix/torch-from" 2>/dev/null)" != "$asked" || -z "$(version_of torch)" ]]; then
+    if [[ -n "$torch_wheel" ]]; then
+        file="$prefix/${torch_wheel##*/}"
+        file="${file//%2[Bb]/+}"
+        run curl -fL --retry 5 --continue-at - --output "$file" "$torch_wheel" \
+            || die "$torch_wheel cannot be fetched; the same command goes on where it stopped"
+        if [[ -z "$dry" ]] && ! echo "$sha256  $file" | sha256sum --check --quiet; then
+            rm "$file"
+            die "$torch_wheel has another SHA-256 than $sha256"
+        fi
+        pip_install --no-deps --reinstall-package torch "$file" || die "this wheel is not for Python $python on this board"
+        run rm "$file"
+    else
+        pip_install --no-deps --reinstall-package torch --default-index "$torch_index" 'torch>=2.6' \
+            || die "no torch for Python $python at $torch_index; $instead"
+    fi
+    echo "$asked" | write "$prefix/torch-from"
+fi
+# Samara, and what torch needs, from the package index; torch itself stays as it is.
+if [[ -n "$dry" ]]; then torch="as installed"; else torch="$(version_of torch)"; fi
+echo "torch==$torch" | write "$prefix/constraints.txt"
+pip_install --constraint "$prefix/constraints.txt" "$source_of_samara" || die "Samara cannot be installed; see above"
+
+check="$(cat <<'PYTHON'
 import sys
-import torch
-sys.exit(not torch.cuda.is_available())
+
+try:
+    import torch
+except (ImportError, OSError) as error:
+    sys.exit(f"torch does not import: {error}")
+built = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
+if not torch.cuda.is_available():
+    sys.exit(f"{built} finds no GPU")
+major, minor = torch.cuda.get_device_capability()
+try:
+    product = torch.full((64, 64), 2.0, device="cuda") @ torch.full((64, 64), 0.5, device="cuda")
+    right = bool((product.cpu() == 64.0).all())
+except RuntimeError as error:
+    kernels = " ".join(torch.cuda.get_arch_list())
+    line = str(error).splitlines()[0]
+    sys.exit(f"{built} cannot multiply on this GPU, sm_{major}{minor}; it has {kernels}: {line}")
+if not right:
+    sys.exit(f"{built} multiplies wrongly on this GPU, sm_{major}{minor}")
+print(f"{built}: a matrix product on sm_{major}{minor} is right")
 PYTHON
-pip install "$source_of_samara"
+)"
+run "$interpreter" -c "$check" || die "$instead"
 
-# Orin is 8.7 and Thor 11.0. Wheels that lack a board's code import and fail at the first kernel.
-if [[ -n "$bitsandbytes" ]]; then
-    capability="$("$home/venv/bin/python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')"
-    work="$(mktemp -d)"
-    trap 'rm -rf "$work"' EXIT
-    git clone --depth 1 --branch "$bitsandbytes" \
-        https://github.com/bitsandbytes-foundation/bitsandbytes "$work/bitsandbytes"
-    cmake -S "$work/bitsandbytes" -B "$work/bitsandbytes/build" \
-        -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY="$capability"
-    cmake --build "$work/bitsandbytes/build" --parallel 2
-    pip install "$work/bitsandbytes"
+# Kernels of replay. Without them replay runs on the processor, with the same bits.
+if [[ -z "$(version_of triton)" ]]; then
+    pip_install --no-deps --default-index "$torch_index" triton \
+        || say "going on without triton: replay runs on the processor"
 fi
 
-# Of the system's jetson-stats service only; without it temperatures come from the kernel.
+# Wheels of bitsandbytes for ARM are for servers: import works, the first kernel fails.
+if [[ -n "$bitsandbytes" && "$(cat "$prefix/bitsandbytes-from" 2>/dev/null)" != "$bitsandbytes $torch" ]]; then
+    work="$prefix/bitsandbytes"
+    run rm -rf "$work"
+    run git clone --depth 1 --branch "$bitsandbytes" https://github.com/bitsandbytes-foundation/bitsandbytes "$work"
+    capability="$("$interpreter" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())' || true)"
+    run cmake -S "$work" -B "$work/build" -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY="${capability:-87}"
+    run cmake --build "$work/build" --parallel 2
+    pip_install --constraint "$prefix/constraints.txt" "$work"
+    run rm -rf "$work"
+    echo "$bitsandbytes $torch" | write "$prefix/bitsandbytes-from"
+fi
+
+# The library has to be of the version of the system's service. Without it the kernel is asked.
 if command -v jtop >/dev/null; then
-    pip install jetson-stats || echo "install.sh: going on without jetson-stats" >&2
+    jtop="$(jtop --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)"
+    [[ -n "$jtop" && "$(version_of jetson-stats)" == "$jtop" ]] \
+        || pip_install "jetson-stats==$jtop" || say "going on without jetson-stats $jtop"
 fi
 
-echo "Installed for JetPack $jetpack. Next: $home/venv/bin/samara client up --dry-run …"
+if [[ -n "$service" ]]; then
+    for group in video render; do
+        getent group "$group" >/dev/null || run groupadd --system "$group"
+    done
+    getent passwd samara >/dev/null \
+        || run useradd --system --user-group --home-dir /var/lib/samara --shell /usr/sbin/nologin samara
+    run install -d -o root -g samara -m 0750 /etc/samara
+    shipped="$here/samara-client@.service"
+    [[ -r "$shipped" ]] || shipped="$("$interpreter" -c 'import devices.jetson as j; print(j.__path__[0])')/samara-client@.service"
+    sed "s|/opt/samara/|$prefix/|g" "$shipped" | write "$unit"
+    options="/etc/samara/$service.env"
+    if [[ ! -e "$options" ]]; then
+        write "$options" <<OPTIONS
+# Options of \`samara client up\` beside --name and --home. The key: mode 0640, group samara.
+SAMARA_OPTIONS=--superlink server.example:8000 --key /etc/samara/$service.key --certs /etc/samara/ca.pem --device jetson-orin-nano
+OPTIONS
+        run chown root:samara "$options"
+        run chmod 0640 "$options"
+        say "put the server and the files of the client into $options, then: systemctl start samara-client@$service"
+    fi
+    run systemctl daemon-reload
+    run systemctl enable "samara-client@$service"
+fi
+
+run rm -rf "$prefix/cache" "$prefix/install-uv.sh"
+say "installed for JetPack $jetpack. Next: $prefix/venv/bin/samara client up --dry-run …"

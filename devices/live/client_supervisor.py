@@ -33,6 +33,7 @@ from devices.live.processes import (
     exclusive_lock,
     module_command,
 )
+from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
 from shared.files import make_folder, write_durably
@@ -118,7 +119,7 @@ def _run_preflight(folder: Path) -> None:
     if status < 0:
         raise DeviceError(
             f"the preflight was killed by signal {-status} after its last line, by a library that "
-            "does not fit this machine; install the build for it (docs/guides/clients.md)"
+            "does not fit this machine; install the build for it (docs/guides/jetson.md)"
         )
     if status:
         raise DeviceError("a check of the preflight failed; follow its remedy above")
@@ -158,7 +159,10 @@ class _ClientSupervisor:
             if not self._stop.is_set():
                 self._supernode.start()
                 executor.start()
+                notify_service_manager(READY)
             while not self._stop.wait(_POLL_SECONDS):
+                if executor.is_alive():
+                    notify_service_manager(ALIVE)
                 check_not_revoked(self._supernode)
                 for child in (self._trainer, self._supernode):
                     if message := child.restart_if_due():

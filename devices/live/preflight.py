@@ -115,7 +115,7 @@ def check_torch(device: str) -> CheckResult:
 
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
-            remedy = "install the wheel for this board (docs/guides/clients.md), or --device cpu"
+            remedy = "install the wheel for this board (docs/guides/jetson.md), or --device cpu"
             return CheckResult(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
         ones = torch.ones(64, 64, device=where)
         if float((ones @ ones)[0, 0]) != 64:
@@ -123,7 +123,7 @@ def check_torch(device: str) -> CheckResult:
         name = torch.cuda.get_device_name(where) if where.type == "cuda" else device
         return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
-        remedy = "install a wheel for this machine (docs/guides/clients.md)"
+        remedy = "install a wheel for this machine (docs/guides/jetson.md)"
         return CheckResult(Outcome.FAIL, "torch", _first_line(error), remedy)
 
 
@@ -137,7 +137,7 @@ def check_bitsandbytes(device: str) -> CheckResult:
         packed, state = functional.quantize_4bit(weights, quant_type="nf4")
         error = float((functional.dequantize_4bit(packed, state) - weights).abs().max())
     except (ImportError, RuntimeError, OSError, AttributeError) as problem:
-        remedy = "build it for this board (docs/guides/clients.md) or --set model.quantization=none"
+        remedy = "build it for this board (docs/guides/jetson.md) or --set model.quantization=none"
         return CheckResult(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
     if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
         remedy = "install another build"

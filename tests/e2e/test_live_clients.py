@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,22 @@ def rounds_of(run: Path) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == "round"]
 
 
+@pytest.fixture
+def service_manager(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[socket.socket]:
+    """What systemd listens with to the services that it has started."""
+    address = str(tmp_path_factory.mktemp("n") / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        yield manager
+
+
 def test_two_clients_take_part_and_leave_nothing_behind(
-    settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    settings: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    service_manager: socket.socket,
 ) -> None:
     place = tmp_path_factory.mktemp("e")  # short: sockets lie in it
     run = place / "run"
@@ -78,6 +94,8 @@ def test_two_clients_take_part_and_leave_nothing_behind(
                 break
         rounds = rounds_of(run)
         assert len(rounds) == 3, link.log_tail()
+        assert service_manager.recv(64) == b"READY=1"
+        assert b"WATCHDOG=1" in [service_manager.recv(64) for _ in NAMES]
         assert trainer_of(place / "kitchen").pid != killed
         assert set(rounds[0]["clients"]) == {str(read_client_index(key)) for key in keys}
         for name in NAMES:
