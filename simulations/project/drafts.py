@@ -143,7 +143,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     lines = [
         f"# {folder}: a federation of simulated clients on data and a model of your own.",
         f"# samara simulate {folder}/{SCENARIO_FILE}",
-        "# Any setting of docs/settings.md may be added; what is not said has its default.",
+        "# Any setting of docs/reference/settings.md may be added; the others have their defaults.",
         "",
         f"task = {quoted(f'{folder}/{TASK_FILE}')}",
         "# The same command continues the run in this folder; another setting needs another one,",

@@ -78,3 +78,18 @@ def test_a_message_is_read_where_it_is_made() -> None:
     texts = {(message.file, message.text) for message in messages()}
     assert ("shared/config.py", "steps × queries must be at most 1,048,576") in texts
     assert ("shared/result.py", "…: cannot be read: …; has the run ended?") in texts
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    named = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg|png)")
+    folders = ("samara", "server", "client", "shared", "simulations", "devices", "benchmarks")
+    files = [file for name in folders for file in (ROOT / name).rglob("*.*")]
+    missing = {
+        f"{file.relative_to(ROOT)}: {page}"
+        for file in [*files, ROOT / "Makefile", *ROOT.glob("*.md")]
+        if file.suffix in (".py", ".toml", ".sh", ".service", ".proto", ".md", "")
+        if file.name != "CHANGELOG.md"
+        for page in named.findall(file.read_text(encoding="utf-8"))
+        if not (ROOT / page).is_file()
+    }
+    assert not missing
