@@ -1,4 +1,4 @@
-"""What the default of a readout misses beside a probe, and where it is lost, with standard errors.
+"""Points that a readout's default misses beside a probe, where they are lost, standard errors.
 
     python -m benchmarks.accuracy.readout_shortfall --data SOURCES --model MODEL --out FOLDER \\
         [--sets boolq,wic] [--clients 8] [--alpha inf] [--seeds 0,1,2]
