@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SamaraError
 
 if TYPE_CHECKING:
+    from samara import register
     from samara.estimates import DeviceEstimate, device_estimate
     from samara.models import Model
     from samara.simulation import Comparison, Run, Runs, simulate
@@ -35,6 +36,7 @@ __all__ = [
     "TuningRun",
     "device_estimate",
     "load_task",
+    "register",
     "simulate",
     "tune",
 ]
@@ -56,6 +58,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "register":
+        return import_module("samara.register")
     if name not in _MODULES:
         raise AttributeError(f"module 'samara' has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)

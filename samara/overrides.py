@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.config import RunConfig, read_scenario
+from shared.config import RunConfig
 from shared.errors import ConfigError
-from shared.scenarios import scenario_file
+from shared.scenarios import read_scenario, scenario_file
 from shared.settings import flattened
 
 Scenario = RunConfig | Mapping[str, Any] | str | os.PathLike[str]
@@ -30,7 +30,7 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
         settings, source = settings_of(scenario), "settings"
     else:
         file = scenario_file(Path(scenario))
-        settings, source = read_scenario(file), str(file)
+        settings, source = flattened(read_scenario(file)), str(file)
     return RunConfig.of(settings | settings_of(overrides), source)
 
 

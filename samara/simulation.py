@@ -265,11 +265,11 @@ def simulate(
 
 def _simulate(config: RunConfig, progress: bool | None) -> Path:
     check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_message:
         from simulations.simulate import simulate as run
 
+        logging.getLogger("flwr").setLevel(logging.WARNING)  # which importing it has set
         return run(config, on_message)
 
 

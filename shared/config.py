@@ -5,22 +5,22 @@ once. ``python docs/tables.py`` writes pyproject's ``[tool.flwr.app.config]`` an
 docs/reference/settings.md from the fields.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
 from shared.choices import AUTO, with_choices
 from shared.data_settings import EMBEDDED_DATA, DataSettings
-from shared.directions import Differences, Gradients
-from shared.errors import ConfigError
+from shared.directions import Differences
+from shared.extensions import is_extension
 from shared.features import refusals
 from shared.fleet_settings import FleetSettings
 from shared.layout import LABEL_BIAS_GROUP
 from shared.personal_settings import PersonalSettings
 from shared.run_terms import RunTerms, federated_rounds
+from shared.scenarios import read_scenario
 from shared.sections import (
     EMBEDDED_MODEL,
     AdapterSettings,
@@ -37,14 +37,18 @@ from shared.settings import (
     Section,
     Settings,
     Text,
+    choice,
     describe,
     flattened,
     nest,
     parse_assignment,
     setting,
 )
+from shared.tasks.catalog import TaskName
+from shared.tasks.objectives import CROSS_ENTROPY
 
-Method = Literal["finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"]
+METHODS = ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout")
+Method = Annotated[str, choice("personalization", METHODS)]
 """Ways to make each client's model out of the same number of rounds (docs/guides/personal.md)."""
 SeedPolicy = Literal["shared", "independent", "pool"]
 
@@ -57,7 +61,12 @@ NO_STREAMED_GRADIENTS = (
 def reads(method: str, key: str) -> bool:
     """Return whether the value of a setting means anything to a method; unknown ones may."""
     described = describe(RunConfig).get(key)
-    return described is None or described.is_read_by(method)
+    return described is None or described.is_read_by(_built_in_method(method))
+
+
+def _built_in_method(method: str) -> str:
+    """Return a method, or of a registered one the built-in method that has the same rules."""
+    return "readout" if is_extension(method) else method
 
 
 class RunConfig(Settings):
@@ -66,8 +75,8 @@ class RunConfig(Settings):
     method: Method = setting(
         "finetune",
         "how a client's model is made: `finetune`, `local`, `global`, `ditto`, `mixture`, "
-        "`partial`, `cluster`, `readout`; all spend `rounds` + `personal.rounds` rounds on a "
-        "client",
+        "`partial`, `cluster`, `readout`, or a registered personalization; all spend `rounds` + "
+        "`personal.rounds` rounds on a client",
         page="guides/personal.md",
     )
     seed: int = setting(
@@ -131,12 +140,18 @@ class RunConfig(Settings):
         "so that almost twice the queries cost the same",
         page="concepts/step-size.md#less-noise-for-the-same-rows",
     )
-    gradients: Gradients = setting(
+    gradients: Annotated[str, choice("estimator", ("differences", "exact"))] = setting(
         "differences",
-        "`differences` of losses, or `exact`: z·∇L of every direction from one backward pass, for "
-        "clients that can run one; what they report has the same form",
+        "`differences` of losses; `exact`: z·∇L of every direction from one backward pass, for "
+        "clients that can run one; or a registered estimator. Reports have the same form",
         owner="device",
         page="concepts/steps.md#exact-derivatives",
+    )
+    objective: Annotated[str, choice("objective", (CROSS_ENTROPY,))] = setting(
+        CROSS_ENTROPY,
+        "loss of the steps: `cross-entropy`, or a registered function of scores and labels",
+        before=CROSS_ENTROPY,
+        page="reference/python.md#own-code",
     )
     learning_rate: LearningRate = setting(
         "auto",
@@ -169,9 +184,9 @@ class RunConfig(Settings):
     pool_size: int = setting(
         4096, 'seeds of the run\'s pool, for `seed-policy = "pool"`', ge=1, le=2**20
     )
-    task: Text = setting(
+    task: TaskName = setting(
         EMBEDDED_DATA,
-        "a shipped task, or the path of a task file",
+        "a shipped or registered task, or the path of a task file",
         owner="device",
         page="reference/tasks.md",
         min_length=1,
@@ -246,19 +261,25 @@ class RunConfig(Settings):
     def features(self) -> dict[str, str]:
         """The values in the feature matrix that the settings decide (`shared.features`)."""
         emulated = {"clients": "emulated"} if self.fleet.devices else {}
-        return emulated | {
-            "method": self.method,
-            "seed-policy": self.seed_policy,
-            "late reports": "counted" if self.cohort.late_rounds else "refused",
-            "aggregation": aggregation_kind(self.aggregation.rule),
-            "label bias": "trained" if self.adapter.label_bias else "none",
-            "adapter": adapter_kind(self.adapter.layers),
-            "gradients": self.gradients,
-            "basis": "informed" if self.adapter.basis else "none",
-            "scalar limit": "set" if self.data.has_answer_limits else "none",
-            "start": "given" if self.adapter.start else "none",
-            "private rounds": "at the end" if self.personal.when == "end" else "earlier",
-        }
+        own = {"estimator": self.gradients, "objective": self.objective}
+        registered = {name: "registered" for name, value in own.items() if is_extension(value)}
+        return (
+            emulated
+            | registered
+            | {
+                "method": _built_in_method(self.method),
+                "seed-policy": self.seed_policy,
+                "late reports": "counted" if self.cohort.late_rounds else "refused",
+                "aggregation": aggregation_kind(self.aggregation.rule),
+                "label bias": "trained" if self.adapter.label_bias else "none",
+                "adapter": adapter_kind(self.adapter.layers),
+                "gradients": "exact" if self.gradients == "exact" else "differences",
+                "basis": "informed" if self.adapter.basis else "none",
+                "scalar limit": "set" if self.data.has_answer_limits else "none",
+                "start": "given" if self.adapter.start else "none",
+                "private rounds": "at the end" if self.personal.when == "end" else "earlier",
+            }
+        )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
@@ -363,26 +384,6 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: if it cannot be read, or listing every mistake.
     """
-    settings = read_scenario(path)
+    settings = flattened(read_scenario(path))
     settings |= dict(parse_assignment(assignment) for assignment in assignments)
     return RunConfig.of(settings, str(path))
-
-
-def read_scenario(path: Path) -> dict[str, Any]:
-    """Return the settings of a scenario file by dotted key; they are not validated.
-
-    Raises:
-        ConfigError: if it cannot be read, or is no scenario.
-    """
-    try:
-        settings = flattened(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{path}: the scenario cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    if {"text", "question", "words", "candidates"} & settings.keys():
-        raise ConfigError(
-            f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
-            "scenario, such as samara simulate sst2"
-        )
-    return settings

@@ -1,11 +1,12 @@
 """The section of a run's settings about data: examples, their division, and an owner's limits."""
 
-from typing import Literal
+from typing import Annotated
 
-from shared.settings import Section, Text, setting
+from shared.settings import Section, Text, choice, setting
 
 EMBEDDED_DATA = "messages"
 """The value of ``data.path`` that means generated messages, and the task that reads them."""
+PARTITIONS = ("auto", "iid", "dirichlet", "user")
 
 
 class DataSettings(Section):
@@ -17,10 +18,10 @@ class DataSettings(Section):
         "many writers as clients",
         repetition=True,
     )
-    partition: Literal["auto", "iid", "dirichlet", "user"] = setting(
+    partition: Annotated[str, choice("partition", PARTITIONS)] = setting(
         "auto",
-        "division among clients: `iid`, `dirichlet` (by label), or `user`; `auto` is `user` if the "
-        "examples have users, otherwise `iid`",
+        "division among clients: `iid`, `dirichlet` (by label), `user`, or a registered one; "
+        "`auto` is `user` if the examples have users, otherwise `iid`",
     )
     clients: int = setting(8, "number of clients", ge=1, le=100_000)
     alpha: float = setting(

@@ -199,6 +199,24 @@ EXCLUSIONS = (
 )
 
 
+REGISTERED_EXCLUSIONS = (
+    Exclusion(
+        {"estimator": ("registered",), "clients": ("phone", "emulated")},
+        "a phone's program, and the time model of emulated devices, have the built-in estimators "
+        "only; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": ("registered",), "clients": ("phone",)},
+        "a phone's program trains the cross-entropy; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": ("registered",), "gradients": ("exact",)},
+        "the backward pass is that of the cross-entropy; set gradients to differences",
+    ),
+)
+"""Combinations that do not exist with registered code (`shared.extensions`); a personalization has
+the rules of the method ``readout``, and an aggregation those of rules that weigh whole reports."""
+
 TUNING_EXCLUSIONS = (
     Exclusion(
         {"adapter": ("readout", "both"), "space": ("lora", "prefix", "full", "linear")},
@@ -227,7 +245,7 @@ def refusals(combination: Combination, exclusions: Sequence[Exclusion] = EXCLUSI
     return [
         " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
         + f": {exclusion.reason}"
-        for exclusion in exclusions
+        for exclusion in (*exclusions, *REGISTERED_EXCLUSIONS)
         if exclusion.excludes(combination)
     ]
 
@@ -274,7 +292,8 @@ def is_supported(combination: Combination) -> bool:
 def tables() -> dict[str, str]:
     """Return Markdown tables of what goes with each method, engine and kind of client."""
     made = {name: _table(name) for name in ("method", "engine", "clients")}
-    return made | {"refused": _refusals(EXCLUSIONS), "tune": _refusals(TUNING_EXCLUSIONS)}
+    refused = (*EXCLUSIONS, *REGISTERED_EXCLUSIONS)
+    return made | {"refused": _refusals(refused), "tune": _refusals(TUNING_EXCLUSIONS)}
 
 
 def _refusals(exclusions: Sequence[Exclusion]) -> str:

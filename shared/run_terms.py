@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 
 from shared.directions import Differences, round_root
 from shared.errors import ScenarioError
+from shared.extensions import is_extension
 from shared.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
@@ -46,12 +47,15 @@ def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
         rounds: ``rounds`` of the settings.
         private_rounds: ``personal.rounds`` of the settings.
     """
-    match method:
-        case "local":
-            return 0
-        case "global" | "cluster" | "readout":
-            return rounds + private_rounds
-    return rounds
+    if method == "local":
+        return 0
+    everything = method in ("global", "cluster") or fits_private_part(method)
+    return rounds + private_rounds if everything else rounds
+
+
+def fits_private_part(method: str) -> bool:
+    """Return whether a method fits a client's private part, and takes no private rounds for it."""
+    return method == "readout" or is_extension(method)
 
 
 def hash_identity(identity: bytes, layout_hash: bytes, model_id: bytes) -> bytes:
@@ -206,7 +210,7 @@ class RunTerms:
     @property
     def makes_personal_models(self) -> bool:
         """Return whether every client has a private part after the last round, and is asked."""
-        return self.private_rounds > 0 or self.method == "readout"
+        return self.private_rounds > 0 or fits_private_part(self.method)
 
     def federations(self, run_id: bytes) -> set[bytes]:
         """Return the ids under which a client takes part: the run's, or those of its clusters."""

@@ -1,7 +1,9 @@
 """Scenario files by path or, of those that come with Samara, by name."""
 
+import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from shared.errors import ConfigError
 
@@ -28,3 +30,23 @@ def scenario_file(scenario: Path | None) -> Path:
         f"{what}give a TOML file or one of {', '.join(shipped)}; samara simulate --list shows what "
         "they run"
     )
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """Return the settings of a scenario file; they are not validated.
+
+    Raises:
+        ConfigError: if it cannot be read, or is no scenario.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: the scenario cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    if {"text", "question", "words", "candidates"} & settings.keys():
+        raise ConfigError(
+            f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
+            "scenario, such as samara simulate sst2"
+        )
+    return settings

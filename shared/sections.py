@@ -7,7 +7,7 @@ from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from shared.layout import RANDOM_TOKENS
-from shared.settings import Section, Text, setting
+from shared.settings import Section, Text, choice, setting
 
 EMBEDDED_MODEL = "embedded"
 """The value of ``model.path`` that means the small model that comes with Samara."""
@@ -240,26 +240,32 @@ class CohortSettings(Section):
     )
 
 
-AggregationRule = Literal[
-    "mean", "median-norm", "trimmed-mean", "median", "multi-krum", "centered-clipping"
-]
+AGGREGATION_RULES = (
+    "mean",
+    "median-norm",
+    "trimmed-mean",
+    "median",
+    "multi-krum",
+    "centered-clipping",
+)
 
 
 class AggregationSettings(Section):
     """The way in which the reports of a round become one update."""
 
-    rule: AggregationRule = setting(
+    rule: Annotated[str, choice("aggregation", AGGREGATION_RULES)] = setting(
         "median-norm",
         "`mean` believes every report; `median-norm`: no report weighs more or moves the model "
         "farther than the median one; `multi-krum` and `centered-clipping` compare reports with "
-        "each other; `trimmed-mean` and `median` of every projected gradient need shared seeds. "
+        "each other; `trimmed-mean` and `median` of every projected gradient need shared seeds; "
+        "or a registered rule. "
         "With any but `mean`, losses and curvatures are trimmed means over the clients",
         before="mean",
         page="concepts/robustness.md",
     )
 
 
-def aggregation_kind(rule: AggregationRule) -> Literal["reports", "coordinates"]:
+def aggregation_kind(rule: str) -> Literal["reports", "coordinates"]:
     """Return what a value of ``aggregation.rule`` is in the feature matrix."""
     return "coordinates" if rule in ("trimmed-mean", "median") else "reports"
 

@@ -5,7 +5,7 @@ owns it and which methods read it. Documentation, checks and the run id are made
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self
@@ -15,11 +15,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from shared.errors import ConfigError
+from shared.extensions import Kind, names, stored_name
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
@@ -32,6 +35,26 @@ def _number_as_text(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_number_as_text)]
+
+
+def choice(kind: Kind, built_in: Sequence[str]) -> PlainValidator:
+    """Return the validator of a setting that is built in, or names registered or installed code.
+
+    Args:
+        kind: kind of that code.
+        built_in: values that are built in.
+    """
+
+    def check(value: object) -> str:
+        if isinstance(value, str):
+            if value in built_in:
+                return value
+            if (stored := stored_name(kind, value)) is not None:
+                return stored
+        known = " or ".join(map(repr, [*built_in, *names(kind)]))
+        raise PydanticCustomError("choice", f"Input should be {known}")
+
+    return PlainValidator(check)
 
 
 @dataclass(frozen=True)

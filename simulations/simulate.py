@@ -25,6 +25,7 @@ from shared.blob_store import BlobStore
 from shared.blobs import publish_blobs
 from shared.config import RunConfig
 from shared.errors import ConfigError
+from shared.extensions import check_extensions
 from shared.features import check_features
 from shared.frames.instructions import Split
 from shared.machine import cores
@@ -74,6 +75,7 @@ def simulate(
         "cohorts": "recorded" if cohorts else "sampled",
     }
     check_features(features | config.features, "simulate")
+    check_extensions(config.flat())
     if homes and not cohorts:
         raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
     check_results_folder(config.out)

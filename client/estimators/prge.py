@@ -54,6 +54,9 @@ class GradientEstimate:
 
 Estimator = Generator[LossRequest, NDArray[np.float64], GradientEstimate]
 """A generator that yields loss requests, is sent their losses, and returns an estimate."""
+EstimatorFunction = Callable[[NDArray[np.uint64], NDArray[np.int64], float], Estimator]
+"""A registered estimator: seeds uint64 [q], batch int64 [B] and ε of a step to its estimator. All
+clients of a step yield as many requests."""
 
 
 def prge_estimator(

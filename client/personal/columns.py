@@ -51,7 +51,7 @@ def evaluate_global_model(
     parts = composition(terms, learner.layout)
     models = {GLOBAL: parts.model(state)}
     if PERSONALIZED in requested_columns(terms, split, personal=False):
-        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, state))
+        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, terms, state))
     return tuple(
         evaluation_column(name, *learner.score_evaluated(model, split))
         for name, model in models.items()

@@ -23,7 +23,7 @@ from shared.errors import ReplayError, TrainingError
 from shared.frames.instructions import Split
 from shared.label_scores import Confusion, evaluation_column
 from shared.ledger.ledger import Ledger
-from shared.run_terms import RunTerms
+from shared.run_terms import RunTerms, fits_private_part
 
 
 class Personalizer:
@@ -165,8 +165,8 @@ class Personalizer:
             ledger: personal ledger, which records them; those in it already are not repeated.
             first: number in the ledger of the first record from this state.
         """
-        if self._terms.method == "readout":
-            return record_private_fit(self._learner, state, ledger, first)
+        if fits_private_part(self._terms.method):
+            return record_private_fit(self._learner, self._terms, state, ledger, first)
         return run_private_rounds(self._learner, self._terms, state, ledger, first)
 
     def _train(self, start: StartState, ledger: Ledger) -> State:

@@ -10,8 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.personal.learner import Learner, State
-from client.personal.softmax_fit import Examples, SoftmaxFit, fit_intercept, fit_private_part
+from client.personal.softmax_fit import (
+    Examples,
+    Personalization,
+    SoftmaxFit,
+    fit_intercept,
+    fit_private_part,
+)
 from shared.contrasts import contrasts
+from shared.errors import TrainingError
+from shared.extensions import extension, is_extension
 from shared.frames.instructions import PERSONAL_TRACK
 from shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from shared.ledger.ledger import Ledger
@@ -44,13 +52,16 @@ def intercept_for_training(learner: Learner, terms: RunTerms, state: State) -> S
     return _state_of(fit, learner.layout)
 
 
-def record_private_fit(learner: Learner, state: State, ledger: Ledger, first: int = 1) -> State:
+def record_private_fit(
+    learner: Learner, terms: RunTerms, state: State, ledger: Ledger, first: int = 1
+) -> State:
     """Return the private state in a client's personal ledger, which is fitted if it is not there.
 
     A later fit is recorded as its difference from the one before.
 
     Args:
         learner: model and examples of the client.
+        terms: terms of the run.
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
@@ -61,26 +72,49 @@ def record_private_fit(learner: Learner, state: State, ledger: Ledger, first: in
         LedgerError: if the personal ledger cannot be written.
     """
     if ledger.position.round < first:
-        fitted = make_private_fit(learner, state)
+        fitted = make_private_fit(learner, terms, state)
         values = _difference(fitted, ledger.state, learner.layout)
         ledger.append(RoundDelta(first, PERSONAL_TRACK, bytes(8), (), values))
         ledger.compact(first)
     return ledger.state
 
 
-def make_private_fit(learner: Learner, state: State) -> State:
+def make_private_fit(learner: Learner, terms: RunTerms, state: State) -> State:
     """Return the private state that a client would have with a state of the federation, int64 [d].
 
     It is an intercept, and a readout where there can be one. Nothing of it is recorded.
 
     Raises:
+        ConfigError: if this machine does not have the registered method.
         TrainingError: if the private part cannot be fitted.
         ReplayError: if a fitted number is beyond the range of dense values.
     """
     with_features = _has_private_readout(learner.layout)
     examples = learner.training_examples(state, with_features)
-    fit = fit_private_part(examples, _contrasts(examples), learner.solve)
+    if is_extension(terms.method):
+        fit = _registered_fit(terms.method, examples)
+    else:
+        fit = fit_private_part(examples, _contrasts(examples), learner.solve)
     return _state_of(fit, learner.layout)
+
+
+def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
+    """Return what a registered personalization makes of a client's examples.
+
+    Raises:
+        ConfigError: if this machine does not have it.
+        TrainingError: if it gives numbers that are not finite, or of another shape.
+    """
+    personalize: Personalization = extension("personalization", method)
+    intercept, readout = (np.asarray(part, np.float64) for part in personalize(examples))
+    labels, features = examples.offsets.shape[1], examples.features.shape[1]
+    wanted, shapes = ((labels,), (labels - 1, features)), (intercept.shape, readout.shape)
+    if shapes != wanted or not all(np.all(np.isfinite(part)) for part in (intercept, readout)):
+        raise TrainingError(
+            f"personalization {method!r}: must give finite numbers of shapes {wanted[0]} and "
+            f"{wanted[1]}, and gave {shapes[0]} and {shapes[1]}"
+        )
+    return SoftmaxFit(intercept, readout)
 
 
 def intercept_state(learner: Learner, state: State) -> State:

@@ -59,6 +59,9 @@ class Examples(NamedTuple):
         return Examples(self.offsets[rows], self.labels[rows], self.features[rows])
 
 
+Personalization = Callable[[Examples], SoftmaxFit]
+"""A registered personalization: a client's training examples, with scores of the federation's
+model, to the private numbers that are added to it."""
 Solver = Callable[[Examples, Floats, float, float], SoftmaxFit]
 """Returns the intercept b and the readout V with the least penalized mean cross-entropy of n
 examples, for contrasts H [labels − 1, labels] and the factors of |b|² and |V|², both positive."""

@@ -38,6 +38,7 @@ from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime
 from shared.config import RunConfig
 from shared.errors import DataError, FrameError, SamaraError
+from shared.extensions import check_extensions
 from shared.frames.evaluation import EvaluationColumn
 from shared.frames.hello import SPLIT_EXAMPLES, Hello
 from shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
@@ -111,6 +112,7 @@ class ProtocolClient(ClientHandler):
         """Return the hello with which this client introduces itself."""
 
         def introduce() -> bytes:
+            check_extensions(self._config.flat(), on_client=True)
             session = self._sessions.read_session(self._run_id)
             last_round = session.position.round if session else 0
             counts = {split: len(self._data.in_split(split)) for split in Split}

@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.estimators.exact import exact_estimator
-from client.estimators.prge import Estimator, GradientEstimate, prge_estimator
-from shared.directions import Gradients, batch_order
+from client.estimators.prge import (
+    Estimator,
+    EstimatorFunction,
+    GradientEstimate,
+    prge_estimator,
+)
+from shared.directions import batch_order
 from shared.errors import TrainingError
+from shared.extensions import extension, is_extension
 from shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
 from shared.frames.report import Report
 from shared.replay import CoefficientBlock, quantize
@@ -80,8 +86,15 @@ class LocalStepPlan:
         """The number of steps that are finished."""
         return len(self._estimates)
 
-    def next_estimator(self, gradients: Gradients = "differences") -> Estimator:
-        """Return the estimator of the next step, which knows its directions and its batch."""
+    def next_estimator(self, gradients: str = "differences") -> Estimator:
+        """Return the estimator of the next step, which knows its directions and its batch.
+
+        Args:
+            gradients: value of the setting `gradients`.
+
+        Raises:
+            ConfigError: if it names an estimator that this machine does not have.
+        """
         instruction, step = self._instruction, len(self._estimates)
         order = batch_order(instruction.root, self._client, step, len(self._labels))
         if self._has_batches_of_one_label:
@@ -90,6 +103,10 @@ class LocalStepPlan:
         epsilon, curvature = instruction.epsilon, instruction.measures_curvature(step)
         if gradients == "exact":
             return exact_estimator(self._seeds[step], batch, epsilon, curvature)
+        if is_extension(gradients):
+            return _with_curvature(
+                extension("estimator", gradients), self._seeds[step], batch, epsilon, curvature
+            )
         return prge_estimator(self._seeds[step], batch, epsilon, curvature, instruction.differences)
 
     def finish_step(
@@ -149,3 +166,24 @@ class LocalStepPlan:
             summed_steps=self._instruction.steps if pooled else 0,
             curvature=float(np.mean(curvatures)) if curvatures else None,
         )
+
+
+def _with_curvature(
+    function: EstimatorFunction,
+    seeds: NDArray[np.uint64],
+    batch: NDArray[np.int64],
+    epsilon: float,
+    curvature: bool,
+) -> Estimator:
+    """Run a registered estimator, and measure the curvature by central differences if asked for."""
+    estimate = yield from function(seeds, batch, epsilon)
+    gradients = np.asarray(estimate.gradients, np.float32)
+    if gradients.shape != seeds.shape:
+        raise TrainingError(
+            f"the estimator gives projected gradients of shape {gradients.shape} for {len(seeds)} "
+            "directions"
+        )
+    measured = None
+    if curvature:
+        measured = (yield from prge_estimator(seeds, batch, epsilon, True)).curvature
+    return GradientEstimate(gradients, float(estimate.mean_loss), measured)

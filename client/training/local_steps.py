@@ -23,10 +23,10 @@ from client.training.model_runtime import ModelRuntime
 from shared.errors import SamaraError
 from shared.frames.instructions import Split, TrainInstruction, token_of
 from shared.frames.report import Report
-from shared.label_scores import cross_entropy
 from shared.model.lora_fa import Perturbations
 from shared.model.scorers import Prompt
 from shared.replay import replay
+from shared.tasks.objectives import training_objective
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +266,8 @@ def _losses_in_one_pass(
     )
     scores = runtime.forward.scores(perturbations, prompts, schedule)
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
-    return [cross_entropy(by_client[:, index], own) for index, own in enumerate(labels)]
+    objective = training_objective(runtime.config.objective)
+    return [objective(by_client[:, index], own) for index, own in enumerate(labels)]
 
 
 def _batch_prompts(participant: _Participant, request: LossRequest) -> list[Prompt]:

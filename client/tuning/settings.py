@@ -19,6 +19,7 @@ from shared.sections import (
     adapter_kind,
 )
 from shared.settings import Scalar, Settings, Text, describe, flattened, nest, setting
+from shared.tasks.catalog import TaskName
 
 Method = Literal[
     "prge",
@@ -157,9 +158,9 @@ class TuneSettings(Settings):
     demonstrations: int = setting(
         32, "solved examples before every example, at most", read_by=("icl",), ge=1
     )
-    task: Text = setting(
+    task: TaskName = setting(
         EMBEDDED_DATA,
-        "a shipped task, or the path of a task file",
+        "a shipped or registered task, or the path of a task file",
         page="reference/tasks.md",
         min_length=1,
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from server.rounds.robust_rules import (
     trimmed_mean,
     usual_limit,
 )
+from server.rounds.rule import MEAN, Contribution, Rule
 from shared.directions import DIRECTION_BITS, pool_seeds
 from shared.errors import ReportError
 from shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
@@ -22,7 +23,6 @@ from shared.frames.report import Report
 from shared.layout import Layout
 from shared.replay import default_backend, quantize, zero_state
 from shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
-from shared.sections import AggregationRule
 from shared.step_size import Observation
 
 Answer = tuple[TrainInstruction, Report]
@@ -36,24 +36,6 @@ _COORDINATE_RULES: dict[str, Callable[[Gradients], Gradients]] = {
 _UNIT = 30
 """Bits after the point of the coefficients that contributions are compared by: small enough that
 2²⁰ of them cannot leave the range of int64."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The rule by which reports become one update.
-
-    Attributes:
-        name: value of `aggregation.rule`.
-        layout: layout of the trained numbers, which `multi-krum` and `centered-clipping` need
-            unless seeds are shared: they compare the reports' updates, d numbers each, so a round
-            costs the server one direction more per reported scalar, and 4·d bytes per client.
-    """
-
-    name: AggregationRule = "mean"
-    layout: Layout | None = None
-
-
-MEAN = Rule()
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
@@ -288,6 +270,12 @@ def _weights(
             case "centered-clipping":
                 products = _products(instruction, answers, scaled, rule)
                 shares, total = centering_weights(products, shares / total), 1.0
+            case _ if rule.function is not None:
+                contributions = [
+                    Contribution(report.client, counted, own, report.mean_loss)
+                    for (_, report), counted, own in zip(answers, examples, scaled, strict=True)
+                ]
+                shares, total = rule.weights(contributions), 1.0
         examples = shares.tolist()
     return [n * scale for n, scale in zip(examples, scales, strict=True)], total
 

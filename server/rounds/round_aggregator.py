@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from server.rounds.aggregation import Answer, Rule, aggregate, mean_loss, observe_round
+from server.rounds.aggregation import Answer, aggregate, mean_loss, observe_round
+from server.rounds.rule import Rule
 from server.rounds.validator import ValidatedReplies
 from server.store import RunStore
 from shared.config import RunConfig
@@ -48,7 +49,7 @@ class RoundAggregator:
     def __init__(self, config: RunConfig, store: RunStore) -> None:
         self._ledger = store.ledger
         self._weight_cap = config.cohort.weight_cap
-        self._rule = Rule(config.aggregation.rule, store.layout)
+        self._rule = Rule.of(config.aggregation.rule, store.layout)
 
     def aggregate(
         self, instruction: TrainInstruction, replies: ValidatedReplies[Report], minimum: int

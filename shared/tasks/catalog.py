@@ -19,10 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from shared.errors import TaskError
+from shared.extensions import extension, stored_name
+from shared.settings import Text
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 
 _KINDS: dict[str, type[Task]] = {
@@ -55,13 +57,29 @@ def shipped_tasks() -> dict[str, Any]:
     }
 
 
+def _stored_task(name_or_path: str) -> str | None:
+    """Return a registered task's name as settings store it; None for a shipped task or a file."""
+    if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
+        return None
+    return stored_name("task", name_or_path)
+
+
+TaskName = Annotated[Text, AfterValidator(lambda name: _stored_task(name) or name)]
+"""A setting with the name of a shipped or registered task, or the path of a task file."""
+
+
 def load_task(name_or_path: str) -> Task:
-    """Load a shipped task by its name, or one of your own by the path of its TOML file.
+    """Load a shipped or registered task by its name, or your own by the path of its TOML file.
 
     Raises:
         TaskError: if there is no such task or file, or its content is wrong; the message names all
             mistakes of a file.
     """
+    if (stored := _stored_task(name_or_path)) is not None:
+        task = extension("task", stored)
+        if not isinstance(task, Task):
+            raise TaskError(f"task {stored!r}: is a {type(task).__name__}, and no task")
+        return task
     shipped = shipped_tasks()
     source = shipped.get(name_or_path, Path(name_or_path))
     try:

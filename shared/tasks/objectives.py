@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import TaskError
+from shared.extensions import extension
 from shared.label_scores import Confusion, cross_entropy
 from shared.tasks.kinds import GenerationTask, Task
 from shared.tasks.metrics import answer_metric, label_metric
 
+CROSS_ENTROPY = "cross-entropy"
 ObjectiveName = Literal["cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P]."""
@@ -83,6 +85,18 @@ def minus_answer_metric(
         float64 [P].
     """
     return np.array([-answer_metric(task, one, answers) for one in predictions])
+
+
+def training_objective(name: str) -> Objective:
+    """Return the objective of a federation's steps: cross-entropy, or a registered one.
+
+    Raises:
+        ConfigError: if this machine does not have it.
+    """
+    if name == CROSS_ENTROPY:
+        return cross_entropy
+    objective: Objective = extension("objective", name)
+    return objective
 
 
 def objective_for(task: Task, goal: ObjectiveName) -> Objective:

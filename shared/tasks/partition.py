@@ -2,22 +2,21 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import DataError
+from shared.extensions import extension, is_extension
 from shared.tasks.rows import Example
 
-Partition = Literal["auto", "iid", "dirichlet", "user"]
 _ATTEMPTS = 11
 """The number of draws of a Dirichlet division, of which the first with enough examples counts."""
 
 
 def partition(
     examples: Sequence[Example],
-    how: Partition,
+    how: str,
     clients: int,
     alpha: float,
     seed: int,
@@ -29,7 +28,7 @@ def partition(
     of a client's examples; training, validation and test examples have the same skew. ``user``
     makes each user a client, in order of their names; if there are more users than clients, those
     with the most training examples are kept. ``auto`` is ``user`` if an example has a user,
-    otherwise ``iid``.
+    otherwise ``iid``. Any other name is a registered function (`samara.register.partition`).
 
     Args:
         examples: all examples of all splits.
@@ -54,6 +53,8 @@ def partition(
         how = "user" if any(example.user for example in examples) else "iid"
     if how == "user":
         shares = _by_user(examples, clients)
+    elif is_extension(how):
+        shares = _by_extension(examples, how, clients, alpha, seed)
     else:
         shares = _by_chance(examples, how, clients, alpha, seed)
     for client, share in enumerate(shares):
@@ -83,9 +84,30 @@ def _by_user(examples: Sequence[Example], clients: int) -> list[list[Example]]:
     return [shares[user] for user in sorted(kept)]
 
 
+def _by_extension(
+    examples: Sequence[Example], how: str, clients: int, alpha: float, seed: int
+) -> list[list[Example]]:
+    """Divide examples as a registered function says.
+
+    Raises:
+        DataError: if it does not give a client, or −1 for none, for every example.
+    """
+    numbers = np.asarray(extension("partition", how)(examples, clients, alpha, seed))
+    sound = numbers.shape == (len(examples),) and numbers.dtype.kind in "iu"
+    if not sound or not np.all((numbers >= -1) & (numbers < clients)):
+        raise DataError(
+            f"partition {how!r}: must give a client from 0 to {clients - 1}, or −1 for none, for "
+            f"each of {len(examples)} examples"
+        )
+    return [
+        [examples[index] for index in np.flatnonzero(numbers == client).tolist()]
+        for client in range(clients)
+    ]
+
+
 def _by_chance(
     examples: Sequence[Example],
-    how: Literal["iid", "dirichlet"],
+    how: str,
     clients: int,
     alpha: float,
     seed: int,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataError
-from shared.tasks.partition import Partition, _interleave, partition
+from shared.tasks.partition import _interleave, partition
 from shared.tasks.rows import Example
 
 
@@ -117,7 +117,7 @@ def test_users_with_most_training_examples_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("user", "how"), [("ann", "user"), ("", "iid")])
-def test_users_decide_the_division_where_it_is_left_open(user: str, how: Partition) -> None:
+def test_users_decide_the_division_where_it_is_left_open(user: str, how: str) -> None:
     examples = [*of_user(user, 4), *of_user("bob" if user else "", 4)]
     assert partition(examples, "auto", 2, 1.0, 0) == partition(examples, how, 2, 1.0, 0)
 

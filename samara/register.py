@@ -1,0 +1,146 @@
+"""Registration of own code, which settings then name: rules, estimators, objectives and so on.
+
+>>> import numpy as np
+>>> import samara
+>>> def newest(contributions):
+...     return np.eye(len(contributions))[-1]
+>>> samara.register.aggregation("newest", newest, version="1")
+>>> samara.RunConfig.of({"aggregation.rule": "newest"}, "an example").aggregation.rule
+'newest@6b86b273ff34'
+
+What is registered is known in this process. For the command line, and for clients in processes of
+their own, a package has an entry point in the group ``samara.aggregation`` (``samara.estimator``,
+``samara.objective``, ``samara.partition``, ``samara.personalization``, ``samara.task``) with the
+same name. Settings store the name with a hash of the source, which is part of the run id; a machine
+that lacks the object, or has another, refuses the run and names it. Nothing is loaded because a
+server asks for it but what the owner of the machine has installed for Samara.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.estimators.prge import Estimator, EstimatorFunction, GradientEstimate, LossRequest
+from client.personal.softmax_fit import Examples, Personalization, SoftmaxFit
+from server.rounds.rule import Contribution, RuleFunction
+from shared.extensions import register
+from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from shared.tasks.objectives import Objective
+from shared.tasks.rows import Example
+
+__all__ = [
+    "ChoiceTask",
+    "ClassificationTask",
+    "Contribution",
+    "Estimator",
+    "Example",
+    "Examples",
+    "GenerationTask",
+    "GradientEstimate",
+    "LossRequest",
+    "SoftmaxFit",
+    "aggregation",
+    "estimator",
+    "objective",
+    "partition",
+    "personalization",
+    "task",
+]
+
+PartitionFunction = Callable[[Sequence[Example], int, float, int], NDArray[np.int64]]
+"""A division of examples among clients: examples, number of clients, `data.alpha` and `data.seed`
+to the client of each example, or −1 for none, int64 [examples]."""
+
+
+def aggregation(name: str, rule: RuleFunction, version: str = "") -> None:
+    """Register a rule for the setting ``aggregation.rule``.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        rule: function of a round's contributions, ascending by client, that returns the weight of
+            each client's update, float64 [clients]. What a contribution says comes from its client:
+            a rule that is to withstand hostile ones bounds it.
+        version: what tells this object from others of the name, in place of its source.
+
+    Raises:
+        ConfigError: if the name is not possible, or there is neither source nor version.
+    """
+    register("aggregation", name, rule, version)
+
+
+def estimator(name: str, function: EstimatorFunction, version: str = "") -> None:
+    """Register an estimator of projected gradients for the setting ``gradients``.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        function: generator of seeds uint64 [q], batch int64 [B] and ε, that yields `LossRequest`,
+            is sent the losses, and returns a `GradientEstimate`. Where the step size is estimated,
+            Samara measures the curvature by further requests.
+        version: what tells this object from others of the name, in place of its source.
+
+    Raises:
+        ConfigError: if the name is not possible, or there is neither source nor version.
+    """
+    register("estimator", name, function, version)
+
+
+def objective(name: str, function: Objective, version: str = "") -> None:
+    """Register a loss for the setting ``objective``.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        function: function of scores float32 [P, rows, labels] and labels int64 [rows] that returns
+            the loss of each of P perturbations, float64 [P]. It needs no derivative.
+        version: what tells this object from others of the name, in place of its source.
+
+    Raises:
+        ConfigError: if the name is not possible, or there is neither source nor version.
+    """
+    register("objective", name, function, version)
+
+
+def partition(name: str, function: PartitionFunction, version: str = "") -> None:
+    """Register a division of the examples for the setting ``data.partition``.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        function: function of all examples, the number of clients, `data.alpha` and `data.seed` that
+            returns the client of each example, or −1 for none, int64 [examples].
+        version: what tells this object from others of the name, in place of its source.
+
+    Raises:
+        ConfigError: if the name is not possible, or there is neither source nor version.
+    """
+    register("partition", name, function, version)
+
+
+def personalization(name: str, method: Personalization, version: str = "") -> None:
+    """Register a personalization for the setting ``method``.
+
+    The whole budget of rounds goes to the federation's model. Then every client calls the method
+    once, and keeps what it returns as its private part; `adapter.label-bias` must be true.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        method: function of the client's training examples, with scores of the federation's model,
+            that returns the private numbers that are added to it.
+        version: what tells this object from others of the name, in place of its source.
+
+    Raises:
+        ConfigError: if the name is not possible, or there is neither source nor version.
+    """
+    register("personalization", name, method, version)
+
+
+def task(name: str, task: Task) -> None:
+    """Register a task for the setting ``task``; a task file does the same without Python.
+
+    Args:
+        name: lower-case letters, digits and hyphens; no shipped task has it.
+        task: a classification, a choice or a generation.
+
+    Raises:
+        ConfigError: if the name is not possible.
+    """
+    register("task", name, task)
