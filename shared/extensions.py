@@ -176,11 +176,24 @@ def _content(kind: Kind, name: str, value: Any) -> str:
     code = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     try:
         held = inspect.getclosurevars(value).nonlocals if code is value else vars(value)
-        if all(isinstance(each, _PLAIN) for each in held.values()):
-            return f"{inspect.getsource(code)} {sorted(held.items())!r}"
+        values = {key: _describe_held(each) for key, each in held.items()}
+        return f"{inspect.getsource(code)} {sorted(values.items())}"
     except (OSError, TypeError):
         pass
     raise ConfigError(
         f"{kind} {name!r}: its source cannot be read, or it holds more than numbers and texts; say "
         "which one it is by version="
     )
+
+
+def _describe_held(value: object) -> str:
+    """Return a number or a text that a function holds, or the name of another function.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    raise TypeError
