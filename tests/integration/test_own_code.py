@@ -20,8 +20,8 @@ from shared import extensions
 from shared.config import RunConfig
 from shared.errors import ConfigError, DataError, TaskError
 from shared.extensions import Kind, check_extensions, extension, is_extension, stored_name
-from shared.tasks.catalog import load_task
 from shared.label_scores import cross_entropy
+from shared.tasks.catalog import load_task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example
 
