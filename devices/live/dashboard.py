@@ -105,11 +105,15 @@ def _drawing(folder: Path, messages: Path) -> Callable[[], RenderableType]:
 
 
 def last_lines(file: Path, count: int) -> list[str]:
-    """Return the last lines of a text file that is being written; none if it cannot be read."""
+    """Return the last lines of a text file that is being written; none if it cannot be read.
+
+    Colours, and other characters that would control a terminal, are left out.
+    """
     try:
         with file.open("rb") as content:
             content.seek(max(file.stat().st_size - _MOST_TAIL_BYTES, 0))
             text = content.read().decode(errors="replace")
     except OSError:
         return []
-    return text.splitlines()[-count:]
+    plain = (Text.from_ansi(line).plain for line in text.splitlines()[-count:])
+    return ["".join(filter(str.isprintable, line)) for line in plain]

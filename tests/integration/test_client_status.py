@@ -160,4 +160,6 @@ def test_a_dashboard_draws_the_status_and_keeps_messages_in_a_file(
     assert last_lines(folder / MESSAGES_FILE, 5) == ["from this process", "from a child"]
     assert last_lines(folder / MESSAGES_FILE, 1) == ["from a child"]
     assert last_lines(folder / "none", 1) == []
+    (folder / "coloured").write_bytes(b"\x1b[93mWARNING \x1b[0m: \x1b[2Jslow\x07\n\xff")
+    assert last_lines(folder / "coloured", 2) == ["WARNING : slow", "\N{REPLACEMENT CHARACTER}"]
     assert (folder / MESSAGES_FILE).stat().st_mode & 0o777 == 0o600
