@@ -201,6 +201,12 @@ def training_step(network: Any, accelerator: EmulatedAccelerator, batch: int) ->
 
 
 def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
+    """Train with every method, print and return a row for each, and draw timelines.
+
+    Args:
+        experiment: shape, link and host.
+        plots: folder for the timelines; None for none.
+    """
     hidden = experiment.hidden
     runs: list[tuple[str, FirstOrderMethod, Order | None, int | None]] = [
         ("resident", "fo-adam", None, None),
