@@ -30,7 +30,8 @@ from shared.files import make_private_folder, write_secret
 if TYPE_CHECKING:
     from shared.flower_compat import ControlHttpClient
 
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
+"""On a small or busy machine the imports alone take a minute."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _MODULE = "server.live.superlink"
@@ -97,7 +98,8 @@ class SuperLinkProcess:
         """Start the SuperLink and wait until it serves; an earlier one of this folder is stopped.
 
         Raises:
-            SamaraError: if it does not start, for example because the port is taken.
+            SamaraError: if it does not start, for example because the port is taken. Its database
+                is deleted then.
         """
         make_private_folder(self.folder)
         self.stop()
@@ -118,7 +120,7 @@ class SuperLinkProcess:
         end = time.monotonic() + _START_SECONDS
         while not self._is_serving():
             if self._process.poll() is not None or time.monotonic() > end:
-                self.stop()
+                self.reset()  # a database that was being made is of no use to the next start
                 raise SamaraError(
                     f"Flower's SuperLink did not start on {self._host}:{self._port}: "
                     f"{self._last_log_line()}; see {self.log_file}"

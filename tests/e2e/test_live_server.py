@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmarks.faults.server_kill import kill_in_process, kill_live
 from server.live.superlink_process import SuperLinkProcess
 from server.store import METRICS_FILE
 from shared.certificates import make_certificates, renew_certificate
+from shared.errors import SamaraError
 from shared.flower_compat import (
     AcquireTaskRequest,
     ControlHttpClient,
@@ -90,6 +92,25 @@ def test_only_the_server_itself_starts_runs_and_fetches_tasks(tmp_path: Path) ->
     database = folder / "superlink.db"
     assert stat.S_IMODE(database.stat().st_mode) == stat.S_IMODE(superlink.log_file.stat().st_mode)
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
+
+
+def test_a_database_that_was_being_made_stands_in_the_way_once_only(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path / "flower"
+    folder.mkdir()
+    with sqlite3.connect(folder / "superlink.db") as database:
+        database.execute("CREATE TABLE node (node_id INTEGER)")
+    database.close()
+    superlink = SuperLinkProcess(folder, "127.0.0.1", port, None, 2**20, None)
+    try:
+        with pytest.raises(SamaraError, match="did not start"):
+            superlink.start()
+        superlink.start()
+        assert superlink.list_nodes() == []
+    finally:
+        superlink.stop()
 
 
 def test_a_server_that_is_killed_loses_no_round(tmp_path: Path) -> None:
