@@ -1,14 +1,15 @@
 """One run of boards, a laptop and phones: real processes over TLS with device keys, on loopback.
 
-    python -m benchmarks.scale.mixed_run [--rounds 30] [--kill-gateway]
+    python -m benchmarks.scale.mixed_run [--rounds 30] [--private-rounds 5] [--kill-gateway]
 
 Two resident trainers as a Jetson runs them, one of them with an NF4 base model, a laptop's client,
 and behind a gateway three reference phones with programs in fp32, int8 and 8da4w. The model is the
 embedded one, and each has the messages of a writer of its own. Prints as JSON the accuracy of each
-on its own test messages before the first round and after the last, as the server was told, and
-where everybody stands: session on the disk, ledger, and `samara server verify`. With --kill-gateway
-the gateway's process is killed (-9) in the middle and started again. At last every kind of model
-evaluates base and final state on everybody's test messages.
+on its own test messages before the first round and after the last, with --private-rounds also that
+of its personal model, of the same private rounds without the others, and of a label bias alone, as
+the server was told; and where everybody stands: session on the disk, ledger, and `samara server
+verify`. With --kill-gateway the gateway's process is killed (-9) in the middle and started again.
+At last every kind of model evaluates base and final state on everybody's test messages.
 """
 
 import json
@@ -56,6 +57,8 @@ BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
 """Quantization of the base model of each client."""
 PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
 """That of each phone's program."""
+PERSONAL_COLUMNS = "label bias", "local-only", "personalized"
+"""Columns of the personal comparison whose accuracies are printed."""
 GATEWAY, EVERYBODY = "gateway", "everybody"
 OPEN = "phones attach at port"
 """The gateway's log line when phones can attach."""
@@ -202,6 +205,9 @@ def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
         for each in result["evaluations"]
         if each["split"] == "test" and list(each["columns"]) == ["global"]
     ]
+    compared = [
+        each["columns"] for each in result["evaluations"] if "local-only" in each["columns"]
+    ]
     reports = [live.reporters(number) for number in live.rounds]
     return {
         name: {
@@ -210,6 +216,11 @@ def accuracies(live: LiveRun) -> dict[str, dict[str, Any]]:
             "loss before": round(tests[0][str(live.devices[name])]["loss"], 3),
             "loss after": round(tests[-1][str(live.devices[name])]["loss"], 3),
             "reports": sum(name in reporters for reporters in reports),
+        }
+        | {
+            column: round(100 * columns[column]["clients"][str(live.devices[name])]["accuracy"], 1)
+            for columns in compared
+            for column in PERSONAL_COLUMNS
         }
         for name in [*BOARDS, *PHONES]
     }
@@ -245,6 +256,7 @@ def on_the_same(live: LiveRun, data: Path) -> dict[str, Any]:
 
 def main(
     rounds: Annotated[int, typer.Option(min=3)] = 30,
+    private_rounds: Annotated[int, typer.Option(min=0)] = 0,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway")] = False,
     seed: int = 0,
 ) -> None:
@@ -252,6 +264,7 @@ def main(
     address = f"127.0.0.1:{20_000 + os.getpid() % 20_000}"
     names = [*BOARDS, *PHONES, GATEWAY]
     settings = SETTINGS | {"rounds": rounds, "cohort.available": len(names) - 1, "seed": seed}
+    settings["personal.rounds"] = private_rounds
     with tempfile.TemporaryDirectory(prefix="w") as place:
         folder = Path(place)
         data = write_messages(folder, seed)
