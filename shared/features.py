@@ -157,10 +157,6 @@ EXCLUSIONS = (
         "whole vocabulary; set adapter.layers to top:1",
     ),
     Exclusion(
-        {"task": ("listed choice",), "clients": ("phone",)},
-        "a phone's program asks for a label word; choose a classification",
-    ),
-    Exclusion(
         {"gradients": ("exact",), "clients": ("phone",)},
         "a phone's program has no backward pass; set gradients to differences",
     ),

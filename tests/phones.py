@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from client.training.client_data import ClientData
 from client.training.model_runtime import ModelRuntime
 from devices.phone import export
-from devices.phone.export import ProgramShapes, export_program, prepare_model
+from devices.phone.export import ANSWER_TOKENS, ProgramShapes, export_program, prepare_model
 from devices.phone.lowering import Methods
 from devices.phone.manifest import Delegate, Form, PhoneQuantization
 from devices.phone.reference_client import readout_program, runtime
@@ -33,9 +33,10 @@ def exported(
     delegate: Delegate = "portable",
     quantization: PhoneQuantization = "none",
     form: Form = "functional",
+    answer_tokens: int = ANSWER_TOKENS,
 ) -> Path:
     config = RunConfig.of(settings, "test")
-    ready = prepare_model(config, quantization)
+    ready = prepare_model(config, quantization, answer_tokens)
     export_program(ready, SHAPES, quantization, delegate, out, form)
     return out
 

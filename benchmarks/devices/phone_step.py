@@ -36,7 +36,7 @@ from client.forward.resident import ResidentForward
 from devices.phone.export import PreparedModel, ProgramShapes, export_program, step_inputs
 from devices.phone.lowering import lower_to_executorch
 from devices.phone.manifest import Delegate, Manifest, PhoneQuantization
-from devices.phone.program import ReplayModule, ScoresModule
+from devices.phone.program import ReplayModule, ScoresModule, Words
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
 from devices.phone.reference_client.runtime import load_module, run_method
 from shared.directions import DIRECTION_BITS, directions
@@ -104,7 +104,8 @@ def make(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[st
     delegate, quantization = KINDS[kind.removesuffix(TWICE)]
     base, adapter, scorer = model(layers, quantization)
     layout = adapter.layout
-    scores = ScoresModule(base, adapter, [tokens[0] for tokens in scorer.label_tokens])
+    tokens = tuple(tokens[0] for tokens in scorer.label_tokens)
+    scores = ScoresModule(base, adapter, Words(base, list(tokens)))
     if quantization == "int8":
         use_batched_products(base)
     file = folder / f"{kind}.pte"
@@ -117,7 +118,6 @@ def make(kind: str, layers: str, shapes: ProgramShapes, folder: Path) -> dict[st
             lower_to_executorch({"forward": half}, delegate, (), quantization == "8da4w")
         )
     else:
-        tokens = tuple(scores.words.tolist())
         ready = PreparedModel(base, layout, scores, tuple(TASK.words), tokens)
         export_program(ready, shapes, quantization, delegate, file)
     seconds, size = time.perf_counter() - begun, file.stat().st_size / 2**20

@@ -55,6 +55,9 @@ def export(
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
     delegate: Annotated[Delegate, typer.Option()] = Delegate.XNNPACK,
     form: Annotated[Form, typer.Option(help="algorithm-1 cannot join a run.")] = Form.FUNCTIONAL,
+    answer_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a candidate of a choice task.")
+    ] = 16,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Adapter setting, key=value.")
     ] = None,
@@ -73,7 +76,7 @@ def export(
     require_executorch()
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.of(flat, "phone export")
-    ready = prepare_model(config, quantization.value)
+    ready = prepare_model(config, quantization.value, answer_tokens)
     shapes = ProgramShapes(queries, batch, seq)
     manifest = export_program(ready, shapes, quantization.value, delegate.value, out, form.value)
     print(

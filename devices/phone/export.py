@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from client.forward.body import PerturbedBody
 from devices.phone.lowering import Methods, lower_to_executorch
 from devices.phone.manifest import Delegate, Form, Manifest, PhoneQuantization, SelfCheck
-from devices.phone.program import AlgorithmOneModule, ReplayModule, ScoresModule, TrainStepModule
+from devices.phone.program import (
+    AlgorithmOneModule,
+    Candidates,
+    ReplayModule,
+    ScoresModule,
+    TrainStepModule,
+    Words,
+)
 from devices.phone.quantization import quantize_to_4_bit, use_batched_products
 from devices.phone.readout_export import ReadoutParts
 from shared.config import RunConfig
@@ -23,14 +30,16 @@ from shared.files import write_durably
 from shared.layout import Layout
 from shared.model.loading import BaseModel, load_base_model
 from shared.model.lora_fa import inject
-from shared.model.scorers import CausalScorer, EncoderScorer, scorer_for
+from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer, scorer_for
 from shared.replay import digest, zero_state
 from shared.replay_numpy import NumpyBackend
 from shared.tasks.catalog import load_task
-from shared.tasks.kinds import ClassificationTask
+from shared.tasks.kinds import ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions of one call of ``replay``, or of a readout's ``directions``."""
+ANSWER_TOKENS = 16
+"""Default of the most tokens of a candidate of a choice task."""
 CHECK_EPSILON, READOUT_CHECK_EPSILON = 0.01, 1.0
 """ε of the self-checks. Adapters are compared by their losses, which the whole model decides; at
 a small ε those of a readout would say nothing of its features."""
@@ -43,7 +52,7 @@ class ProgramShapes:
     Attributes:
         queries: q, directions of a call.
         batch: B, examples of a call.
-        sequence: S, tokens of an example.
+        sequence: S, tokens of an example; those of an answer of several tokens are among them.
     """
 
     queries: int
@@ -59,8 +68,10 @@ class PreparedModel:
         base: base model with the adapter in it.
         layout: layout of the adapter.
         parts: module that computes scores and losses with the weights, or the readout.
-        words: label words of the task.
-        word_tokens: token of each label word; empty for a sentence encoder.
+        words: label words of the task, or the templates of its candidates.
+        word_tokens: token of each label word; empty for a sentence encoder, and for answers of
+            several tokens.
+        answer_tokens: most tokens of an answer, T; 0 for label words of one token each.
         start: content of the file of the adapter's start; empty without one.
     """
 
@@ -69,20 +80,23 @@ class PreparedModel:
     parts: ScoresModule | ReadoutParts
     words: tuple[str, ...]
     word_tokens: tuple[int, ...]
+    answer_tokens: int = 0
     start: bytes = b""
 
 
-def prepare_model(config: RunConfig, quantization: PhoneQuantization) -> PreparedModel:
+def prepare_model(
+    config: RunConfig, quantization: PhoneQuantization, answer_tokens: int = ANSWER_TOKENS
+) -> PreparedModel:
     """Load a model, quantize it and insert the adapter; measure a readout's damping.
 
     Args:
         config: settings with model, task and adapter.
         quantization: quantization of the linear layers in the blocks.
+        answer_tokens: most tokens of a candidate of a choice task.
 
     Raises:
         SamaraError: if model, task or adapter cannot be used. Adapters inside the model need a
-            causal model, a readout a causal model or a sentence encoder; label words of a causal
-            model must be of one token each.
+            causal model, a readout a causal model or a sentence encoder.
     """
     task = load_task(config.task)
     check_features(
@@ -93,32 +107,44 @@ def prepare_model(config: RunConfig, quantization: PhoneQuantization) -> Prepare
         config.model.path, quantization="int8" if quantization == "int8" else "none"
     )
     families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
-    if base.family not in families or not isinstance(task, ClassificationTask):
+    if base.family not in families or isinstance(task, GenerationTask):
         raise ConfigError(
             f"{base.folder} with task {task.name}: a phone's program with adapter.layers = "
-            f"{config.adapter.layers} needs a model of the family {' or '.join(families)} and a "
-            "classification task; choose others"
+            f"{config.adapter.layers} needs a model of the family {' or '.join(families)}, and a "
+            "classification or a choice; choose others"
         )
     with torch.no_grad():
         scorer = scorer_for(base, task, config.model.max_length, PerturbedBody(base, 0))
-    assert isinstance(scorer, CausalScorer | EncoderScorer)
-    words = scorer.label_tokens if isinstance(scorer, CausalScorer) else []
-    if any(len(word) != 1 for word in words):
-        raise ConfigError(
-            f"task {task.name}: a label word has several tokens in {base.folder}; choose label "
-            "words of one token"
-        )
-    tokens = tuple(word[0] for word in words)
+    assert isinstance(scorer, CausalScorer | ChoiceScorer | EncoderScorer)
+    tokens, answers = _answers(base, scorer, answer_tokens)
     injected = inject(base, config.adapter, scorer.labels)
     parts: ScoresModule | ReadoutParts
     if config.adapter.has_readout:
-        parts = ReadoutParts(base, task, scorer, config.adapter.damping, injected.layout)
+        parts = ReadoutParts(base, task, scorer, answers, config.adapter.damping, injected.layout)
     else:
-        parts = ScoresModule(base, injected, list(tokens))
+        assert not isinstance(answers, EncoderScorer), "its family is refused above"
+        parts = ScoresModule(base, injected, answers)
     if quantization == "int8":
         use_batched_products(base)
     start = injected.start.encode() if injected.start else b""
-    return PreparedModel(base, injected.layout, parts, task.words, tokens, start)
+    most = answers.tokens if isinstance(answers, Candidates) else 0
+    words = task.words if isinstance(task, ClassificationTask) else tuple(task.candidates)
+    return PreparedModel(base, injected.layout, parts, words, tokens, most, start)
+
+
+def _answers(
+    base: BaseModel, scorer: CausalScorer | ChoiceScorer | EncoderScorer, answer_tokens: int
+) -> tuple[tuple[int, ...], Words | Candidates | EncoderScorer]:
+    """Return the token of each label word, if each has one, and the answers that are compared."""
+    if isinstance(scorer, EncoderScorer):
+        return (), scorer
+    if isinstance(scorer, ChoiceScorer):
+        return (), Candidates(base, answer_tokens)
+    longest = max(map(len, scorer.label_tokens))
+    if longest > 1:
+        return (), Candidates(base, longest)
+    tokens = tuple(word[0] for word in scorer.label_tokens)
+    return tokens, Words(base, list(tokens))
 
 
 def export_program(
@@ -146,6 +172,11 @@ def export_program(
         raise ConfigError(
             f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context} "
             "tokens"
+        )
+    if shapes.sequence < ready.answer_tokens + 2:
+        raise ConfigError(
+            f"--seq {shapes.sequence}: an answer has up to {ready.answer_tokens} tokens, and text "
+            "comes before it; raise --seq"
         )
     if quantization == "8da4w" and delegate == "portable":
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
@@ -182,6 +213,7 @@ def export_program(
         replay_seeds=REPLAY_SEEDS,
         words=list(ready.words),
         word_tokens=list(ready.word_tokens),
+        answer_tokens=ready.answer_tokens,
         quantization=quantization,
         delegate=delegate,
         form=form,
@@ -232,16 +264,16 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     """Make a self-check of random tokens and directions, with the eager modules' results."""
     parts = ready.parts
     vocabulary = int(ready.base.network.config.vocab_size)
-    ids = prefix_tokens(0, shapes.batch * shapes.sequence, vocabulary)
     rows = np.arange(shapes.batch)
+    ids, positions = _check_batch(ready, shapes, vocabulary)
     seeds = query_seeds(0, 0, 1, shapes.queries)[0]
     # of both signs, and wide enough for products beyond 2⁵³
     coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
     state = zero_state(ready.layout.size)
     NumpyBackend().fold(state, seeds, coefficients, ready.layout.distribution)
     check = SelfCheck(
-        ids=ids.reshape(shapes.batch, -1).tolist(),
-        positions=((rows * 7 + shapes.sequence - 1) % shapes.sequence).tolist(),
+        ids=ids.tolist(),
+        positions=positions.tolist(),
         labels=(rows % len(ready.words)).tolist(),
         seeds=seeds.tolist(),
         coefficients=coefficients.tolist(),
@@ -255,3 +287,21 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
         step = TrainStepModule(parts, ready.layout)
         _, losses, _ = step(*step_inputs(zero_state(ready.layout.size), check))
     return replace(check, losses=losses.tolist())
+
+
+def _check_batch(
+    ready: PreparedModel, shapes: ProgramShapes, vocabulary: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids of random tokens, [B, S] or [B, C, S], and positions [B], of all lengths."""
+    batch, length, most = shapes.batch, shapes.sequence, ready.answer_tokens
+    rows = np.arange(batch)
+    if not most:
+        ids = prefix_tokens(0, batch * length, vocabulary).reshape(batch, length)
+        return ids, (rows * 7 + length - 1) % length
+    candidates = len(ready.words)
+    tokens = prefix_tokens(0, batch * candidates * length, vocabulary)
+    sequences = tokens.reshape(batch, candidates, length).copy()
+    positions = (rows * 7 + length - 1 - most) % (length - most)
+    sizes = 1 + (rows[:, None] + np.arange(candidates)) % most
+    sequences[np.arange(length) > (positions[:, None] + sizes)[..., None]] = -1
+    return sequences, positions

@@ -29,7 +29,7 @@ class SelfCheck:
     """A self-check: a fixed batch with the eager model's results at the zero state.
 
     Attributes:
-        ids: token ids [B][S].
+        ids: token ids [B][S], or [B][C][S] of candidates, −1 behind a candidate.
         positions: [B], last token before the label word.
         labels: [B].
         seeds: [q], 64-bit seeds of the directions that are tried and replayed.
@@ -39,7 +39,7 @@ class SelfCheck:
         digest: digest (hex) of the state after replaying the coefficients from zero.
     """
 
-    ids: list[list[int]]
+    ids: list[Any]
     positions: list[int]
     labels: list[int]
     seeds: list[int]
@@ -112,13 +112,16 @@ class Manifest:
         sequence: S, tokens of an example.
         replay_seeds: directions of a call of ``replay``, or of a readout's ``directions``.
         words: label words of the task.
-        word_tokens: token of each label word; empty for a sentence encoder.
+        word_tokens: token of each label word; empty for a sentence encoder, and for answers of
+            several tokens.
         quantization: quantization of the linear layers in the blocks.
         delegate: backend of the float part.
         form: ``functional``, or the paper's stateful ``algorithm-1``.
         check: self-check of the program.
         readout: description of the readout; None for adapters inside the model.
         start: content of the file of the adapter's start, in base 64; empty without one.
+        answer_tokens: most tokens of an answer, where examples have a sequence per candidate; 0
+            where label words have one token each.
     """
 
     program_sha256: str
@@ -137,6 +140,13 @@ class Manifest:
     check: SelfCheck
     readout: ReadoutDescription | None = None
     start: str = ""
+    answer_tokens: int = 0
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of an example's ids: (S,), or (C, S) of candidates."""
+        candidates = (len(self.words),) if self.answer_tokens else ()
+        return (*candidates, self.sequence)
 
     def write(self, program: Path) -> None:
         """Write the manifest beside the program.
@@ -146,7 +156,7 @@ class Manifest:
         """
         file = manifest_file(program)
         content = {"version": MANIFEST_VERSION} | asdict(self)
-        content = {key: value for key, value in content.items() if value not in (None, "")}
+        content = {key: value for key, value in content.items() if value not in (None, "", 0)}
         text = json.dumps(content, indent=1)
         try:
             write_durably(file, text.encode())
@@ -216,18 +226,26 @@ class Manifest:
             raise ValueError(f"its start has {values.size} numbers, and its layout {layout.size}")
         return values
 
+    def _token_counts(self) -> set[int]:
+        """Return how many tokens of label words there may be."""
+        if self.answer_tokens:
+            return {0}
+        return {len(self.words)} | ({0} if self.readout else set())
+
     def _shaped(self) -> bool:
         sizes = self.queries, self.batch, self.sequence, self.replay_seeds
         check = self.check
         return (
             all(type(size) is int and size >= 1 for size in sizes)
             and len(self.words) >= 2
-            and len(self.word_tokens) in ({len(self.words)} | ({0} if self.readout else set()))
+            and len(self.word_tokens) in self._token_counts()
+            and type(self.answer_tokens) is int
+            and 0 <= self.answer_tokens <= self.sequence - 2
             and self.quantization in get_args(PhoneQuantization)
             and self.delegate in get_args(Delegate)
             and self.form in get_args(Form)
-            and len(check.ids) == len(check.positions) == len(check.labels) == self.batch
-            and all(len(row) == self.sequence for row in check.ids)
+            and len(check.positions) == len(check.labels) == self.batch
+            and np.array(check.ids).shape == (self.batch, *self.row_shape)
             and len(check.seeds) == len(check.coefficients) == self.queries
             and len(check.losses) == 2 * self.queries
             and all(len(row) == self.batch for row in check.losses)

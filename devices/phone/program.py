@@ -16,7 +16,7 @@ from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import Adapter, PerturbedAdapters
 from shared.model.replay_torch import directions
-from shared.model.scorers import COSINE_TEMPERATURE, CausalScorer, EncoderScorer
+from shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
 from shared.normal_table import NORMAL_TABLE
 from shared.replay import STATE_BITS
 
@@ -59,40 +59,115 @@ class ScoresModule(nn.Module):
     Args:
         base: causal model with the adapter in it.
         adapter: adapter of the model.
-        words: token of each label word.
+        answers: answers that are compared.
     """
 
-    words: Tensor
-
-    def __init__(self, base: BaseModel, adapter: Adapter, words: list[int]) -> None:
+    def __init__(self, base: BaseModel, adapter: Adapter, answers: "Words | Candidates") -> None:
         super().__init__()
         self.network = base.network
-        self._base, self._adapter = base, adapter
+        self._adapter, self.answers = adapter, answers
         self._body = PerturbedBody(base, adapter.first_block)
-        self.register_buffer("words", torch.tensor(words))
 
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return log-likelihoods of the label words, and −log softmax of them at the label.
+        """Return the scores of the answers, and −log softmax of them at the label.
 
         Args:
             perturbations: P perturbed adapters.
-            ids: int64 [B, S], padded on the right with anything.
-            positions: int64 [B], last token before the label word.
+            ids: int64 [B, S], or [B, C, S] of candidates; see `Words` and `Candidates`.
+            positions: int64 [B], last token before the answer.
             labels: int64 [B].
 
         Returns:
             float32 [P, B, labels] and float32 [P, B].
         """
         with self._adapter.using(perturbations):
-            hidden = self._body.forward_padded(ids, perturbations.count)
-        rows = torch.arange(len(hidden))
-        read = hidden[rows, positions.repeat(perturbations.count)]
-        scores = _word_scores(self._base, read, self.words)
+            hidden = self._body.forward_padded(self.answers.sequences(ids), perturbations.count)
+        scores = self.answers.scores(hidden, ids, positions, perturbations.count)
         chosen = torch.log_softmax(scores, 1).gather(1, labels.repeat(perturbations.count)[:, None])
-        shape = perturbations.count, len(ids)
+        shape = perturbations.count, ids.shape[0]
         return scores.view(*shape, -1), -chosen.view(shape)
+
+
+class Words(nn.Module):
+    """Label words of one token each: one sequence per example, padded on the right with anything.
+
+    Args:
+        base: causal model.
+        words: token of each label word.
+    """
+
+    words: Tensor
+
+    def __init__(self, base: BaseModel, words: list[int]) -> None:
+        super().__init__()
+        self._base = base
+        self.register_buffer("words", torch.tensor(words))
+
+    def sequences(self, ids: Tensor) -> Tensor:
+        """Return the sequences that the model reads, of ids [B, S]."""
+        return ids
+
+    def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the last hidden states before the answers, [P·B, hidden], of [P·B, S, hidden].
+
+        Args:
+            hidden: hidden states of the sequences, ordered by perturbation.
+            ids: [B, S].
+            positions: [B].
+            count: P.
+        """
+        return _read_at(hidden, positions, count)
+
+    def scores(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the log-likelihood of each label word, float32 [P·B, labels]; see `last`."""
+        logits = _shifted_logits(self._base, self.last(hidden, ids, positions, count))
+        return logits.index_select(1, self.words) - logits.exp().sum(1, keepdim=True).log()
+
+
+class Candidates(nn.Module):
+    """Answers of several tokens: a sequence per example and candidate, with the candidate's tokens.
+
+    What follows a candidate is −1. Its score is the mean log-likelihood of its tokens.
+
+    Args:
+        base: causal model.
+        tokens: most tokens of a candidate, T.
+    """
+
+    def __init__(self, base: BaseModel, tokens: int) -> None:
+        super().__init__()
+        self._base, self.tokens = base, tokens
+
+    def sequences(self, ids: Tensor) -> Tensor:
+        """Return the sequences that the model reads, [B·C, S], of ids [B, C, S]."""
+        return ids.clamp(min=0).flatten(0, 1)
+
+    def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the last hidden states before the answers, [P·B, hidden], of [P·B·C, S, hidden].
+
+        They are the same for all candidates of an example, and read from the first.
+        """
+        first = hidden.view(-1, ids.shape[1], *hidden.shape[1:])[:, 0]
+        return _read_at(first, positions, count)
+
+    def scores(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the mean log-likelihood of each candidate's tokens, float32 [P·B, C]."""
+        _, candidates, length = ids.shape
+        after = positions[:, None] + torch.arange(self.tokens)
+        read_at = after.clamp(max=length - 2)  # the last token predicts nothing
+        index = read_at[:, None].expand(-1, candidates, -1)
+        targets = ids.gather(2, index + 1)
+        is_target = (targets >= 0) & (after[:, None] <= length - 2)
+        rows = index.flatten(0, 1).repeat(count, 1)[..., None].expand(-1, -1, hidden.shape[2])
+        read = hidden.gather(1, rows).flatten(0, 1)
+        logits = _shifted_logits(self._base, read)
+        wanted = targets.clamp(min=0).flatten().repeat(count)[:, None]
+        picked = logits.gather(1, wanted) - logits.exp().sum(1, keepdim=True).log()
+        weights = is_target.to(torch.float32)
+        weights = (weights / weights.sum(2, keepdim=True)).flatten(0, 1).repeat(count, 1)
+        return (picked.view(-1, self.tokens) * weights).sum(1).view(-1, candidates)
 
 
 class RepresentationModule(nn.Module):
@@ -103,41 +178,42 @@ class RepresentationModule(nn.Module):
 
     Args:
         base: causal model or sentence encoder.
-        scorer: scorer of the model; of a causal model, with label words of one token each.
+        answers: answers that are compared, or the scorer of a sentence encoder.
         damping: damping of the readout; None leaves representations as they are.
     """
 
     def __init__(
-        self, base: BaseModel, scorer: CausalScorer | EncoderScorer, damping: Damping | None
+        self,
+        base: BaseModel,
+        answers: Words | Candidates | EncoderScorer,
+        damping: Damping | None,
     ) -> None:
         super().__init__()
         self.network = base.network
-        self._base, self._scorer = base, scorer
+        self._base, self._answers = base, answers
         self.register_buffer("mean", damping.mean if damping else None)
         self.register_buffer("root", damping.root.T.contiguous() if damping else None)
-        labels = scorer.label_tokens if isinstance(scorer, CausalScorer) else []
-        words = [tokens[0] for tokens in labels]
-        self.register_buffer("words", torch.tensor(words, dtype=torch.int64))
 
     def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the base model, and the features φ(h).
 
         Args:
-            ids: int64 [B, S], padded on the right with anything.
-            positions: int64 [B], last token of each example.
+            ids: int64 [B, S], or [B, C, S] of candidates; see `Words` and `Candidates`.
+            positions: int64 [B], last token of each example, before the answer.
 
         Returns:
             float32 [B, labels] and float32 [B, features].
         """
-        if isinstance(self._scorer, CausalScorer):
-            hidden = self._base.body(input_ids=ids).last_hidden_state
-            read = hidden[torch.arange(len(ids)), positions].float()
-            scores = _word_scores(self._base, read, self.get_buffer("words"))
-        else:
+        answers = self._answers
+        if isinstance(answers, EncoderScorer):
             mask = (torch.arange(ids.shape[1]) <= positions[:, None]).to(torch.int64)
             hidden = self._base.body(input_ids=ids, attention_mask=mask).last_hidden_state
-            read = self._scorer.pooled(hidden, positions + 1)
-            scores = nn.functional.linear(read, self._scorer.label_embeddings) / COSINE_TEMPERATURE
+            read = answers.pooled(hidden, positions + 1)
+            scores = nn.functional.linear(read, answers.label_embeddings) / COSINE_TEMPERATURE
+        else:
+            hidden = self._base.body(input_ids=answers.sequences(ids)).last_hidden_state.float()
+            read = answers.last(hidden, ids, positions, 1)
+            scores = answers.scores(hidden, ids, positions, 1)
         if self.mean is None or self.root is None:
             return scores, read
         return scores, nn.functional.linear(read - self.get_buffer("mean"), self.get_buffer("root"))
@@ -167,12 +243,19 @@ class DirectionsModule(nn.Module):
         return (z.to(torch.int64),)
 
 
-def _word_scores(base: BaseModel, read: Tensor, words: Tensor) -> Tensor:
-    """Return the log-likelihoods of label words after hidden states [n, hidden]: [n, labels]."""
+def _read_at(hidden: Tensor, positions: Tensor, count: int) -> Tensor:
+    """Return hidden states [count·B, S, hidden] at the positions [B] of each, [count·B, hidden]."""
+    rows = torch.arange(hidden.shape[0])
+    return hidden[rows, positions.repeat(count) if count > 1 else positions]
+
+
+def _shifted_logits(base: BaseModel, read: Tensor) -> Tensor:
+    """Return the logits after hidden states [n, hidden] minus the largest, [n, vocabulary].
+
+    Subtracting it keeps the exponentials in range.
+    """
     logits = torch.cat(list(tiled_logits(base, read)))
-    # subtracting the largest logit keeps the exponentials in range
-    shifted = logits - logits.amax(1, keepdim=True)
-    return shifted.index_select(1, words) - shifted.exp().sum(1, keepdim=True).log()
+    return logits - logits.amax(1, keepdim=True)
 
 
 class TrainStepModule(nn.Module):

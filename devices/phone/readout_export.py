@@ -9,15 +9,15 @@ from client.forward.readout import make_readout
 from client.training.client_data import ExampleTokenizer
 from devices.phone.lowering import Methods
 from devices.phone.manifest import ReadoutDescription, SelfCheck
-from devices.phone.program import DirectionsModule, RepresentationModule
+from devices.phone.program import Candidates, DirectionsModule, RepresentationModule, Words
 from shared.contrasts import contrasts
 from shared.directions import directions
 from shared.layout import LABEL_BIAS_GROUP, Layout
 from shared.model.damping import Damping
 from shared.model.loading import BaseModel
 from shared.model.lora_fa import LABEL_BIAS, Perturbations
-from shared.model.scorers import CausalScorer, EncoderScorer
-from shared.tasks.kinds import ClassificationTask
+from shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 
 class ReadoutParts:
@@ -27,6 +27,7 @@ class ReadoutParts:
         base: base model, before its weights are quantized to 4 bits.
         task: task that random tokens are put into.
         scorer: scorer of the model.
+        answers: answers that are compared, as the program reads them.
         damping: value of ``adapter.damping``.
         layout: layout of the readout.
 
@@ -38,15 +39,16 @@ class ReadoutParts:
     def __init__(
         self,
         base: BaseModel,
-        task: ClassificationTask,
-        scorer: CausalScorer | EncoderScorer,
+        task: ClassificationTask | ChoiceTask,
+        scorer: CausalScorer | ChoiceScorer | EncoderScorer,
+        answers: Words | Candidates | EncoderScorer,
         damping: str,
         layout: Layout,
     ) -> None:
         self._layout, source = layout, layout.damping.source if layout.damping else "none"
         self._readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
         measured = None if source == "none" else self._readout.load_damping()
-        self.module = RepresentationModule(base, scorer, measured)
+        self.module = RepresentationModule(base, answers, measured)
         self.description = ReadoutDescription(
             labels=scorer.labels,
             features=base.features,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from client.training.client_data import ClientData
 from client.training.model_runtime import load_run
@@ -33,9 +34,13 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     runtime, source = load_run(config.model_copy(update={"model": model}))
     if runtime.model_id.hex() != manifest.model_id:
         raise DataError(f"{program}: exported from another model than {config.model.path}")
-    text = examples_as_jsonl(
-        source.undivided(0) if client is None else source.share_of(client, config.data.clients)
-    )
+    data = source.undivided(0) if client is None else source.share_of(client, config.data.clients)
+    text = examples_as_jsonl(data)
+    if (longest := _longest_answer(data)) > manifest.answer_tokens > 0:
+        raise DataError(
+            f"{program}: takes candidates of at most {manifest.answer_tokens} tokens, and one has "
+            f"{longest}; export it with --answer-tokens {longest}"
+        )
     try:
         write_durably(out, text.encode())
     except OSError as error:
@@ -44,11 +49,24 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
 
 
 def examples_as_jsonl(data: ClientData) -> str:
-    """Return a client's examples as lines of JSON objects with ids, label and split."""
+    """Return a client's examples as lines of JSON objects with ids, label and split.
+
+    Where answers have several tokens, the tokens of every candidate are beside them.
+    """
     lines = []
     for split in Split:
         examples = data.tokenized(split)
         for prompt, label in zip(examples.prompts, examples.labels.tolist(), strict=True):
-            row = {"ids": list(prompt.sequences[0]), "label": label, "split": split.name.lower()}
+            row: dict[str, Any] = {"label": label, "split": split.name.lower()}
+            row["ids"] = list(prompt.sequences[0])
+            if prompt.targets:
+                row["ids"] = row["ids"][: prompt.supervised[0][0] + 1]
+                row["candidates"] = [list(tokens) for tokens in prompt.targets]
             lines.append(json.dumps(row) + "\n")
     return "".join(lines)
+
+
+def _longest_answer(data: ClientData) -> int:
+    """Return the tokens of the longest answer of several tokens; 0 without any."""
+    prompts = [prompt for split in Split for prompt in data.tokenized(split).prompts]
+    return max((len(tokens) for prompt in prompts for tokens in prompt.targets), default=0)

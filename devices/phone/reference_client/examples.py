@@ -2,14 +2,14 @@
 
 An app tokenizes its own texts; the manifest names the label words. A line is
 ``{"ids": [5, 17, …], "label": 0, "split": "train"}``, with the ids up to where the label word
-follows.
+follows. Where answers have several tokens, ``"candidates": [[8, 3], [9]]`` are the tokens of each.
 """
 
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ class TokenizedExamples:
     """The examples of a split, padded to the program's shape.
 
     Attributes:
-        ids: int64 [n, S].
-        positions: int64 [n], position of each example's last token.
+        ids: int64 [n, S], or [n, C, S] of candidates, −1 behind a candidate.
+        positions: int64 [n], position of each example's last token before the answer.
         labels: int64 [n].
     """
 
@@ -52,36 +52,62 @@ def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExampl
     Raises:
         DataError: if a line is invalid, or the file has no training example.
     """
-    examples: dict[Split, list[tuple[list[int], int]]] = {split: [] for split in Split}
+    examples: dict[Split, list[_Row]] = {split: [] for split in Split}
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
-            split, ids, label = _row(json.loads(line), manifest)
+            split, row = _row(json.loads(line), manifest)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{file}, line {number}: {error}") from error
-        examples[split].append((ids, label))
+        examples[split].append(row)
     if not examples[Split.TRAIN]:
         raise DataError(f'{file}: no training example; add lines with "split": "train"')
-    return {split: _padded(rows, manifest.sequence) for split, rows in examples.items()}
+    return {split: _padded(rows, manifest.row_shape) for split, rows in examples.items()}
 
 
-def _row(value: Any, manifest: Manifest) -> tuple[Split, list[int], int]:
+class _Row(NamedTuple):
+    """A row: the tokens before the answer, those of each candidate if it names them, the label."""
+
+    ids: list[int]
+    candidates: list[list[int]]
+    label: int
+
+
+def _row(value: Any, manifest: Manifest) -> tuple[Split, _Row]:
     split, ids, label = Split[str(value["split"]).upper()], value["ids"], value["label"]
-    if not (isinstance(ids, list) and all(type(i) is int and 0 <= i < MAX_TOKEN for i in ids)):
-        raise ValueError("ids must be a list of token ids")
-    if not 1 <= len(ids) <= manifest.sequence:
-        raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence}")
+    candidates, longest = [], 0
+    if most := manifest.answer_tokens:
+        candidates = value["candidates"]
+        if not isinstance(candidates, list) or len(candidates) != len(manifest.words):
+            raise ValueError(f"candidates must be {len(manifest.words)} lists of token ids")
+        longest = max(map(_token_count, candidates))
+        if not 1 <= min(map(len, candidates)) <= longest <= most:
+            raise ValueError(f"a candidate must have 1 to {most} tokens; it has up to {longest}")
+    if not 1 <= _token_count(ids) <= manifest.sequence - longest:
+        raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence - longest}")
     if type(label) is not int or not 0 <= label < len(manifest.words):
         raise ValueError(f"label {label!r} does not exist; use 0 to {len(manifest.words) - 1}")
-    return split, ids, label
+    return split, _Row(ids, candidates, label)
 
 
-def _padded(rows: list[tuple[list[int], int]], length: int) -> TokenizedExamples:
-    ids = np.zeros((len(rows), length), np.int64)
-    for row, (tokens, _) in zip(ids, rows, strict=True):
-        row[: len(tokens)] = tokens
-    positions = np.array([len(tokens) - 1 for tokens, _ in rows], np.int64)
-    return TokenizedExamples(ids, positions, np.array([label for _, label in rows], np.int64))
+def _token_count(ids: Any) -> int:
+    """Return the number of token ids in a list; raise an error for anything else."""
+    if not (isinstance(ids, list) and all(type(i) is int and 0 <= i < MAX_TOKEN for i in ids)):
+        raise ValueError("ids must be a list of token ids")
+    return len(ids)
+
+
+def _padded(rows: list[_Row], shape: tuple[int, ...]) -> TokenizedExamples:
+    """Return rows as arrays; behind a candidate comes −1, and behind other examples any token."""
+    has_candidates = len(shape) > 1
+    ids = np.full((len(rows), *shape), -1 if has_candidates else 0, np.int64)
+    for padded, row in zip(ids, rows, strict=True):
+        if not has_candidates:
+            padded[: len(row.ids)] = row.ids
+        for sequence, candidate in zip(padded, row.candidates, strict=False):
+            sequence[: len(row.ids) + len(candidate)] = row.ids + candidate
+    positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
+    return TokenizedExamples(ids, positions, np.array([row.label for row in rows], np.int64))
