@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
-from helpers import layout_of
+from helpers import instruction_with, layout_of
 
 from client.protocol.blob_receiver import receive_part
 from devices.phone import gateway as gateway_module
@@ -27,8 +28,11 @@ from shared.frames.instructions import token_of
 from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
+from shared.run_terms import RunTerms, hash_identity
+from shared.runs import run_id_of
 from shared.signing import SigningKey, answer_bytes, is_signed_by, proof_bytes
-from simulations.engine import InProcessGrid
+from shared.wire import FRAMES, PERSONAL_ACTION, RECORD
+from simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
 
 
 @pytest.fixture
@@ -249,3 +253,38 @@ def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[Sig
         assert next(numbers) == 1
         assert sorted(asked.result(SECONDS)) == [phone.device]
         numbers.close()  # type: ignore[attr-defined]
+
+
+class Told(Echo):
+    """A phone that keeps what comes with its instructions, and refuses them."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self.told: list[tuple[bytes, bool]] = []
+
+    def train(self, instruction: bytes, catch_up: Any, *rest: Any) -> bytes:
+        self.told.append((rest[0], len(rest) > 1 and rest[1]))
+        return super().train(instruction, catch_up)
+
+    evaluate = train
+
+
+def test_phones_are_told_the_settings_that_the_run_id_is_a_hash_of(
+    served: Served, keys: list[SigningKey]
+) -> None:
+    config = RunConfig.of({"personal.when": "every 2 rounds", "rounds": 4}, "test")
+    phone, layout = Told(client_index_of_key(keys[0].public)), layout_of()
+    run_id = run_id_of(config, layout, bytes(32))
+    app = relay.gateway_app(served.gateway, served.loop)
+    grid = InProcessGrid(app, 1, config.flat())
+    instruction = instruction_with(run_id=run_id, layout_hash=layout.hash).encode()
+    content = RecordDict({RECORD: ConfigRecord({"frame": instruction})})
+    with attached_phones(served, keys[0], phone):
+        for kind in ("train", "evaluate", f"evaluate.{PERSONAL_ACTION}"):
+            message = grid.create_message(content, kind, FIRST_CLIENT_NODE, "1", ttl=SECONDS)
+            (reply,) = grid.send_and_receive([message])
+            assert len(reply.content.config_records[RECORD][FRAMES]) == 1
+    assert [personal for _, personal in phone.told] == [False, False, True]
+    (settings,) = {settings for settings, _ in phone.told}
+    assert hash_identity(settings, layout.hash, bytes(32)) == run_id
+    assert RunTerms.decode(settings).interval == 2
