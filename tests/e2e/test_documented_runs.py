@@ -1,0 +1,158 @@
+"""The commands of the guides, run as they are written: with small data, a tiny model, few rounds.
+
+Commands that need other machines, a network or hours are in `ELSEWHERE`, each with the reason and
+with what runs them instead.
+"""
+
+import csv
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from documented import FENCED, PAGES, Command, commands
+
+import samara.command
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "simulate": (
+        *("--set", "rounds=2", "--set", "steps=1", "--set", "queries=2", "--set", "batch=4"),
+        *("--set", "threads=1", "--set", "evaluate.limit=4"),
+    ),
+    "tune": (
+        *("--steps", "2", "--validate-every", "2", "--train", "24", "--validation", "8"),
+        *("--test", "8", "--set", "threads=1"),
+    ),
+}
+"""What is added to a command so that it takes seconds; the last value of an option counts."""
+DATA = re.compile(r"\b(DATA|PUBLIC)$")
+RUN = (
+    "README.md",
+    "docs/start.md",
+    "docs/guides/own-data.md",
+    "docs/guides/own-model.md",
+    "docs/guides/comparing.md",
+    "docs/guides/private-rounds.md",
+    "docs/guides/devices-of-your-own.md",
+    "docs/guides/server.md",
+    "docs/guides/devices.md",
+)
+"""Pages whose commands are run in their order, in one folder each."""
+ELSEWHERE = {
+    ("server", "up"): "a live server: tests/e2e/test_live_server.py",
+    ("server", "status"): "of a live server: tests/e2e/test_live_server.py",
+    ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
+    ("device", "calibrate"): "minutes of measuring: tests/integration/test_calibrate.py",
+    ("simulate", "SCENARIO"): "a scenario of the reader's own",
+    ("simulate", "mixed-200"): "minutes of 200 devices: tests/integration/test_fleet.py",
+    ("compare", "runs/mixed"): "what that run leaves",
+    ("server", "inspect", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",
+    ("server", "verify", "runs/field"): "what a live run leaves: tests/e2e/test_live_server.py",
+    ("compare", "runs/field"): "what a live run leaves",
+}
+"""Beginnings of commands that are not run here, and why."""
+PAGES_ELSEWHERE = {
+    "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
+    "docs/guides/phone.md": "phones and their gateway: tests/e2e/test_phone_run.py",
+    "docs/guides/personal.md": "a sweep and its table: tests/unit/test_sweep.py",
+    "docs/guides/fleet.md": "minutes of many devices: tests/integration/test_fleet.py",
+    "docs/guides/tune.md": "methods of tune: tests/integration/test_tune.py, test_start.py",
+    "docs/guides/papers.md": "methods of tune: tests/integration/test_tune.py",
+    "docs/guides/lsp.md": "offloading: tests/integration/test_offloaded_tuning.py",
+    "docs/guides/streaming.md": "streamed blocks: tests/integration/test_streamed_tuning.py",
+    "docs/concepts/basis.md": "a basis: tests/integration/test_basis_federation.py",
+}
+SMALLER = {"demo": ("simulate", "demo.toml")}
+"""Commands that have no settings to make them small, and what stands for them."""
+
+
+def elsewhere(command: Command) -> str:
+    """Return why a command is not run here; empty if it is."""
+    pages = [why for page, why in PAGES_ELSEWHERE.items() if command.page.startswith(page)]
+    words = [why for words, why in ELSEWHERE.items() if command.words[: len(words)] == words]
+    return next(iter(pages + words), "")
+
+
+def whole_commands(page: str) -> list[Command]:
+    return [command for command in commands(ROOT / page) if command.whole]
+
+
+def write_rows(file: Path, names: tuple[str, str, str], labels: tuple[str, ...]) -> None:
+    things, words = ("film", "day", "meal", "walk"), ("bad", "fine", "good", "awful", "great")
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(names)
+        for i in range(240):
+            text = f"the {things[i % 4]} was {words[i % 5]} a {things[i // 3 % 4]} {i}"
+            writer.writerow((text, labels[i % len(labels)], f"user{i // 3 % 6}"))
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> Path:
+    """A folder with the files that the pages speak of, as the current one."""
+    write_rows(tmp_path / "reviews.csv", ("text", "label", "user"), ("0", "1"))
+    write_rows(tmp_path / "public.csv", ("text", "label", "user"), ("1", "0"))
+    (tmp_path / "public.toml").write_text(
+        'name = "public"\ntext = "{text}"\nquestion = " It was {word}."\n'
+        'words = ["terrible", "great"]\nlabels = [0, 1]\n'
+    )
+    verdicts = ("negative", "neutral", "positive")
+    write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), verdicts)
+    (tmp_path / "MODEL").symlink_to(model_folder("causal"))
+    (tmp_path / "field.toml").write_text("rounds = 2\n")
+    (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command in this process and return its exit status."""
+    words = tuple(DATA.sub("reviews.csv", word) for word in words)
+    words = (*SMALLER[words[0]], *words[1:]) if words[0] in SMALLER else words
+    monkeypatch.setattr(sys, "argv", ["samara", *words, *SMALL.get(words[0], ())])
+    try:
+        samara.command.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_commands_of_a_page_run_as_they_are_written(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tasks = [match[3] for match in FENCED.finditer(text) if match[2] == "toml"]
+    for content in tasks:
+        if name := re.search(r'^name = "(\w+)"', content, re.MULTILINE):
+            (folder / f"{name[1]}.toml").write_text(content)
+    ran = [command for command in whole_commands(page) if not elsewhere(command)]
+    assert ran
+    for command in ran:
+        status = run(command.words, monkeypatch)
+        printed = capfd.readouterr()
+        assert status == 0, f"{command}\n{printed.out[-800:]}\n{printed.err[-2000:]}"
+        assert "Traceback" not in printed.err
+
+
+def test_every_command_is_run_or_there_is_a_reason() -> None:
+    left = [
+        command
+        for page in PAGES
+        if (name := page.relative_to(ROOT).as_posix()) not in RUN
+        for command in whole_commands(name)
+        if not elsewhere(command)
+    ]
+    assert [str(command) for command in left] == []
+
+
+def test_every_reason_is_needed() -> None:
+    whole = [c for page in PAGES for c in whole_commands(page.relative_to(ROOT).as_posix())]
+    for words in ELSEWHERE:
+        assert any(command.words[: len(words)] == words for command in whole), words
