@@ -56,12 +56,19 @@ def samara(
 
 
 def run(commands: typer.Typer) -> None:
-    """Run a command line; a Samara error becomes a message and the error's exit status."""
+    """Run a command line; an error becomes a message and an exit status."""
     try:
         commands()
     except SamaraError as error:
         print(f"samara: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except PermissionError as error:
+        print(
+            f"samara: {error.filename}: {error.strerror}; give a path that you may use, or change "
+            "its rights",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 def main() -> None:

@@ -41,8 +41,14 @@ def read_scenario(path: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: the scenario cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        what = "it is a folder" if path.is_dir() else error.strerror
+        raise ConfigError(
+            f"{path}: the scenario cannot be read: {what}; give a TOML file, or the name of a "
+            "shipped scenario"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8; save the scenario in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if {"text", "question", "words", "candidates"} & settings.keys():
         raise ConfigError(

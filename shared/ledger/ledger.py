@@ -178,7 +178,9 @@ class Ledger:
                 self._extend_segment(record.encode())
         except OSError as error:
             reason = f"cannot append round {delta.round}: {error.strerror}"
-            raise LedgerError(f"{self.folder}: {reason}") from error
+            raise LedgerError(
+                f"{self.folder}: {reason}; make room there, and the same command goes on"
+            ) from error
         self.state, self.digest, self.position = state, record.end_digest, record.position
         self._keep_snapshot(record.link)
         return record.size

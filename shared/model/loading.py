@@ -286,7 +286,15 @@ def _pooling(folder: Path) -> Literal["mean", "cls"]:
 def _tokenizer(folder: Path) -> Any:
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of many types, with advice about other libraries
+        if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
+            raise
+        raise ValueError(
+            "it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model "
+            "beside its weights"
+        ) from error
     if not tokenizer.is_fast:
         raise ValueError("its tokenizer has no tokenizer.json; save it once as a fast tokenizer")
     return tokenizer

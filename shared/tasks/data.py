@@ -47,7 +47,9 @@ def load_examples(path: str, task: Task, seed: int, limit: int = 0) -> list[Exam
             - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
               of the training rows replace a file that is missing;
             - a folder with one file per user, named after the user, each split 70/10/20;
-            - a folder with one folder of ``.txt`` files per label, split 70/10/20;
+            - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a
+              folder for each split;
+            - a folder with a data set of Parquet files, as it lies on the hub;
             - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
               with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
               labelled −1 or not at all are left out.
@@ -146,8 +148,13 @@ def read_splits(
 def _read(path: str, task: Task, problems: list[str], growing: bool) -> dict[str, list[Row]]:
     if os.path.exists(path):
         files = find_data_files(Path(path), growing)
+        if files.form == "repository":
+            return _read_hub(path, task, problems)
         if files.form == "labels":
-            return {"train": read_text_folders(Path(path), task, problems)}
+            return {
+                split: read_text_folders(folder, task, problems)
+                for split, (folder,) in files.splits.items()
+            }
         by_user = files.form == "users"
         splits: dict[str, list[Row]] = {}
         for split, parts in files.splits.items():

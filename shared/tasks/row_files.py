@@ -66,7 +66,7 @@ def read_row_file(
             time = _time_of(record, changed) if growing else 0.0
             rows.append(Row(replace(example, user=owner or example.user), content, time))
     if not rows and not growing and len(problems) == before:
-        report(1, "the file holds no row")
+        report(1, "the file holds no row; add some, or delete it")
     return rows
 
 

@@ -1,5 +1,6 @@
 """Sources of rows: which files of a folder hold which split, and data sets of the hub."""
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ class DataFiles:
 
     Attributes:
         form: ``file``; ``splits``, a file for each split; ``users``, a file for each user, named
-            after the user; or ``labels``, a folder with a folder of texts for each label.
-        splits: files of each split, of which ``train`` is one.
+            after the user; ``labels``, folders with a folder of texts for each label; or
+            ``repository``, a data set as it lies on the hub, of Parquet files.
+        splits: files or folders of each split, of which ``train`` is one; of a repository the
+            whole folder.
     """
 
-    form: Literal["file", "splits", "users", "labels"]
+    form: Literal["file", "splits", "users", "labels", "repository"]
     splits: Mapping[str, tuple[Path, ...]]
 
 
@@ -49,11 +52,7 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
                 )
             files[entry.stem] = entry
     if not files:
-        if growing or any(entry.is_dir() for entry in path.iterdir()):
-            return DataFiles("labels", {"train": (path,)})
-        raise DataError(
-            f"{path}: holds no file ending in {' or '.join(SUFFIXES)}, nor folders of texts"
-        )
+        return _find_folders(path, growing)
     present = [split for split in SPLITS if split in files]
     if not present:
         return DataFiles("users", {"train": tuple(files.values())})
@@ -64,6 +63,26 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
             f"train{files[present[0]].suffix}" + (f" (it has {others})" if others else "")
         )
     return DataFiles("splits", {split: (files[split],) for split in present})
+
+
+def _find_folders(path: Path, growing: bool) -> DataFiles:
+    """Return the folders of a folder without files of rows.
+
+    Raises:
+        DataError: if it holds nothing that can be read.
+    """
+    folders = [entry for entry in path.iterdir() if entry.is_dir()]
+    if not growing and any(path.rglob("*.parquet")):
+        return DataFiles("repository", {"train": (path,)})
+    splits = {split: (path / split,) for split in SPLITS if (path / split).is_dir()}
+    if "train" in splits and any(entry.is_dir() for entry in (path / "train").iterdir()):
+        return DataFiles("labels", splits)
+    if growing or folders:
+        return DataFiles("labels", {"train": (path,)})
+    raise DataError(
+        f"{path}: holds no file ending in {' or '.join(SUFFIXES)}, nor folders of texts, nor a "
+        "data set of Parquet files"
+    )
 
 
 def is_hub_name(path: str) -> bool:
@@ -84,7 +103,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     """Load a Hugging Face data set: by split, the name of its part there, and the part.
 
     Args:
-        name: ``owner/name`` or ``owner/name:config``.
+        name: ``owner/name`` or ``owner/name:config``, or a folder with such a data set.
 
     Raises:
         DataError: if it cannot be loaded, or has no split ``train``.
@@ -92,18 +111,23 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     # Imported here because it takes seconds.
     import datasets
 
+    logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)
+
+    repository, _, configuration = (name, "", "") if Path(name).is_dir() else name.partition(":")
     # Retries take half a minute; what was downloaded before is found without a connection.
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE or not _hub_answers()
-    repository, _, configuration = name.partition(":")
+    datasets.config.HF_HUB_OFFLINE = (
+        datasets.config.HF_HUB_OFFLINE or Path(name).is_dir() or not _hub_answers()
+    )
     try:
         data_set = datasets.load_dataset(repository, configuration or None)
     # Anything may come out of the network, the cache and the data set's own files.
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(
-            f"{name!r}: no file or folder of this name, and it cannot be loaded as a Hugging Face "
-            f"data set ({reason}); check the name and the connection, or where there is none save "
-            "the rows as train.jsonl in a folder and give its path"
+            f"{name!r}: {'' if Path(name).is_dir() else 'no file or folder of this name, and it '}"
+            f"cannot be loaded as a Hugging Face data set ({reason}); check the name and the "
+            "connection, or where there is none save the rows as train.jsonl in a folder and give "
+            "its path"
         ) from error
     if "train" not in data_set:
         raise DataError(

@@ -51,14 +51,24 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     prompts, right = _spread(shares)
     given = runtime.base_scores(prompts).argmax(axis=1)
     reached = metric(right, given)
-    margin = 1.96 * sqrt(max(reached * (1 - reached), 0.0) / len(right))
-    lines.append(f"zero-shot: {reached:.1%} (± {margin:.1%}) on {len(right):,} of them")
-    if reached + margin < metric(right, np.full_like(right, usual)):
+    low, high = _wilson(reached, len(right))
+    interval = f"95 % interval {low:.0%} to {high:.0%}"
+    lines.append(f"zero-shot: {reached:.1%} on {len(right):,} of them ({interval})")
+    if high < metric(right, np.full_like(right, usual)):
         lines.append(
             "note: zero-shot is below the most frequent label; other words, or another question in "
             "the task file, may suit the model better"
         )
     return lines
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of so many rows."""
+    z = 1.96
+    middle = share + z * z / (2 * count)
+    half = z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 1 + z * z / count
+    return (middle - half) / scale, (middle + half) / scale
 
 
 def _most_frequent(share: ClientData, usual: int) -> int:

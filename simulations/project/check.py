@@ -3,12 +3,11 @@
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from client.training.client_data import ClientData
 from shared.config import load_scenario
 from shared.data_settings import EMBEDDED_DATA
 from shared.frames.instructions import Split
@@ -26,8 +25,9 @@ from simulations.project.drafts import (
     draft_scenario,
 )
 from simulations.report.fleet import span_of
-from simulations.simulate import load_simulation
+from simulations.simulate import LoadedSimulation, load_simulation
 
+_COUNTED_TEXTS = 2_000
 EMBEDDED_CLIENTS = 8
 TUNED_ROWS = 100
 """The examples of each split that a task for `samara tune` is tried on."""
@@ -85,18 +85,22 @@ def check_scenario(scenario: Path, task: Path, folder: Path) -> Iterator[str]:
     drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}"])
     loaded = load_simulation(drafted)
     yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
-    most = min(drafted.model.max_length, loaded.runtime.base.context)
-    yield _tokens(loaded.shares, most)
+    yield _tokens(loaded)
     yield from describe_baselines(loaded.runtime, loaded.shares)
 
 
-def _tokens(shares: Sequence[ClientData], most: int) -> str:
-    """Return a line about the lengths of the training rows as the model reads them."""
-    prompts = [prompt for share in shares for prompt in share.tokenized(Split.TRAIN).prompts]
-    lengths = np.array([max(map(len, prompt.sequences)) for prompt in prompts])
+def _tokens(loaded: LoadedSimulation) -> str:
+    """Return a line about the lengths of some training texts, and what the model reads of them."""
+    base = loaded.runtime.base
+    texts = [example.text for share in loaded.shares for example in share.in_split(Split.TRAIN)]
+    texts = texts[:: max(1, len(texts) // _COUNTED_TEXTS)]
+    lengths = np.array([len(base.tokenizer(text)["input_ids"]) for text in texts])
+    most = min(loaded.of_client.model.max_length, base.context)
     line = f"tokens: {np.median(lengths):.0f} in the median, longest {lengths.max():,}"
-    full = int((lengths >= most).sum())
-    return line + (f"; {full:,} rows are cut to {most:,} (model.max-length)" if full else "")
+    long = float(np.mean(lengths > most))
+    if long:
+        line += f"; {long:.1%} of the rows are longer than {most:,} and are cut (model.max-length)"
+    return line
 
 
 def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:

@@ -15,7 +15,6 @@ from shared.sections import EMBEDDED_MODEL
 from shared.tasks.catalog import load_task, shipped_tasks
 from shared.tasks.kinds import ClassificationTask
 from shared.tasks.rows import describe_missing_fields
-from shared.tasks.sources import find_data_files
 from simulations.project.answers import Answers
 from simulations.project.columns import (
     MOST_LABELS,
@@ -105,14 +104,10 @@ def _read(path: str) -> tuple[str, RawData | None]:
         return path, None
     expanded = Path(path).expanduser()
     given = str(expanded.absolute()) if expanded.exists() else path
-    if expanded.is_dir():
-        files = find_data_files(expanded)
-        if files.form == "users" and len(files.splits["train"]) == 1:
-            given = str(files.splits["train"][0].absolute())  # a lone file is no user's
     raw = read_raw(given)
     if not raw.splits.get("train"):
         raise DataError(f"{path}: has no training rows; give other data")
-    return given, raw
+    return raw.path, raw
 
 
 def _shipped_text(task: str) -> str:

@@ -18,11 +18,13 @@ class RawData:
     """The records of a source.
 
     Attributes:
+        path: path of the source, or its name on the hub.
         form: what the source is, in words.
         splits: records of each split that the source has.
         label_names: names that a data set of the hub gives to the numbers of a column.
     """
 
+    path: str
     form: str
     splits: Mapping[str, Sequence[Record]]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -62,19 +64,16 @@ def read_raw(path: str) -> RawData:
 
 def _read_local(path: Path) -> RawData:
     files = find_data_files(path)
+    if files.form == "users" and len(files.splits["train"]) == 1:
+        return _read_local(files.splits["train"][0])  # a lone file is no user's
+    if files.form == "repository":
+        return _read_hub(str(path))
     if files.form == "labels":
-        records: list[Record] = [
-            {"text": _text_of(text), "label": text.parent.name}
-            for label in sorted(path.iterdir())
-            if label.is_dir() and not label.name.startswith(".")
-            for text in find_texts(label)
-        ]
-        if not records:
-            raise DataError(
-                f"{path}: holds folders without texts ending in .txt; give rows as JSON lines or "
-                "CSV, or a folder of .txt files for each label"
-            )
-        return RawData(_FORMS[files.form], {"train": records})
+        return RawData(
+            str(path),
+            _FORMS[files.form],
+            {split: _texts_of(folder) for split, (folder,) in files.splits.items()},
+        )
     splits: dict[str, list[Record]] = {}
     for split, parts in files.splits.items():
         splits[split] = []
@@ -83,7 +82,22 @@ def _read_local(path: Path) -> RawData:
             if files.form == "users":
                 found = [{**record, "user": _owner(part, record)} for record in found]
             splits[split] += found
-    return RawData(_FORMS[files.form], splits)
+    return RawData(str(path), _FORMS[files.form], splits)
+
+
+def _texts_of(folder: Path) -> list[Record]:
+    records: list[Record] = [
+        {"text": _text_of(text), "label": text.parent.name}
+        for label in sorted(folder.iterdir())
+        if label.is_dir() and not label.name.startswith(".")
+        for text in find_texts(label)
+    ]
+    if not records:
+        raise DataError(
+            f"{folder}: holds folders without texts ending in .txt; give rows as JSON lines or "
+            "CSV, or a folder of .txt files for each label"
+        )
+    return records
 
 
 def _records_of(path: Path) -> list[Record]:
@@ -92,7 +106,7 @@ def _records_of(path: Path) -> list[Record]:
 
     records = [record for _, record in read_records(path, refuse)]
     if not records:
-        refuse(1, "the file holds no row")
+        refuse(1, "the file holds no row; add some, or delete it")
     return records
 
 
@@ -128,4 +142,4 @@ def _read_hub(name: str) -> RawData:
             for column, feature in features.items()
             if getattr(feature, "names", None)
         }
-    return RawData("a data set of the hub", splits, names)
+    return RawData(name, "a data set of Hugging Face's form", splits, names)

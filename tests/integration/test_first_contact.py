@@ -224,6 +224,38 @@ def test_a_scenario_that_is_none_is_explained(run: Run, tmp_path: Path) -> None:
         assert message in errors
 
 
+def test_a_scenario_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for path, message in {
+        tmp_path: "the scenario cannot be read: it is a folder; give a TOML file",
+        tmp_path / "binary.toml": "binary.toml: is not UTF-8; save the scenario in UTF-8",
+    }.items():
+        status, _, errors = run("simulate", path)
+        assert status == 1
+        assert message in errors
+
+
+def test_a_path_without_rights_is_one_message(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path | None) -> Path:
+        raise PermissionError(13, "Permission denied", "closed/field.toml")
+
+    monkeypatch.setattr("shared.scenarios.scenario_file", closed)
+    status, printed, errors = run("simulate", "closed/field.toml")
+    assert (status, printed) == (1, "")
+    assert errors.startswith("samara: closed/field.toml: Permission denied; give a path that")
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_model_without_its_tokenizer_is_named(
+    settings: dict[str, Any], model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for file in model_folder("causal").iterdir():
+        if "token" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match=r"it has no tokenizer; copy tokenizer\.json"):
+        simulate(RunConfig.of(settings | {"model.path": str(tmp_path)}, "test"))
+
+
 def test_version_short_help_and_completion(run: Run) -> None:
     assert run("--version")[1].startswith("samara-fl ")
     assert "--show-completion" in run("-h")[1]

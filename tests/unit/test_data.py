@@ -416,3 +416,32 @@ def test_a_folder_of_texts_by_label_is_split_like_other_rows(tmp_path: Path) -> 
     problems = messages(str(tmp_path))
     assert "1.txt: is not UTF-8" in problems[0]
     assert "dull: label 'dull' is unknown" in problems[1]
+
+
+def test_folders_of_texts_may_lie_in_folders_of_splits(tmp_path: Path) -> None:
+    for split, count in (("train", 40), ("test", 5)):
+        for label, value in (("great", 1), ("terrible", 0)):
+            (tmp_path / split / label).mkdir(parents=True)
+            for number in range(count):
+                (tmp_path / split / label / f"{number}.txt").write_text(f"{number} of {value}")
+    examples = load_examples(str(tmp_path), TASK, 0)
+    assert sizes(examples) == {"train": 72, "validation": 8, "test": 10}
+    assert all(int(example.text[-1]) == example.label for example in examples)
+
+
+def test_a_data_set_may_lie_in_a_folder_as_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, count in (("train", 30), ("test", 4)):
+        file = tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet"
+        datasets.Dataset.from_list(rows_of(count)).to_parquet(str(file))
+    (tmp_path / "set" / "README.md").write_text("# A data set")
+    examples = load_examples(str(tmp_path / "set"), TASK, 0)
+    assert sizes(examples) == {"train": 27, "validation": 3, "test": 4}
+    file.write_bytes(b"PAR1")
+    (message,) = messages(str(tmp_path / "set"))
+    assert "cannot be loaded as a Hugging Face data set" in message
+    assert "no file or folder of this name" not in message

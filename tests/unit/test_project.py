@@ -13,6 +13,7 @@ from shared.config import load_scenario
 from shared.errors import ConfigError, DataError
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from simulations.project.baselines import _wilson
 from simulations.project.columns import Roles, describe_columns, guess_roles, likely_user_columns
 from simulations.project.drafts import (
     DataSize,
@@ -85,7 +86,7 @@ def test_a_column_of_users_by_another_name_is_noticed() -> None:
 
 
 def told_of(train: list[dict[str, Any]], **splits: list[dict[str, Any]]) -> list[str]:
-    data = RawData("one file", {"train": train, **splits})
+    data = RawData("data", "one file", {"train": train, **splits})
     columns = describe_columns(data.all)
     return list(describe_data(data, columns, guess_roles(columns)))
 
@@ -208,3 +209,15 @@ def test_a_project_is_written_whole_or_not_at_all(
     with pytest.raises(ConfigError, match="No space left on device; give another folder"):
         write_project(tmp_path / "other", {"a": "1", "b": "2"})
     assert [file.name for file in tmp_path.iterdir()] == ["deep"]
+
+
+def test_the_interval_of_zero_shot_does_not_vanish_at_its_ends() -> None:
+    assert _wilson(1.0, 6) == pytest.approx((0.6096, 1.0), abs=1e-3)
+    assert _wilson(0.5, 10_000) == pytest.approx((0.4902, 0.5098), abs=1e-4)
+
+
+def test_a_file_alone_in_a_folder_is_no_users(tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text('{"text": "a", "user": "ann"}\n')
+    raw = read_raw(str(tmp_path))
+    assert raw.path == str(tmp_path / "all.jsonl")
+    assert raw.all == [{"text": "a", "user": "ann"}]
