@@ -206,7 +206,8 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for content in (None, b"rounds = ", b"\xff"):
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"scenario\.toml: (.*cannot be read|not valid TOML|is not UTF-8)"):
+        known = r"scenario\.toml: (.*cannot be read|not valid TOML|is not UTF-8)"
+        with pytest.raises(ConfigError, match=known):
             load_scenario(path)
 
 
