@@ -1,7 +1,8 @@
-"""A run that nothing is set for, with a board and a phone: real processes over TLS on loopback."""
+"""The default adapter, a board and three phones in one run: real processes over TLS on loopback."""
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,46 +19,60 @@ from benchmarks.scale.mixed_run import (
     start_phone,
     write_messages,
 )
+from client.personal.personalizations import read_personalizations
 from server.live.keys import KEYS_FOLDER, ClientKeys
 from server.store import read_layout
 from shared.layout import READOUT_GROUP
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-BOARD, PHONE = "jetson", "phone-fp32"
-ROUNDS = 3
+BOARD = "jetson"
+PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
+"""Names of the data that each phone has; all have the same program."""
+ROUNDS, PRIVATE_ROUNDS = 3, 2
 
 
-def make_phone(live: LiveRun, data: Path) -> None:
-    """Make program, rows and key of the phone, by the commands that an operator gives."""
-    folder, program = live.folder, f"{PHONE}.pte"
+def make_phones(live: LiveRun, data: dict[str, Path]) -> None:
+    """Make program, rows and keys of the phones, by the commands that an operator gives."""
+    folder = live.folder
     (folder / "phones").mkdir()
     model = ("--model", MODEL, "--task", TASK)
     shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
-    samara(folder, "phone", "export", *model, *shapes, "--out", program)
-    rows = ("--data", str(data), "--program", program, "--out", f"{PHONE}.jsonl")
-    samara(folder, "phone", "rows", *model, *rows)
-    public = folder / "phones" / f"{PHONE}.pem"
-    public.write_text(samara(folder, "phone", "key", f"{PHONE}.key"))
-    samara(folder, "server", "keys", "add", PHONE, str(public), "--run", str(live.run))
+    samara(folder, "phone", "export", *model, *shapes, "--out", f"{PHONES[0]}.pte")
+    for name in PHONES:
+        for suffix in (".pte", ".json"):
+            if name != PHONES[0]:
+                shutil.copy(folder / f"{PHONES[0]}{suffix}", folder / f"{name}{suffix}")
+        rows = ("--data", str(data[name]), "--program", f"{name}.pte", "--out", f"{name}.jsonl")
+        samara(folder, "phone", "rows", *model, *rows)
+        public = folder / "phones" / f"{name}.pem"
+        public.write_text(samara(folder, "phone", "key", f"{name}.key"))
+        samara(folder, "server", "keys", "add", name, str(public), "--run", str(live.run))
 
 
-def test_a_board_and_a_phone_train_the_readout_that_a_run_chooses(
+def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("p")
     data, port = write_messages(folder, 0), 20_000 + os.getpid() % 20_000
-    settings = {"rounds": ROUNDS, "cohort.available": 2, "cohort.timeout": 600.0}
+    settings = {
+        "rounds": ROUNDS,
+        "personal.rounds": PRIVATE_ROUNDS,
+        "personal.learning-rate": 1.0,
+        "cohort.available": 1 + len(PHONES),
+        "cohort.timeout": 600.0,
+    }
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     with LiveRun(folder, settings, [BOARD, GATEWAY], f"127.0.0.1:{port}") as live:
-        make_phone(live, data[PHONE])
+        make_phones(live, data)
         door = f"127.0.0.1:{port + 1}"
         live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 2, "the server")
+        live.wait(lambda: live.said().count("may join") >= 1 + len(PHONES), "the server")
         start_gateway(live, live.address, door)
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
-        start_phone(live, PHONE, door)
+        for name in PHONES:
+            start_phone(live, name, door)
         what = ("--model", MODEL, "--data", str(data[BOARD]), "--task", TASK)
         live.start_client(BOARD, None, *what, "--set", "threads=1")
         assert live.server is not None
@@ -66,13 +81,28 @@ def test_a_board_and_a_phone_train_the_readout_that_a_run_chooses(
         layout = read_layout(live.run)
         assert [tensor.group for tensor in layout.tensors] == [READOUT_GROUP]
         live.check()
-        live.names.append(PHONE)
+        live.names.extend(PHONES)
         positions = live.positions()
-        assert set(positions) == {BOARD, PHONE}
-        assert positions[BOARD] == positions[PHONE]
-        assert all(len(event["clients"]) == 2 for event in live.rounds.values())
-        assert len(live.rounds) == ROUNDS
+        assert set(positions) == {BOARD, *PHONES}
+        assert len(set(positions.values())) == 1
+        assert all(len(event["clients"]) == 1 + len(PHONES) for event in live.rounds.values())
+        assert len(live.rounds) >= ROUNDS
         result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
         assert result["config"]["adapter.layers"] == "readout"
+        compared = [
+            one["columns"] for one in result["evaluations"] if "local-only" in one["columns"]
+        ]
+        for columns in compared:
+            for column in ("base rate", "global", "personalized"):
+                assert len(columns[column]["clients"]) == 1 + len(PHONES)
+        assert len(compared) == 1
+        for name in (BOARD, *PHONES):
+            (own,) = live.home(name).glob("runs/*/clients/*")
+            (done,) = read_personalizations(own)
+            assert (done.first, done.last) == (1, PRIVATE_ROUNDS)
+            assert done.before is not None
+            assert done.after is not None
+            assert done.after.loss != done.before.loss
         assert "every digest reproduced" in samara(folder, "server", "verify", str(live.run))
-        assert [terminate(process) for process in live.clients.values()] == [0, 0, 0]
+        ended = [terminate(process) for process in live.clients.values()]
+        assert ended == [0] * (2 + len(PHONES))
