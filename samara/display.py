@@ -1,5 +1,6 @@
 """Output of Python programs: progress where somebody looks, and tables as text."""
 
+import warnings
 from collections.abc import Callable
 from io import StringIO
 
@@ -16,6 +17,11 @@ def is_shown(progress: bool | None) -> bool:
     """
     console = Console()
     return (console.is_terminal or console.is_jupyter) if progress is None else progress
+
+
+def hide_widget_warning() -> None:
+    """Hide tqdm's warning that a notebook lacks ipywidgets, which nothing here needs."""
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def text_of(show: Callable[[Console], None]) -> str:

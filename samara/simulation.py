@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from samara.display import is_shown, text_of
+from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import Scenario, config_of
 from shared.config import RunConfig
 from shared.files import write_requested
@@ -265,6 +265,7 @@ def simulate(
 
 def _simulate(config: RunConfig, progress: bool | None) -> Path:
     check_data_is_given(load_task(config.task), config.data.path)  # before libraries are loaded
+    hide_widget_warning()
     watching = watched(config, brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_message:
         from simulations.simulate import simulate as run

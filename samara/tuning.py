@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from client.tuning.settings import TuneSettings
-from samara.display import is_shown, text_of
+from samara.display import hide_widget_warning, is_shown, text_of
 from samara.overrides import settings_of
 from shared.tasks.catalog import load_task
 from shared.tasks.embedded import check_data_is_given
@@ -77,6 +77,7 @@ def tune(
     """
     wanted = TuneSettings.of(settings_of(settings or {}) | settings_of(more), "tune")
     check_data_is_given(load_task(wanted.task), wanted.data.path)  # before libraries are loaded
+    hide_widget_warning()
     watching = watched_tuning(brief=True) if is_shown(progress) else nullcontext(_unseen)
     with watching as on_step:
         from client.tuning.run import tune as run
