@@ -166,7 +166,7 @@ def release(root: Path) -> Path:
         raise ReleaseError("\n".join(obstacles))
     for target in ("check", "docs"):
         print(f"make {target}", flush=True)
-        run("make", target, folder=root)
+        run("make", "--no-print-directory", target, folder=root)
     epoch = int(run("git", "log", "-1", "--format=%ct", folder=root))
     out = root / "dist" / version
     shutil.rmtree(out, ignore_errors=True)  # of an earlier try: a finished one has a tag

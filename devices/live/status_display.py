@@ -49,9 +49,12 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
 
 
 def _runs_table(runs: Iterable[RunProgress]) -> Table:
-    table = Table("run", title="Runs")
-    for column in ("round", "digest", "last report", "passes"):
-        table.add_column(column, justify="right")
+    table = Table(title="Runs")
+    table.add_column("run", no_wrap=True)
+    table.add_column("round", justify="right")
+    table.add_column("digest", no_wrap=True)
+    table.add_column("last report", justify="right")
+    table.add_column("passes", justify="right", no_wrap=True)
     table.add_column("refused last")
     for run in runs:
         number = "-" if run.round is None else f"{run.round:,}"

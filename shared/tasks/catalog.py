@@ -59,7 +59,10 @@ def shipped_tasks() -> dict[str, Any]:
 
 def _stored_task(name_or_path: str) -> str | None:
     """Return a registered task's name as settings store it; None for a shipped task or a file."""
-    if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
+    try:
+        if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
+            return None
+    except OSError:  # such as a name that is too long for a file
         return None
     return stored_name("task", name_or_path)
 

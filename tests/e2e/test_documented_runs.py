@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from documented import FENCED, PAGES, Command, commands
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import samara.command
 
@@ -91,6 +92,16 @@ def write_rows(file: Path, names: tuple[str, str, str], labels: tuple[str, ...])
             writer.writerow((text, labels[i % len(labels)], f"user{i // 3 % 6}"))
 
 
+def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
+    """Save a model under another path, with more words in its vocabulary."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForCausalLM.from_pretrained(model)
+    tokenizer.add_tokens(list(words))
+    network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tokenizer.save_pretrained(folder)
+    network.save_pretrained(folder)
+
+
 @pytest.fixture
 def folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
@@ -104,7 +115,7 @@ def folder(
     )
     verdicts = ("negative", "neutral", "positive")
     write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), verdicts)
-    (tmp_path / "MODEL").symlink_to(model_folder("causal"))
+    save_with_words(model_folder("causal"), verdicts, tmp_path / "MODEL")
     (tmp_path / "field.toml").write_text("rounds = 2\n")
     (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
     monkeypatch.chdir(tmp_path)

@@ -69,7 +69,7 @@ def test_a_client_goes_on_in_the_same_run_on_another_device(
                 break
         running = samara("move", file, "--home", old, *secret)
         assert running.returncode == 1
-        assert "is running; stop" in running.stderr
+        assert "this client is running; end its" in running.stderr
         assert terminate(clients[0]) == 0
         answered = len(read_answers(old).answers)
         moved = samara("move", file, "--home", old, *secret)

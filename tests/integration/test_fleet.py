@@ -19,6 +19,7 @@ from shared.directions import round_root
 from shared.errors import ConfigError, TrainingError
 from shared.frames.instructions import SeedPolicy, TrainInstruction
 from shared.frames.report import Report
+from shared.label_scores import cross_entropy
 from shared.replay import zero_state
 from shared.result import RunResult
 from simulations.report.fleet_figures import accuracy_over_time, fleet_figures
@@ -252,14 +253,13 @@ def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.Mo
     instruction, state = instruction_of(runtime, config), zero_state(runtime.layout.size)
     clients = [source.share_of(client, 4) for client in (0, 2)]
     sound = local_steps.take_local_steps(runtime, clients[1], instruction, state)
-    scored = local_steps.cross_entropy
     calls: list[int] = []
 
     def poisoned(scores: Any, labels: Any) -> Any:
         calls.append(len(labels))
-        return scored(scores, labels) * (np.nan if len(calls) == 1 else 1.0)
+        return cross_entropy(scores, labels) * (np.nan if len(calls) == 1 else 1.0)
 
-    monkeypatch.setattr(local_steps, "cross_entropy", poisoned)
+    monkeypatch.setattr(local_steps, "training_objective", lambda name: poisoned)
     broken, whole = local_steps.take_local_steps_together(runtime, clients, instruction, state)
     assert isinstance(broken, TrainingError)
     assert isinstance(whole, Report)

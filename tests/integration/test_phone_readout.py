@@ -409,7 +409,7 @@ def test_models_and_adapters_without_a_program_are_refused(
     with pytest.raises(ConfigError, match="needs a model of the family causal or encoder"):
         prepare_model(RunConfig.of(masked, "test"), "none")
     encoder = {"model.path": str(model_folder("encoder")), "adapter.layers": "top:1"}
-    with pytest.raises(ConfigError, match="needs a model of the family causal and"):
+    with pytest.raises(ConfigError, match="needs a model of the family causal, and"):
         prepare_model(RunConfig.of(settings | encoder, "test"), "none")
     both = settings | {"adapter.layers": "readout,top:1"}
     with pytest.raises(ConfigError, match=r"set adapter\.layers to readout or top:1"):

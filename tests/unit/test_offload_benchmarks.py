@@ -188,7 +188,8 @@ def test_a_run_counts_updates_apart_from_passes(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     result = measure(tmp_path / "model", sequences, setting, rows)
     zero, lsp = result.curves()
-    assert [len(zero[0]), len(lsp[0])] == [3, 3]
+    assert len(zero[0]) == 3
+    assert len(lsp[0]) >= 3  # its number of steps follows from measured times
     assert zero[0][-1] == pytest.approx(4 * result.zero_step)
     assert lsp[0][-1] > result.lsp["curve"][-1]["step"]  # a pass each, and the check
     assert len(result.lsp["biases"]) == len(result.lsp["check_seconds"]) == 1

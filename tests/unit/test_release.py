@@ -106,7 +106,7 @@ def test_a_check_that_fails_leaves_no_tag(repository: Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    assert "the reason\nmake check: failed" in ended.stderr
+    assert "the reason\nmake --no-print-directory check: failed" in ended.stderr
     tags = subprocess.run(["git", "-C", repository, "tag"], capture_output=True, check=True).stdout
     assert tags == b""
 
