@@ -264,10 +264,13 @@ class Layout:
                 start=str(content.get("start", "")),
             )
             faithful = json.loads(layout.to_json()) == content
+        except KeyError as error:
+            raise SamaraError(
+                f"not a layout: {error} is missing; use the Samara version that wrote it"
+            ) from error
         except (
             ValueError,
             TypeError,
-            KeyError,
             AttributeError,
             OverflowError,
             RecursionError,

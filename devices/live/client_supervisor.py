@@ -36,7 +36,7 @@ from devices.live.processes import (
 from devices.live.service_manager import ALIVE, READY, notify_service_manager
 from devices.live.settings import ClientSettings
 from shared.errors import DeviceError, TrainerError
-from shared.files import make_folder, write_durably
+from shared.files import make_folder, write_secret
 
 if TYPE_CHECKING:
     from devices.live.executor import Executor
@@ -151,7 +151,7 @@ class _ClientSupervisor:
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
-        write_durably(self._secret, secrets.token_hex(32).encode())
+        write_secret(self._secret, secrets.token_hex(32).encode())
         run = partial(self._executor().run, lambda: self._runtime, self._stop)
         executor = threading.Thread(target=run, name="executor", daemon=True)
         try:

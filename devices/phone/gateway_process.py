@@ -30,7 +30,7 @@ from devices.phone.gateway import Gateway, start_gateway
 from devices.phone.relay import gateway_app
 from shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from shared.errors import DeviceError, SamaraError
-from shared.files import make_folder, write_durably
+from shared.files import make_folder, write_secret
 from shared.signing import normalize_public_key
 
 log = logging.getLogger("samara.gateway")
@@ -126,7 +126,7 @@ def up(settings: GatewaySettings) -> None:
         raise DeviceError(f"{settings.phones}: no such folder; put the phones' public keys there")
     with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
         secret = settings.folder / "executor.secret"
-        write_durably(secret, secrets.token_hex(32).encode())
+        write_secret(secret, secrets.token_hex(32).encode())
         try:
             _serve(settings, secret)
         finally:
