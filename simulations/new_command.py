@@ -22,6 +22,9 @@ def new(
     ] = None,
     label: Annotated[str | None, typer.Option(help="Column with the right answer.")] = None,
     text: Annotated[str | None, typer.Option(help="Columns with texts, by commas.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Column that says whose a row is, or none.")
+    ] = None,
     candidates: Annotated[
         str | None, typer.Option(help="Columns with the candidates of a choice, by commas.")
     ] = None,
@@ -49,6 +52,7 @@ def new(
         "kind": kind,
         "label": label,
         "text": text,
+        "user": user,
         "candidates": candidates,
         "words": words,
     }

@@ -17,7 +17,7 @@ from shared.frames.instructions import Split
 from shared.model.scorers import Prompt, Scorer
 from shared.tasks.data import load_examples
 from shared.tasks.embedded import check_data_is_given, embedded_examples
-from shared.tasks.kinds import Task
+from shared.tasks.kinds import USER_FIELD, Task
 from shared.tasks.partition import partition
 from shared.tasks.rows import Example, hash_examples
 from shared.tasks.sampling import limit_evaluation
@@ -247,7 +247,7 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
             many writers as there are clients.
 
     Raises:
-        DataError: if the data cannot be read, or are missing.
+        DataError: if the data cannot be read, are missing, or lack the user that the task names.
         ConfigError: if they may grow, which this does not read.
     """
     check_data_is_given(task, settings.path)
@@ -259,4 +259,9 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
             "leave data.watch out"
         )
     examples = load_examples(settings.path, task, settings.seed, settings.limit)
+    if task.user != USER_FIELD and not any(example.user for example in examples):
+        raise DataError(
+            f"{settings.path}: no row has {' or '.join(map(repr, task.user_names))}, which task "
+            f"{task.name!r} names as user; correct the task's user, or leave it out"
+        )
     return lambda client_count: examples

@@ -1,9 +1,9 @@
 """Examples of a task: JSON lines, CSV, folders of them or of texts, or a Hugging Face data set.
 
-A row has the fields that the task names, a label or an answer, and optionally a ``user``. Sources
-differ only in which splits they have; missing splits are cut from the training rows, for each user
-separately, by a hash of the row's content. So a row stays in its split when the file is sorted or
-saved in the other format, or when the wording of the prompt changes.
+A row has the fields that the task names, a label or an answer, and perhaps one that says whose it
+is. Sources differ only in which splits they have; missing splits are cut from the training rows,
+for each user separately, by a hash of the row's content. So a row stays in its split when the file
+is sorted or saved in the other format, or when the wording of the prompt changes.
 """
 
 import os
@@ -187,7 +187,7 @@ def _read_hub_rows(split: Any, source: str, task: Task, problems: list[str]) -> 
     if missing := describe_missing_fields(task, split.column_names):
         problems.append(f"{source}: {missing}")
         return []
-    names = {"user", task.each}.union(*required_fields(task))
+    names = {task.each, *task.user_names}.union(*required_fields(task))
     names |= {name.split(".")[0] for name in names}
     columns = [name for name in split.column_names if name in names]
     rows = []

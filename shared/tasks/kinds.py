@@ -29,6 +29,8 @@ from shared.tasks.templates import (
 
 Span = tuple[int, int]
 """The first character of a part of a text, and the end behind its last one."""
+USER_FIELD = "user"
+"""The field that says whose a row is, where a task names no other."""
 
 
 class _Task(BaseModel):
@@ -46,6 +48,8 @@ class _Task(BaseModel):
     """Replacements of a field's values in the text, by field."""
     cut: str = ""
     """The field of the text that is shortened where a row does not fit the model."""
+    user: str = USER_FIELD
+    """The field that says whose a row is; a row may lack it."""
     each: str = ""
     """A field with a list of objects; each of them becomes an example together with the row."""
 
@@ -56,11 +60,11 @@ class _Task(BaseModel):
             raise ValueError('names no field of a row; write for example "{text}"')
         return template
 
-    @field_validator("label")
+    @field_validator("label", "user")
     @classmethod
-    def _label_is_a_field(cls, label: str) -> str:
-        field_names(label)
-        return label
+    def _is_a_field(cls, field: str) -> str:
+        field_names(field)
+        return field
 
     @field_validator("replace")
     @classmethod
@@ -103,9 +107,16 @@ class _Task(BaseModel):
         return field_names(self.label)
 
     @property
+    def user_names(self) -> tuple[str, ...]:
+        """The names of the field that says whose a row is."""
+        return field_names(self.user)
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
-        content = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        # Tasks from before there was this key keep their digests.
+        kept = self.model_dump(exclude={"user"} if self.user == USER_FIELD else None)
+        content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     def render(self, fields: Mapping[str, str]) -> str:

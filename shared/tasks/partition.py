@@ -73,7 +73,8 @@ def _by_user(examples: Sequence[Example], clients: int) -> list[list[Example]]:
     if "" in shares:
         raise DataError(
             f"{len(shares[''])} of {len(examples)} examples have no user; "
-            "add a 'user' field to the data or divide it by iid or dirichlet"
+            "add a 'user' field to the data, name another field as user in the task file, or "
+            "divide them by iid or dirichlet"
         )
     if clients > len(shares):
         raise DataError(

@@ -184,8 +184,9 @@ class _ExampleReader:
         task = self._task
         values = {name: self._text(names) for name, names in task.source_fields.items()}
         fields = {name: self._replace(name, value) for name, value in values.items()}
-        owner = self._part.get("user")
-        user = "" if owner is None else self._as_text("user", owner)
+        owner = _field_value(self._part, task.user_names)
+        absent = owner is None or owner is _ABSENT
+        user = "" if absent else self._as_text(task.user_names[0], owner)
         text, label, answers = self._render(fields)
         if not self.mistakes and not any(value.strip() for value in values.values()):
             self.mistakes.append("the text is empty")

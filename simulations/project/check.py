@@ -57,7 +57,7 @@ def checked_files(
             options = ["--task", str(folder / TASK_FILE), "--data", choices.data]
             options += ["--model", choices.model, "--out", str(folder / "run")]
             return files, shlex.join(["samara", "tune", *options])
-        files[SCENARIO_FILE] = draft_scenario(choices, str(folder), _size_of(choices.data, task))
+        files[SCENARIO_FILE] = draft_scenario(choices, str(folder), _size_of(choices, task))
         scenario.write_text(files[SCENARIO_FILE], encoding="utf-8")
         for line in check_scenario(scenario, task, folder):
             say(line)
@@ -134,16 +134,16 @@ def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
     )
 
 
-def _size_of(data: str, task: Path) -> DataSize:
+def _size_of(choices: ProjectChoices, task: Path) -> DataSize:
     """Return the size of the data.
 
     Raises:
         SamaraError: if they do not fit the task.
     """
-    if data == EMBEDDED_DATA:
+    if choices.data == EMBEDDED_DATA:
         return DataSize(EMBEDDED_CLIENTS, EMBEDDED_CLIENTS, 0)
-    examples = load_examples(data, load_task(str(task)), 0)
+    examples = load_examples(choices.data, load_task(str(task)), 0)
     training = [example for example in examples if example.split == "train"]
     users = {example.user for example in training}
-    named = all(example.user for example in examples)
+    named = choices.roles.user != "" and all(example.user for example in examples)
     return DataSize(len(users) if named else 0, len(training), len(examples) - len(training))

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from shared.tasks.kinds import USER_FIELD
 from shared.tasks.label_values import value_text
 from simulations.project.records import Record
 
@@ -70,12 +71,14 @@ class Roles:
         texts: columns with texts, in order.
         label: column with the right answer.
         candidates: columns with a candidate each, or one column with lists of them.
+        user: column that says whose a row is; empty if there is none.
     """
 
     kind: Kind
     texts: tuple[str, ...]
     label: str
     candidates: tuple[str, ...] = ()
+    user: str = ""
 
 
 def is_missing(value: object) -> bool:
@@ -112,26 +115,27 @@ def guess_roles(columns: dict[str, Column]) -> Roles:
     if len(candidates) < 2:
         lists = [name for name in columns if name.lower() in _CANDIDATE_LISTS]
         candidates = tuple(name for name in lists if columns[name].is_list)[:1]
-    label = _guess_label(columns, candidates)
-    texts = guess_texts(columns, {label, *candidates})
+    user = _guess_user(columns)
+    label = _guess_label(columns, {user, *candidates})
+    texts = guess_texts(columns, {label, user, *candidates})
     if candidates:
-        return Roles("choice", texts, label, candidates)
+        return Roles("choice", texts, label, candidates, user)
     if label and not columns[label].may_be_label:
-        return Roles("generation", texts, label)
-    return Roles("classification", texts, label)
+        return Roles("generation", texts, label, user=user)
+    return Roles("classification", texts, label, user=user)
 
 
-def _guess_label(columns: dict[str, Column], candidates: Sequence[str]) -> str:
+def _guess_label(columns: dict[str, Column], others: set[str]) -> str:
     named = [n for known in _LABEL_NAMES for n in columns if n.lower() == known]
-    named = [name for name in named if name not in candidates]
+    named = [name for name in named if name not in others]
     repeating = [name for name in named if columns[name].may_be_label]
-    others = [
+    unnamed = [
         name
         for name, column in columns.items()
-        if column.may_be_label and column.words < 3 and name != "user" and name not in candidates
+        if column.may_be_label and column.words < 3 and name not in others
     ]
     # Of several unnamed ones none is more likely than the others.
-    found = repeating or named or (others if len(others) == 1 else [])
+    found = repeating or named or (unnamed if len(unnamed) == 1 else [])
     return found[0] if found else ""
 
 
@@ -146,18 +150,20 @@ def guess_texts(columns: dict[str, Column], others: set[str]) -> tuple[str, ...]
     usual = [name for name in free if name.lower() == "text"]
     if usual:
         return (usual[0],)
-    long = [n for n, c in free.items() if c.words >= 3 and c.distinct > 0.2 and n != "user"]
+    long = [n for n, c in free.items() if c.words >= 3 and c.distinct > 0.2]
     if len(long) > 3:  # more are notes about the row rather than the text
         long = [name for name in long if name.lower() in _TEXT_NAMES] or long[:1]
     return tuple(long)
 
 
-def likely_user_columns(columns: dict[str, Column]) -> list[str]:
-    """Return columns of other names than ``user`` that seem to say whose a row is."""
-    return [
+def _guess_user(columns: dict[str, Column]) -> str:
+    """Return the column ``user``, or the only one of another usual name whose values repeat."""
+    likely = [
         name
         for name, column in columns.items()
-        if re.sub(r"[ _-]?(id|name)$", "", name.lower()) in ("user", *_USER_NAMES)
-        and name != "user"
+        if re.sub(r"[ _-]?(id|name)$", "", name.lower()) in (USER_FIELD, *_USER_NAMES)
         and 1 < len(column.values) <= 0.5 * column.rows
     ]
+    if USER_FIELD in columns:
+        return USER_FIELD
+    return likely[0] if len(likely) == 1 else ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.data_settings import EMBEDDED_DATA
+from shared.tasks.kinds import USER_FIELD
 from simulations.project.columns import Roles
 from simulations.project.languages import QUESTIONS
 
@@ -41,7 +42,7 @@ class DataSize:
     """The numbers that a scenario depends on.
 
     Attributes:
-        users: number of users who can be clients; 0 without users.
+        users: number of users who can be clients; 0 without users, or where they are left out.
         training: number of training rows.
         evaluated: number of validation and test rows.
     """
@@ -119,12 +120,20 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
         ]
     if roles.label != "label":
         lines.append(f"label = {quoted(roles.label)}")
+    lines += user_line(roles)
     if roles.texts and roles.kind != "generation":
         lines += [
             "# the column that is shortened where a row is too long for the model",
             f"cut = {quoted(roles.texts[0])}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def user_line(roles: Roles) -> list[str]:
+    """Return the lines of a task file that name the column of users, if it needs any."""
+    if roles.user in ("", USER_FIELD):
+        return []
+    return ["# the column that says whose a row is", f"user = {quoted(roles.user)}"]
 
 
 def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:

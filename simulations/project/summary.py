@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from shared.tasks.label_values import value_text
-from simulations.project.columns import Column, Roles, is_missing, likely_user_columns
+from simulations.project.columns import Column, Roles, is_missing
 from simulations.project.languages import language_of
 from simulations.project.records import RawData, Record
 
@@ -28,7 +28,7 @@ def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> It
         yield f"      {' and '.join(missing)} will be cut from the training rows"
     yield "columns: " + ", ".join(map(_describe_column, columns.values()))
     yield from _labels(data, columns, roles)
-    yield from _users(data, columns)
+    yield from _users(columns, roles)
     yield from _texts(data, roles)
     yield from _faults(data, roles)
 
@@ -64,23 +64,20 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
         )
 
 
-def _users(data: RawData, columns: dict[str, Column]) -> Iterator[str]:
-    if "user" in columns:
-        counts = list(columns["user"].values.values())
-        few = sum(count < 3 for count in counts)
+def _users(columns: dict[str, Column], roles: Roles) -> Iterator[str]:
+    counts = list(columns[roles.user].values.values()) if roles.user else []
+    if not counts:
         yield (
-            f"users: {len(counts):,}, with {min(counts):,} to {max(counts):,} rows, median "
-            f"{np.median(counts):,.0f}; each is a client"
+            "users: none are named; rows are dealt to clients by chance (--user names a column "
+            "that says whose a row is)"
         )
-        if few:
-            yield f"note: {few:,} users have fewer than 3 rows, and so not a row in every split"
         return
-    for name in likely_user_columns(columns):
-        yield (
-            f"note: {name} seems to say whose a row is ({len(columns[name].values):,} values); "
-            "rename it to user, and each of them is a client"
-        )
-    yield "users: none are named; rows are dealt to clients by chance"
+    yield (
+        f"users ({roles.user}): {len(counts):,}, with {min(counts):,} to {max(counts):,} rows, "
+        f"median {np.median(counts):,.0f}; each is a client"
+    )
+    if few := sum(count < 3 for count in counts):
+        yield f"note: {few:,} users have fewer than 3 rows, and so not a row in every split"
 
 
 def _texts(data: RawData, roles: Roles) -> Iterator[str]:
@@ -128,7 +125,7 @@ def _faults(data: RawData, roles: Roles) -> Iterator[str]:
 
 def _key(row: Record, roles: Roles) -> Hashable:
     """Return what makes a row the same as another: user and texts."""
-    return str(row.get("user", "")), *(str(row.get(n)) for n in (*roles.texts, *roles.candidates))
+    return tuple(str(row.get(n)) for n in (roles.user, *roles.texts, *roles.candidates))
 
 
 def example_texts(records: Sequence[Record], roles: Roles, value: str, count: int = 2) -> list[str]:

@@ -39,7 +39,7 @@ def test_a_project_of_users_is_written_and_runs(
     options = ("--data", data_file, "--model", model, "--words", "bad, good")
     status, printed, errors = run("new", folder, *options)
     assert (status, errors) == (0, "")
-    assert "users: 3, with 80 to 80 rows" in printed
+    assert "users (user): 3, with 80 to 80 rows" in printed
     assert "clients: 3 with 56 training examples, of 3 users" in printed
     examples = load_examples(str(data_file), load_task(str(folder / "task.toml")), 0)
     labels = {s: [e.label for e in examples if e.split == s] for s in ("train", "validation")}
@@ -66,7 +66,7 @@ def test_questions_are_answered_one_by_one(
     answers = iter(
         [
             *("nowhere.csv", str(data_file)),  # a wrong answer is asked for again
-            *(None, "verdict", None, None),
+            *(None, "verdict", None, "owner", "label", None, None),
             *("bad", "bad,good"),
             str(model_folder("causal")),
         ]
@@ -82,14 +82,51 @@ def test_questions_are_answered_one_by_one(
     assert status == 0
     assert "nowhere.csv': no such file" in errors
     assert "there is no column 'verdict'" in errors
+    assert "there is no column 'owner' for --user" in errors
+    assert "label cannot be both user and answer" in errors
     assert "1 words for 2 labels" in errors
     assert [question.split()[0] for question in asked] == [
-        *("Data:", "Data:", "Kind", "Column", "Column", "Columns", "Words", "Words", "Model:"),
+        *("Data:", "Data:", "Kind", *["Column"] * 5, "Columns", "Words", "Words", "Model:"),
     ]
     # The labels are numbers, so examples help to find words.
     assert "  0: the film was " in printed
     assert f"samara new {tmp_path}/mine --data {data_file} --kind classification" in printed
     assert (tmp_path / "mine" / "scenario.toml").exists()
+
+
+@pytest.mark.parametrize("options", [("--words", "bad,good"), ("--task", "sst2")])
+def test_users_in_a_column_of_another_name_are_clients(
+    options: tuple[str, ...],
+    run: Run,
+    data_file: Path,
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    rows = [json.loads(line) for line in data_file.read_text().splitlines()]
+    file = tmp_path / "data.jsonl"
+    renamed = [{"rated_by" if name == "user" else name: row[name] for name in row} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    given = ("--data", file, "--model", model_folder("encoder"), *options)
+    status, printed, errors = run("new", tmp_path / "mine", *given, "--user", "rated_by")
+    assert (status, errors) == (0, "")
+    assert "users (rated_by): 3, with 80 to 80 rows" in printed
+    assert "clients: 3 with 56 training examples, of 3 users" in printed
+    assert load_task(str(tmp_path / "mine" / "task.toml")).user == "rated_by"
+    run("simulate", tmp_path / "mine" / "scenario.toml", "--set", "rounds=1")
+    assert RunResult.read(tmp_path / "mine" / "run").final_round == 1
+    # Without --user, nothing says that this is a column of users.
+    _, printed, _ = run("new", tmp_path / "other", *given)
+    assert "users: none are named" in printed
+
+
+def test_users_that_are_named_can_be_left_out(
+    run: Run, data_file: Path, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = ("--data", data_file, "--model", model_folder("encoder"), "--words", "bad,good")
+    status, printed, _ = run("new", tmp_path / "mine", *options, "--user", "none")
+    assert status == 0
+    assert "users: none are named" in printed
+    assert 'partition = "dirichlet"' in (tmp_path / "mine" / "scenario.toml").read_text()
 
 
 def test_generated_messages_need_nothing(run: Run, tmp_path: Path) -> None:
@@ -128,6 +165,9 @@ def test_answers_in_words_are_for_tune(
         (("--data", "DATA", "--kind", "regression"), "is no kind of task"),
         (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
         (("--data", "DATA", "--label", "text", "--text", "text"), "cannot be both text and"),
+        (("--data", "DATA", "--user", "owner"), "there is no column 'owner' for --user"),
+        (("--data", "DATA", "--user", "label"), "cannot be both user and answer"),
+        (("--data", "DATA", "--user", "text", "--text", "text"), "cannot be both text and user"),
         (("--data", "DATA", "--task", "sst"), "is no shipped task"),
         (("--data", "DATA", "--task", "rte"), "leave --task out, or rename columns"),
         (("--data", "DATA", "--words", "a,b", "--model", "embedded"), "generated messages only"),

@@ -122,7 +122,13 @@ def test_digest_is_of_the_content_not_of_the_file(tmp_path: Path) -> None:
     assert load_task(write(tmp_path, reordered)).digest == task.digest
     assert len(task.digest) == 64
     changed = [GOOD.replace(old, new) for old, new in (("So", "so"), ("pairs", "p"), ("1", "2"))]
+    changed.append(f'user = "author"\n{GOOD}')
     assert task.digest not in [load_task(write(tmp_path, toml)).digest for toml in changed]
+
+
+def test_digests_of_shipped_tasks_stay_what_finished_runs_hold() -> None:
+    digest = "08ff282a9055567758da457e84d8c0d623722ec9c71885ba3370cdfa4ff4f05e"
+    assert load_task("sst2").digest == digest
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shared.errors import ConfigError, DataError
 from shared.tasks.catalog import load_task
 from shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 from simulations.project.baselines import _wilson
-from simulations.project.columns import Roles, describe_columns, guess_roles, likely_user_columns
+from simulations.project.columns import Roles, describe_columns, guess_roles
 from simulations.project.drafts import (
     DataSize,
     ProjectChoices,
@@ -45,7 +45,7 @@ def sentence(i: int) -> str:
     [
         (
             rows(20, text=sentence, label=lambda i: i % 2, user=lambda i: f"u{i % 4}"),
-            Roles("classification", ("text",), "label"),
+            Roles("classification", ("text",), "label", user="user"),
         ),
         (
             rows(20, id=lambda i: i, premise=sentence, hypothesis=sentence, label=lambda i: i % 3),
@@ -80,9 +80,14 @@ def test_columns_are_guessed(records: list[dict[str, Any]], roles: Roles) -> Non
 
 def test_a_column_of_users_by_another_name_is_noticed() -> None:
     records = rows(20, text=sentence, author_id=lambda i: i % 4, label=lambda i: i % 2)
-    assert likely_user_columns(describe_columns(records)) == ["author_id"]
+    assert guess_roles(describe_columns(records)).user == "author_id"
     told = "\n".join(told_of(records))
-    assert "author_id seems to say whose a row is (4 values); rename it to user" in told
+    assert "users (author_id): 4, with 5 to 5 rows, median 5; each is a client" in told
+    # Of two such columns none is more likely than the other.
+    two = [record | {"speaker": i % 4} for i, record in enumerate(records)]
+    assert guess_roles(describe_columns(two)).user == ""
+    named = [record | {"user": i % 2} for i, record in enumerate(records)]
+    assert guess_roles(describe_columns(named)).user == "user"
 
 
 def told_of(train: list[dict[str, Any]], **splits: list[dict[str, Any]]) -> list[str]:
@@ -101,7 +106,7 @@ def test_faults_of_the_data_are_told() -> None:
     assert "note: no training row has 7, which test rows have" in told
     assert "note: 1 test rows are training rows too" in told
     assert "and 2 texts have different labels" in told
-    assert "users: 3, with 1 to 7 rows, median 7; each is a client" in told
+    assert "users (user): 3, with 1 to 7 rows, median 7; each is a client" in told
     assert "note: 1 users have fewer than 3 rows" in told
     assert "validation will be cut from the training rows" in told
     assert "one label" in "\n".join(told_of(rows(4, text=sentence, label=1)))
