@@ -12,6 +12,7 @@ import server.commands
 import simulations.adapter_commands
 import simulations.commands
 import simulations.new_command
+import simulations.privacy_commands
 from shared.errors import SamaraError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(simulations.commands.compare)
 app.command()(simulations.commands.tune)
 app.command()(simulations.commands.tasks)
 app.add_typer(simulations.adapter_commands.app, name="adapter")
+app.add_typer(simulations.privacy_commands.app, name="privacy")
 app.add_typer(server.commands.app, name="server")
 app.add_typer(devices.live.commands.app, name="client")
 app.add_typer(devices.phone.commands.gateway, name="gateway")

@@ -1,0 +1,1 @@
+"""Differential privacy of a client's report: its fixed-point vector, noise, and the accountant."""

@@ -1,0 +1,89 @@
+"""The accountant: what releases under Gaussian noise cost, in zero-concentrated privacy ρ.
+
+A release is a sum of clients' vectors, each of norm at most 1, with Gaussian noise of a standard
+deviation z on every number; z is the noise multiplier. It is ρ-zCDP with ρ = 1/(2z²), and so it is
+with discrete Gaussian noise on whole numbers (Canonne, Kamath, Steinke, The Discrete Gaussian for
+Differential Privacy, 2020, Theorem 14). The ρ of several releases adds up, also where later ones
+depend on earlier ones (Bun and Steinke, 2016, Lemma 2.3), so no more than a sum is accounted. No
+amplification by sampling is claimed: it would need cohorts and batches that nobody can predict.
+"""
+
+import math
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_SEARCH_STEPS = 80
+
+
+def rho_of(noise_multiplier: float, releases: int = 1) -> float:
+    """Return the ρ of releases with one noise multiplier.
+
+    Args:
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+        releases: number of releases.
+    """
+    return releases / (2 * noise_multiplier**2)
+
+
+def epsilon_of(rho: float, delta: float) -> float:
+    """Return an ε with which ρ-zCDP is (ε, δ)-differentially private.
+
+    It is the least over α > 1 of αρ + (ln(1/δ) + (α − 1)·ln(1 − 1/α) − ln α)/(α − 1) (Canonne,
+    Kamath, Steinke, 2020, Corollary 13). Every α gives a valid ε, so that the search for the least
+    can make it too large and never too small.
+
+    Args:
+        rho: ρ, at least 0.
+        delta: δ, above 0 and below 1.
+    """
+    if rho <= 0:
+        return 0.0
+    low, high = -40.0, 40.0  # of ln(α − 1), in which the bound has a single minimum
+    for _ in range(_SEARCH_STEPS):
+        width = _GOLDEN * (high - low)
+        if _epsilon_at(high - width, rho, delta) < _epsilon_at(low + width, rho, delta):
+            high = low + width
+        else:
+            low = high - width
+    return max(0.0, _epsilon_at((low + high) / 2, rho, delta))
+
+
+def rho_within(epsilon: float, delta: float) -> float:
+    """Return the largest ρ that stays within (ε, δ), rounded down.
+
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, above 0 and below 1.
+    """
+    low, high = 0.0, 1.0
+    while epsilon_of(high, delta) <= epsilon:
+        low, high = high, 2 * high
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        if epsilon_of(middle, delta) <= epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
+    """Return the least noise multiplier with which releases stay within (ε, δ).
+
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, above 0 and below 1.
+        releases: number of releases.
+    """
+    most = rho_within(epsilon, delta)
+    multiplier = math.sqrt(releases / (2 * most))
+    while rho_of(multiplier, releases) > most:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return multiplier
+
+
+def _epsilon_at(log_excess: float, rho: float, delta: float) -> float:
+    """Return the bound of `epsilon_of` at α = 1 + exp(log_excess)."""
+    excess = math.exp(log_excess)
+    alpha = 1 + excess
+    tail = -math.log(delta) + excess * log_excess - alpha * math.log1p(excess)
+    return alpha * rho + tail / excess

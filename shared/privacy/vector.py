@@ -1,0 +1,118 @@
+"""A client's vector in a round: all that it says, clipped as a whole, in whole numbers.
+
+The numbers are K·q projected gradients, the mean loss, the curvature and a 1. The norm of the whole
+vector is at most `SENSITIVITY`, which is what a client can change in a sum, present or absent: the
+sensitivity that the noise is made for. Of its square each of the last three numbers has 1/16, which
+makes the noise on projected gradients `GRADIENT_NOISE` = 1.11 times what it would be without them.
+
+Sums cannot wrap. A number of one vector is at most 2²⁴ in size, since the norm is, and there are at
+most 2²⁰ vectors in a sum (`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added to it as Python's
+integers, and the result is limited to ±2⁶², which is done after the noise and costs no privacy.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SENSITIVITY = 2**24
+"""The largest norm of a vector, in units of its whole numbers."""
+MAX_VECTORS = 2**20
+"""The most vectors in a sum."""
+LOSS_LIMIT = 2.0
+"""The largest mean loss that counts in a sum, in nats; larger ones count as this."""
+CURVATURE_LIMIT = 64.0
+"""The largest curvature that counts in a sum, either sign."""
+OTHERS = 3
+"""The numbers of a vector beside its projected gradients: loss, curvature, 1."""
+
+_SHARE = SENSITIVITY // 4
+_GRADIENT_LIMIT = math.isqrt(SENSITIVITY**2 - OTHERS * _SHARE**2)
+_MOST = 2**62
+# Rounding of the norm of 2²⁰ numbers in float64 is below 2⁻³², so that a norm that float64 makes
+# this much smaller than the limit is within it.
+_MARGIN = 1 - 2.0**-30
+GRADIENT_NOISE = SENSITIVITY / _GRADIENT_LIMIT
+"""The noise on a projected gradient in units of clip · noise multiplier."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorSum:
+    """A sum of vectors, noised, in the units of what was measured.
+
+    Attributes:
+        gradients: sums of clipped projected gradients, float64 [K · q].
+        loss: sum of mean losses.
+        curvature: sum of curvatures.
+        count: number of vectors, as far as the noise lets it be known.
+    """
+
+    gradients: NDArray[np.float64]
+    loss: float
+    curvature: float
+    count: float
+
+
+def encode_vector(
+    gradients: NDArray[np.float32], loss: float, curvature: float | None, clip: float
+) -> NDArray[np.int32]:
+    """Return a client's vector, int32 [K · q + 3]; its norm is at most `SENSITIVITY`.
+
+    Numbers are rounded towards zero, so that rounding makes no norm larger.
+
+    Args:
+        gradients: projected gradients, float32 [K, q], finite.
+        loss: mean loss, finite.
+        curvature: mean curvature, finite; None if it was not measured, which counts as 0.
+        clip: largest L2 norm of the projected gradients; longer ones are scaled down to it.
+    """
+    exact = gradients.astype(np.float64).ravel()
+    norm = float(np.linalg.norm(exact))
+    scale = _GRADIENT_LIMIT * _MARGIN / max(norm, clip)
+    others = (
+        np.clip(loss / LOSS_LIMIT, -1, 1),
+        np.clip((curvature or 0.0) / CURVATURE_LIMIT, -1, 1),
+        1,
+    )
+    return np.trunc(np.append(exact * scale, np.multiply(others, _SHARE))).astype(np.int32)
+
+
+def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
+    """Return whether a vector's norm is at most `SENSITIVITY`, exactly."""
+    largest = int(np.abs(vector.astype(np.int64)).max(initial=0))
+    if largest > SENSITIVITY:
+        return False
+    # at most 2²⁰ squares of at most 2⁴⁸: in two halves, each exact in int64
+    squares = np.square(vector.astype(np.int64))
+    high, low = int((squares >> 24).sum()), int((squares & (2**24 - 1)).sum())
+    return (high << 24) + low <= SENSITIVITY**2
+
+
+def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
+    """Return a noised sum, Python integers [n], limited to the range in which it is kept, int64."""
+    limited = [max(-_MOST, min(_MOST, int(number))) for number in total]
+    return np.array(limited, np.int64)
+
+
+def read_sum(total: NDArray[np.int64], clip: float) -> VectorSum:
+    """Return a sum of vectors in the units of what was measured.
+
+    Args:
+        total: noised sum, int64 [K · q + 3].
+        clip: largest norm of a client's projected gradients.
+    """
+    numbers = total.astype(np.float64)
+    loss, curvature, count = (numbers[-OTHERS:] / _SHARE).tolist()
+    return VectorSum(
+        numbers[:-OTHERS] * (clip / _GRADIENT_LIMIT),
+        loss * LOSS_LIMIT,
+        curvature * CURVATURE_LIMIT,
+        count,
+    )
+
+
+def noise_of_others(noise_multiplier: float) -> tuple[float, float, float]:
+    """Return the standard deviations of the noise in a sum's loss, curvature and count."""
+    sigma = noise_multiplier * SENSITIVITY / _SHARE
+    return sigma * LOSS_LIMIT, sigma * CURVATURE_LIMIT, sigma

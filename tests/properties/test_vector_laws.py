@@ -1,0 +1,90 @@
+"""Laws of a client's vector: it stays within its sensitivity, and sums cannot wrap."""
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from shared.privacy.vector import (
+    CURVATURE_LIMIT,
+    GRADIENT_NOISE,
+    LOSS_LIMIT,
+    MAX_VECTORS,
+    OTHERS,
+    SENSITIVITY,
+    encode_vector,
+    is_within_sensitivity,
+    limit_sum,
+    read_sum,
+)
+
+FINITE = st.floats(-1e6, 1e6, width=32)
+GRADIENTS = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), elements=FINITE)
+CLIPS = st.floats(1e-6, 1e6)
+CURVATURES = st.none() | st.floats(-1e12, 1e12)
+
+
+def exact_square(vector: np.ndarray) -> int:
+    return sum(number * number for number in vector.tolist())
+
+
+@given(GRADIENTS, st.floats(-1e6, 1e6), CURVATURES, CLIPS)
+def test_no_vector_is_longer_than_the_sensitivity(
+    gradients: np.ndarray, loss: float, curvature: float | None, clip: float
+) -> None:
+    vector = encode_vector(gradients, loss, curvature, clip)
+    assert vector.shape == (gradients.size + OTHERS,)
+    assert exact_square(vector) <= SENSITIVITY**2
+    assert is_within_sensitivity(vector)
+
+
+@given(arrays(np.int32, st.integers(1, 50)))
+def test_the_check_of_the_norm_is_exact(vector: np.ndarray) -> None:
+    assert is_within_sensitivity(vector) == (exact_square(vector) <= SENSITIVITY**2)
+
+
+def test_the_check_of_the_norm_is_exact_at_its_limit() -> None:
+    assert is_within_sensitivity(np.array([SENSITIVITY, 0], np.int32))
+    assert not is_within_sensitivity(np.array([SENSITIVITY, 1], np.int32))
+    assert not is_within_sensitivity(np.array([-(2**31)], np.int32))
+    assert is_within_sensitivity(np.full(2**20, 2**14, np.int32))
+    assert not is_within_sensitivity(np.full(2**20 + 1, 2**14, np.int32))
+
+
+@given(GRADIENTS, st.floats(-10, 10), CURVATURES, CLIPS, st.integers(1, MAX_VECTORS))
+def test_a_sum_of_the_most_vectors_cannot_wrap(
+    gradients: np.ndarray, loss: float, curvature: float | None, clip: float, count: int
+) -> None:
+    vector = encode_vector(gradients, loss, curvature, clip)
+    wrapped = vector.astype(np.int64) * count
+    assert wrapped.tolist() == [number * count for number in vector.tolist()]
+    assert abs(wrapped).max() <= 2**44
+    noise = np.array([(-1) ** i * 10**40 for i in range(len(vector))], object)
+    limited = limit_sum(wrapped.astype(object) + noise)
+    assert abs(limited).max() == 2**62
+
+
+@given(GRADIENTS, st.floats(-LOSS_LIMIT, LOSS_LIMIT), st.floats(-CURVATURE_LIMIT, CURVATURE_LIMIT))
+def test_a_sum_without_noise_says_what_the_clients_said(
+    gradients: np.ndarray, loss: float, curvature: float
+) -> None:
+    norm = float(np.linalg.norm(gradients.astype(np.float64)))
+    clip = max(norm, 1e-3)
+    vectors = [encode_vector(gradients, loss, curvature, clip) for _ in range(3)]
+    total = read_sum(limit_sum(np.sum(vectors, axis=0, dtype=object)), clip)
+    tolerance = 3 * clip * 2.0**-22
+    np.testing.assert_allclose(
+        total.gradients, 3 * gradients.astype(np.float64).ravel(), atol=tolerance
+    )
+    assert math.isclose(total.loss, 3 * loss, abs_tol=1e-5)
+    assert math.isclose(total.curvature, 3 * curvature, abs_tol=1e-3)
+    assert total.count == 3
+
+
+def test_longer_gradients_keep_their_direction() -> None:
+    gradients = np.array([[3.0, 4.0]], np.float32)
+    total = read_sum(limit_sum(encode_vector(gradients, 0.0, None, 1.0).astype(object)), 1.0)
+    np.testing.assert_allclose(total.gradients, [0.6, 0.8], rtol=1e-6)
+    assert 1.1 < GRADIENT_NOISE < 1.11
