@@ -34,7 +34,7 @@ def test_googles_accountant_says_the_same(
 
 
 def test_the_exact_curve_of_the_continuous_gaussian_is_below_by_little() -> None:
-    """δ(ε) of one Gaussian release (Balle and Wang, 2018, Theorem 8), at the ε of the accountant."""
+    """δ(ε) of one Gaussian release (Balle and Wang, 2018, Theorem 8), at the accountant's ε."""
     from scipy.stats import norm
 
     for multiplier in (0.5, 1.0, 4.0):
