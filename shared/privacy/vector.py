@@ -75,7 +75,9 @@ def encode_vector(
         np.clip((curvature or 0.0) / CURVATURE_LIMIT, -1, 1),
         1,
     )
-    return np.trunc(np.append(exact * scale, np.multiply(others, _SHARE))).astype(np.int32)
+    numbers = np.trunc(np.append(exact * scale, np.multiply(others, _SHARE)))
+    vector: NDArray[np.int32] = numbers.astype(np.int32)
+    return vector
 
 
 def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
