@@ -1,7 +1,7 @@
 """Perplexity against emulated time: LSP-Offload and Zero-Offload (the paper's figures 4a and 4b).
 
     OMP_NUM_THREADS=1 python -m benchmarks.accuracy.offload_perplexity --model FOLDER \\
-        --texts FILE [--texts FILE] [--field passage] --out FOLDER [--plot FILE.png]
+        --texts FILE [--texts FILE] [--field passage] --out FOLDER [--plot FILE.png] [--linear]
 
 A causal model is trained further on texts of JSON lines, by Zero-Offload on all parameters and by
 LSP-Offload on the matrices of its blocks, with the defaults of `samara tune`. The rate of each
@@ -11,7 +11,8 @@ run, from the centres that `offload_accuracy` has. The curves are those of other
 Emulated time is that of `emulated_steps`, in units of a forward and backward pass. Compression,
 decompression and the learning of projectors are in it by their processor time over that of the
 passes of the same run, so that a machine that is busy at times changes little. LSP-Offload takes at
-least as much emulated time as Zero-Offload.
+least as much emulated time as Zero-Offload. With `--linear`, Zero-Offload also takes its steps on
+the matrices of the blocks alone: what is left between that and LSP-Offload is due to the subspaces.
 
 FOLDER has rows.jsonl with a line per run, and table.md; the same command continues.
 """
@@ -19,7 +20,7 @@ FOLDER has rows.jsonl with a line per run, and table.md; the same command contin
 import argparse
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ from client.offload.linear_layers import linear_weights
 from client.offload.offloaded_adam import OffloadedAdam
 from client.tuning.sections import LspSettings
 
-CENTRES = {"zero-offload": METHODS["full"].centre, "lsp": METHODS[REFERENCE].centre}
+CENTRES = {
+    "zero-offload": METHODS["full"].centre,
+    "lsp": METHODS[REFERENCE].centre,
+    "linear": METHODS["full"].centre,
+}
 
 Curve = tuple[list[float], list[float]]
 """Emulated times, in units, and perplexities."""
@@ -130,22 +135,22 @@ def fine_tune(
         folder: folder of the model.
         sequences: tokens.
         setting: sizes.
-        method: `lsp` or `zero-offload`.
+        method: `lsp`, `zero-offload`, or `linear`: Zero-Offload of the blocks' matrices alone.
         rate: learning rate.
         steps: steps.
         evaluations: number of points of the curve behind the first.
     """
     network = load(folder)
     subspace = subspace_of(network, setting) if method == "lsp" else None
-    if subspace is None:
-        layers = [LayerUpdate(name, weight) for name, weight in network.named_parameters()]
-    else:
-        matrices = linear_weights(network.requires_grad_(False))
-        layers = [
-            LayerUpdate.in_subspace(name, weight, subspace) for name, weight in matrices.items()
-        ]
-        for weight in matrices.values():
-            weight.requires_grad_(True)
+    weights = dict(network.named_parameters())
+    if method != "zero-offload":
+        weights = linear_weights(network.requires_grad_(False))
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    layers = [
+        LayerUpdate.in_subspace(name, weight, subspace) if subspace else LayerUpdate(name, weight)
+        for name, weight in weights.items()
+    ]
     updates = TimedUpdates()
     adam = OffloadedAdam(layers, updates, subspace)
     every = max(1, steps // evaluations)
@@ -224,16 +229,28 @@ class Comparison:
         lsp: row of LSP-Offload's run.
         zero_step: emulated time of a step of Zero-Offload, in units.
         lsp_step: that of LSP-Offload, without checks.
+        linear: row of Zero-Offload's run on the matrices alone, if there is one.
+        linear_step: emulated time of its step, in units.
     """
 
     zero: Row
     lsp: Row
     zero_step: float
     lsp_step: float
+    linear: Row | None = None
+    linear_step: float = 0.0
 
     def curves(self) -> tuple[Curve, Curve]:
         """Return the timed curves of Zero-Offload and LSP-Offload."""
         return timed_curve(self.zero, self.zero_step), timed_curve(self.lsp, self.lsp_step)
+
+    def named_curves(self) -> dict[str, Curve]:
+        """Return all timed curves by the names that a plot has."""
+        zero, lsp = self.curves()
+        curves = {"Zero-Offload": zero, "LSP-Offload, s = hidden/8": lsp}
+        if self.linear is not None:
+            curves["Zero-Offload, matrices alone"] = timed_curve(self.linear, self.linear_step)
+        return curves
 
 
 def draw(curves: dict[str, Curve], file: Path) -> None:
@@ -245,14 +262,24 @@ def draw(curves: dict[str, Curve], file: Path) -> None:
     for name, (times, values) in curves.items():
         axes.plot(times, values, marker="o", markersize=3, label=name)
     axes.set_xlabel("emulated time / time of a forward and backward pass")
-    axes.set_ylabel("perplexity, test reviews")
+    axes.set_ylabel("perplexity of test texts")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)
 
 
-def measure(folder: Path, sequences: Sequences, setting: Setting, rows: Rows) -> Comparison:
-    """Search both rates, and train with them; what is among the rows is not repeated."""
+def measure(
+    folder: Path, sequences: Sequences, setting: Setting, rows: Rows, linear: bool = False
+) -> Comparison:
+    """Search the rates, and train with them; what is among the rows is not repeated.
+
+    Args:
+        folder: folder of the model.
+        sequences: tokens.
+        setting: sizes.
+        rows: rows so far.
+        linear: whether Zero-Offload also trains the matrices alone.
+    """
     compute = rows.find(kind="compute", **asdict(setting))
     if compute is None:
         network = load(folder)
@@ -268,6 +295,8 @@ def measure(folder: Path, sequences: Sequences, setting: Setting, rows: Rows) ->
     zero_step = emulated_step(forward, backward, 0.0, 1.0, blocks + 2, False)
     # LSP-Offload has no less time: its steps alone take as long, its checks come on top.
     steps = {"zero-offload": setting.zero_steps, "lsp": int(setting.zero_steps * zero_step / unit)}
+    if linear:
+        steps["linear"] = setting.zero_steps
 
     def run(method: str, rate: float, count: int, evaluations: int) -> Row:
         rate = float(f"{rate:.3g}")
@@ -278,19 +307,24 @@ def measure(folder: Path, sequences: Sequences, setting: Setting, rows: Rows) ->
         )
 
     found = {}
-    for method, centre in CENTRES.items():
+    for method in steps:
         prefix = int(steps[method] * setting.search_share)
 
         def loss(rate: float, method: str = method, prefix: int = prefix) -> float:
             return float(run(method, rate, prefix, 1)["curve"][-1]["validation"])
 
-        rate = search_rate(centre, loss)
+        rate = search_rate(CENTRES[method], loss)
         found[method] = run(method, rate, steps[method], setting.evaluations)
     zero, lsp = (found[method] for method in ("zero-offload", "lsp"))
     extra = lsp["update_seconds"] / lsp["pass_seconds"] * unit
     share = lsp["sent"] / compute["numbers"]
     lsp_step = emulated_step(forward, backward, extra, share, blocks, True)
-    return Comparison(zero, lsp, zero_step / unit, lsp_step / unit)
+    result = Comparison(zero, lsp, zero_step / unit, lsp_step / unit)
+    if linear:
+        share = found["linear"]["sent"] / compute["numbers"]
+        step = emulated_step(forward, backward, 0.0, share, blocks, False)
+        result = replace(result, linear=found["linear"], linear_step=step / unit)
+    return result
 
 
 def render_table(result: Comparison) -> str:
@@ -314,6 +348,12 @@ def render_table(result: Comparison) -> str:
             ratios = [f"{other / when:.2f}", f"{max(0.0, other - checks[0]) / when:.2f}"]
         lines.append(f"| {value:.2f} | {when:.0f} | {shown} | {' | '.join(ratios)} |")
     lines.append(f"\nLSP-Offload's last perplexity: {lsp[1][-1]:.2f} at {lsp[0][-1]:.0f}")
+    if result.linear is not None:
+        times, values = timed_curve(result.linear, result.linear_step)
+        lines.append(
+            f"\nZero-Offload of the matrices alone, η {result.linear['rate']:g}: "
+            f"{values[-1]:.2f} at {times[-1]:.0f}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -327,6 +367,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of batches and projectors")
+    parser.add_argument("--linear", action="store_true", help="also Zero-Offload of matrices alone")
     arguments = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -336,13 +377,12 @@ def main() -> None:
     texts = read_texts(arguments.texts, arguments.field)
     sequences = split(texts, tokenizer, setting.context, setting.held_out)
     rows = Rows(arguments.out / "rows.jsonl")
-    result = measure(arguments.model, sequences, setting, rows)
+    result = measure(arguments.model, sequences, setting, rows, arguments.linear)
     table = render_table(result)
     (arguments.out / "table.md").write_text(table)
     print(table)
     if arguments.plot:
-        names = ("Zero-Offload", "LSP-Offload, s = hidden/8")
-        draw(dict(zip(names, result.curves(), strict=True)), arguments.plot)
+        draw(result.named_curves(), arguments.plot)
 
 
 if __name__ == "__main__":

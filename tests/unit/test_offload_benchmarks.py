@@ -172,6 +172,12 @@ def test_a_small_model_learns_from_texts_and_its_tokenizer_begins_them() -> None
     assert trained < untrained - 0.5
 
 
+def zero_numbers(rows: Rows) -> int:
+    found = rows.find(kind="compute")
+    assert found is not None
+    return int(found["numbers"])
+
+
 def test_a_run_counts_updates_apart_from_passes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -197,3 +203,11 @@ def test_a_run_counts_updates_apart_from_passes(tmp_path: Path) -> None:
     count = len(list(rows))
     assert measure(tmp_path / "model", sequences, setting, rows) == result
     assert len(list(rows)) == count
+    matrices = measure(tmp_path / "model", sequences, setting, rows, linear=True)
+    assert matrices.linear is not None
+    assert len(list(rows)) > count
+    # All but the embedding and three norms: the head is a matrix of its own here.
+    assert matrices.linear["sent"] == zero_numbers(rows) - 40 * 16 - 3 * 16
+    assert result.zero_step > matrices.linear_step
+    assert set(matrices.named_curves()) > set(result.named_curves())
+    assert "matrices alone" in render_table(matrices)
