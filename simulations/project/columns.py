@@ -57,6 +57,11 @@ class Column:
         return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
 
     @property
+    def may_be_user(self) -> bool:
+        """Return whether its values repeat as those who have several rows each do."""
+        return 1 < len(self.values) <= 0.5 * self.rows and self.words < 3
+
+    @property
     def is_usable(self) -> bool:
         """Return whether a template can name it."""
         return bool(self.name) and not _UNUSABLE.search(self.name)
@@ -161,8 +166,9 @@ def _guess_user(columns: dict[str, Column]) -> str:
     likely = [
         name
         for name, column in columns.items()
-        if re.sub(r"[ _-]?(id|name)$", "", name.lower()) in (USER_FIELD, *_USER_NAMES)
-        and 1 < len(column.values) <= 0.5 * column.rows
+        if re.sub(r"[ _-]?(id|name|code|number|hash)$", "", name.lower())
+        in (USER_FIELD, *_USER_NAMES)
+        and column.may_be_user
     ]
     if USER_FIELD in columns:
         return USER_FIELD

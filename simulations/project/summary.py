@@ -67,10 +67,14 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
 def _users(columns: dict[str, Column], roles: Roles) -> Iterator[str]:
     counts = list(columns[roles.user].values.values()) if roles.user else []
     if not counts:
-        yield (
-            "users: none are named; rows are dealt to clients by chance (--user names a column "
-            "that says whose a row is)"
-        )
+        yield "users: none are named; rows are dealt to clients by chance"
+        read = {roles.label, *roles.texts, *roles.candidates}
+        free = [column for column in columns.values() if column.name not in read]
+        if possible := [c.name for c in free if c.may_be_user and len(c.values) > 2]:
+            yield (
+                f"note: if {' or '.join(possible)} says whose a row is, give it as --user, and "
+                "each of its values is a client"
+            )
         return
     yield (
         f"users ({roles.user}): {len(counts):,}, with {min(counts):,} to {max(counts):,} rows, "

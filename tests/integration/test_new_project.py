@@ -117,6 +117,7 @@ def test_users_in_a_column_of_another_name_are_clients(
     # Without --user, nothing says that this is a column of users.
     _, printed, _ = run("new", tmp_path / "other", *given)
     assert "users: none are named" in printed
+    assert "if rated_by says whose a row is, give it as --user" in printed
 
 
 def test_users_that_are_named_can_be_left_out(

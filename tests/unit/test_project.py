@@ -86,6 +86,8 @@ def test_a_column_of_users_by_another_name_is_noticed() -> None:
     # Of two such columns none is more likely than the other.
     two = [record | {"speaker": i % 4} for i, record in enumerate(records)]
     assert guess_roles(describe_columns(two)).user == ""
+    note = "note: if author_id or speaker says whose a row is, give it as --user"
+    assert any(line.startswith(note) for line in told_of(two))
     named = [record | {"user": i % 2} for i, record in enumerate(records)]
     assert guess_roles(describe_columns(named)).user == "user"
 
