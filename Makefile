@@ -39,10 +39,11 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Samara needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing into $(VENV): some minutes, in which pip says what it does (without CUDA: CONTRIBUTING.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of every editable installation that folders may shadow packages; ours are they
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet \
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install \
 		--constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

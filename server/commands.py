@@ -252,8 +252,10 @@ def status(
     if tensorboard:
         from server.round_curves import write_curves
 
-        write_curves(run, tensorboard)
-        console.print(f"tensorboard --logdir {tensorboard}")
+        if write_curves(run, tensorboard):
+            console.print(f"tensorboard --logdir {tensorboard}")
+        else:
+            console.print("no curves yet: no figure has two points")
 
 
 @app.command()

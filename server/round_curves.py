@@ -1,5 +1,6 @@
 """The rounds of a run as curves for TensorBoard, without torch."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ from shared.errors import SamaraError
 from shared.events import EventFollower
 
 
-def write_curves(run: Path, folder: Path) -> None:
+def write_curves(run: Path, folder: Path) -> int:
     """Write the figures of every round and evaluation as a TensorBoard event file.
+
+    A number that the run has only once so far makes no curve.
 
     Args:
         run: folder of a run, finished or not.
         folder: folder of the event file; TensorBoard shows it in place of earlier files there.
+
+    Returns:
+        The number of curves; without one nothing is written.
 
     Raises:
         SamaraError: if TensorBoard is not installed.
@@ -26,15 +32,22 @@ def write_curves(run: Path, folder: Path) -> None:
         raise SamaraError(
             "curves need TensorBoard; install it with: pip install 'samara-fl[tensorboard]'"
         ) from error
+    points: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for event in EventFollower(run / METRICS_FILE).read_new():
+        for tag, value in _curve_values(event).items():
+            points[tag].append((event["round"], value))
+    curves = {tag: found for tag, found in points.items() if len(found) > 1}
+    if not curves:
+        return 0
     writer = EventFileWriter(str(folder))
     try:
-        for event in EventFollower(run / METRICS_FILE).read_new():
-            values = [
-                Summary.Value(tag=tag, simple_value=x) for tag, x in _curve_values(event).items()
-            ]
-            writer.add_event(Event(step=event["round"], summary=Summary(value=values)))
+        for tag, found in curves.items():
+            for number, value in found:
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.add_event(Event(step=number, summary=summary))
     finally:
         writer.close()
+    return len(curves)
 
 
 def _curve_values(event: dict[str, Any]) -> dict[str, float]:
