@@ -130,6 +130,7 @@ def load_simulation(config: RunConfig) -> LoadedSimulation:
     """
     threads = config.threads or max(1, cores() // clients_together(config))
     of_client = config.model_copy(update={"threads": threads})
+    RUNS.clear_if_changed(of_client)
     run, clients = RUNS.run_for(of_client), config.data.clients
     shares = [run.data.share_of(client, clients) for client in range(clients)]
     examples = chain.from_iterable(share.examples for share in shares)

@@ -7,6 +7,8 @@ in a recorded run, its node config has that client's index and settings, and the
 import json
 import threading
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context
@@ -38,9 +40,22 @@ class RunCache:
 
     def clear(self) -> None:
         """Forget all models and data."""
+        self._files: dict[str, Any] = {}
         self._latest: LoadedRun | None = None
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
+
+    def clear_if_changed(self, config: RunConfig) -> None:
+        """Forget all models and data if a file that a configuration names has changed since.
+
+        A notebook's process lives through many runs, while its user edits the data.
+        """
+        paths = (config.model.path, config.data.path, config.task)
+        found = {path: _file_versions(Path(path)) for path in paths if path}
+        with self._lock:
+            if any(self._files.get(path, version) != version for path, version in found.items()):
+                self.clear()
+            self._files |= found
 
     def run_for(self, config: RunConfig) -> LoadedRun:
         """Return the calling thread's model and data for a configuration.
@@ -76,6 +91,13 @@ class RunCache:
 RUNS = RunCache()
 """The models and data of this process: Flower calls the ClientApp's functions without an object
 that could keep them between messages."""
+
+
+def _file_versions(path: Path) -> list[tuple[str, int, int]]:
+    """Return name, time and size of a file, or of the files of a folder; none without them."""
+    files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+    facts = [(file, file.stat()) for file in sorted(files)]
+    return [(str(file.resolve()), fact.st_mtime_ns, fact.st_size) for file, fact in facts]
 
 
 class _ContextSessions:

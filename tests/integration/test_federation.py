@@ -282,3 +282,16 @@ def test_a_run_is_named_by_as_many_clients_as_there_are(settings: Settings, tmp_
         results.append(read_result(serve(config, grid)))
     assert [result["config"]["data.clients"] for result in results] == [2, 3]
     assert results[0]["run_id"] != results[1]["run_id"]
+
+
+def test_data_that_changed_between_two_runs_of_a_process_are_read_again(
+    settings: Settings, tmp_path: Path
+) -> None:
+    rows = Path(settings["data.path"]).read_text().splitlines(keepends=True)
+    settings |= {"data.path": str(tmp_path / "rows.jsonl"), "rounds": 1}
+    counts = []
+    for kept in (240, 120):
+        (tmp_path / "rows.jsonl").write_text("".join(rows[:kept]))
+        result = read_result(simulate(config_of(settings, out=str(tmp_path / str(kept)))))
+        counts.append(sum(client["examples"] for client in result["clients"].values()))
+    assert counts[0] == 2 * counts[1]
