@@ -9,8 +9,6 @@ from shared.errors import PausedError
 
 log = logging.getLogger("samara.client")
 
-LONGEST_SECONDS = 600.0
-"""Seconds after which a message that is paused is refused, if its server names no earlier time."""
 _SECONDS_BETWEEN = 0.2
 
 
@@ -41,18 +39,18 @@ class Pauses:
         self._until: float | None = None
 
     @contextmanager
-    def message(self, deadline: float = 0.0) -> Iterator[None]:
+    def message(self, deadline: float) -> Iterator[None]:
         """Answer a message in the block, by the thread that takes the forward passes.
 
         Args:
-            deadline: seconds that the server waits for the answer; 0 if it does not say.
+            deadline: seconds that the server waits for the answer.
 
         Raises:
             PausedError: if work may not even begin.
         """
         if reason := self.reason():
             raise PausedError(f"paused: {reason}")
-        self._until = self._clock() + (deadline or LONGEST_SECONDS)
+        self._until = self._clock() + deadline
         try:
             yield
         finally:

@@ -108,6 +108,11 @@ class ProtocolClient(ClientHandler):
         self._interrupted: InterruptedSteps[Any] = InterruptedSteps()
         self._learner = RuntimeLearner(runtime, data)
 
+    @property
+    def deadline(self) -> float:
+        """The seconds that the server waits for answers (`cohort.timeout`), also evaluations."""
+        return self._server_config.terms.deadline
+
     def hello(self) -> bytes:
         """Return the hello with which this client introduces itself."""
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             nonlocal cost
             begun, paused, joules = time.monotonic(), self._pauses.seconds, self._joules()
             try:
-                with self._pauses.message(_deadline_of(instruction)):
+                with self._pauses.message(_deadline_of(instruction, client)):
                     return method(client)
             except PausedError as error:
                 return client.refuse(instruction, error)
@@ -194,13 +194,13 @@ class _Service(TrainerServicer):  # type: ignore[misc]
             return self._worker.submit(work).result()
 
 
-def _deadline_of(instruction: bytes) -> float:
-    """Return the seconds that the server waits for an answer; 0 if it does not say."""
-    try:
+def _deadline_of(instruction: bytes, client: ProtocolClient) -> float:
+    """Return the seconds that the server waits for an answer."""
+    with suppress(FrameError):
         decoded = decode_instruction(instruction)
-    except FrameError:
-        return 0.0
-    return decoded.deadline if isinstance(decoded, TrainInstruction) else 0.0
+        if isinstance(decoded, TrainInstruction) and decoded.deadline:
+            return decoded.deadline
+    return client.deadline
 
 
 @contextmanager

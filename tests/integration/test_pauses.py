@@ -15,6 +15,7 @@ from client.protocol.work_costs import WorkCosts
 from server.app import serve
 from shared.config import RunConfig
 from shared.errors import RefusalCode
+from shared.frames.instructions import EvaluateInstruction, Split
 from shared.frames.refusal import Refusal
 from shared.frames.report import Report
 from shared.ledger.records import LedgerHeader
@@ -122,3 +123,27 @@ def test_a_round_that_ends_during_a_pause_is_computed_anew_with_the_same_bits(
     assert Refusal.decode(refused).code == RefusalCode.PAUSED
     assert Report.decode(found).gradients.size
     assert found == expected
+
+
+def test_an_evaluation_is_refused_once_its_server_no_longer_waits(
+    settings: Settings, server_config: RunConfig, short: Path
+) -> None:
+    looks, hot = iter(range(10**9)), [True]
+
+    def reason() -> str:
+        return "91 °C is over 85 °C" if hot[0] and next(looks) > 0 else ""
+
+    config = server_config.with_values({"cohort.timeout": 0.05})
+    mine, socket = resident(settings, 7, short / "client"), short / "client.sock"
+    layout = mine.client_under(config) and mine.runtime.layout
+    digest = Session.begin(LedgerHeader(0, bytes(8), layout.hash), layout).digest
+    asked = EvaluateInstruction(bytes(8), 0, 0, Split.VALIDATION, layout.hash, digest).encode()
+    with (
+        serve_trainer(lambda: mine, socket, reason),
+        RemoteTrainer(str(socket), config.flat()) as remote,
+    ):
+        refused = remote.evaluate(asked, personal=False)
+        hot[0] = False
+        found = remote.evaluate(asked, personal=False)
+    assert Refusal.decode(refused).code == RefusalCode.PAUSED
+    assert kind_of(found) is Kind.EVALUATION
