@@ -2,6 +2,7 @@
 
 Setting it needs root; without it the tool is run by ``sudo -n``, which asks for nothing. A mode is
 set only on the owner's word, and the one before is restored, after a crash at the next start.
+A service that may gain no rights sets none: there systemd sets the mode (docs/guides/jetson.md).
 """
 
 import logging
@@ -23,6 +24,8 @@ BEFORE_FILE = "power-mode.before"
 """Name of the file in a client's folder with the mode that is to be restored."""
 _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE)
 _SECONDS = 30.0
+_NO_NEW_RIGHTS = "NoNewPrivs:\t1"
+"""Line in the status of a Linux process that may gain no rights, not even by sudo."""
 
 
 def read_power_modes(file: Path | None = None) -> dict[str, int]:
@@ -48,11 +51,12 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
 
 
 def check_power_mode(name: str) -> str:
-    """Return the name of a power mode if the board has it, or nothing for nothing.
+    """Return the name of a power mode if this process may set it, or nothing for nothing.
 
     Raises:
         ConfigError: if the board has no such mode.
-        DeviceError: if the board's modes cannot be read, or nvpmodel is not installed.
+        DeviceError: if the board's modes cannot be read, nvpmodel is not installed, or this
+            process is not root and may not become it.
     """
     if not name:
         return name
@@ -61,6 +65,12 @@ def check_power_mode(name: str) -> str:
         raise ConfigError(f"--power-mode {name}: this board has {', '.join(modes)}")
     if _program() is None:
         raise DeviceError("--power-mode: nvpmodel is not installed; leave --power-mode out")
+    if os.geteuid() and _may_not_gain_rights() and name != read_power_mode():
+        raise DeviceError(
+            "--power-mode: setting a mode needs root, and this process may not gain rights "
+            "(NoNewPrivileges in its systemd unit); leave --power-mode out, and have systemd set "
+            "the mode (docs/guides/jetson.md, Power mode)"
+        )
     return name
 
 
@@ -151,6 +161,13 @@ def _set_power_mode(name: str) -> None:
             f"{last[0]}; `sudo nvpmodel -m {number}` must work without a password, and a mode that "
             "needs a reboot is set by hand"
         )
+
+
+def _may_not_gain_rights() -> bool:
+    try:
+        return _NO_NEW_RIGHTS in Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # no Linux
+        return False
 
 
 def _program() -> str | None:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -333,9 +334,15 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "samara-client@.service"
     shipped = (SCRIPT.parent / unit.name).read_text()
     assert "ExecStart=/opt/samara/venv/bin/samara client up" in shipped
-    unit.write_text(shipped.replace("/opt/samara/venv/bin/samara", "/bin/true"))
+    page = (ROOT / "docs" / "guides" / "jetson.md").read_text()
+    [power_mode] = re.findall(r"```ini\n\[Service\]\n((?:Exec.*nvpmodel.*\n){2})```", page)
+    lines = shipped.replace("[Service]\n", f"[Service]\n{power_mode}")
+    for program in ("/opt/samara/venv/bin/samara", "/usr/sbin/nvpmodel"):
+        lines = lines.replace(program, "/bin/true")
+    unit.write_text(lines)
     ended = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
+    assert lines.count("=+/bin/true") == 2
 
 
 def test_the_scripts_are_clean_for_shellcheck() -> None:

@@ -1,6 +1,8 @@
 """The power mode of a board: set on the owner's word alone, and restored, by a fake nvpmodel."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from devices.jetson.nvpmodel import (
 )
 from shared.errors import ConfigError, DeviceError
 
+SET_NO_NEW_RIGHTS = 38
+"""Linux's PR_SET_NO_NEW_PRIVS."""
 MODES = """
 # MAXN is the NONE power model to release all constraints
 < POWER_MODEL ID=0 NAME=MAXN >
@@ -127,3 +131,26 @@ def test_other_modes_and_other_machines_are_refused(board: Path, tmp_path: Path)
     (board / "nvpmodel.conf").unlink()
     with pytest.raises(DeviceError, match="which Jetson boards have; leave --power-mode out"):
         check_power_mode("15W")
+
+
+def test_a_service_that_may_gain_no_rights_is_refused_in_words(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process with the flag that NoNewPrivileges sets, which stays until it ends."""
+    if sys.platform != "linux":
+        pytest.skip("processes have this flag on Linux")
+    asked = (
+        "import ctypes, os; from pathlib import Path; from devices.jetson import nvpmodel\n"
+        f"nvpmodel.MODES_FILE = Path({str(nvpmodel.MODES_FILE)!r})\n"
+        "os.geteuid = lambda: 1000\n"
+        "print(nvpmodel.check_power_mode('15W'))\n"
+        f"assert not ctypes.CDLL(None).prctl({SET_NO_NEW_RIGHTS}, 1, 0, 0, 0)\n"
+        "print(nvpmodel.check_power_mode('MAXN'), nvpmodel.check_power_mode(''))\n"
+        "nvpmodel.check_power_mode('15W')\n"
+    )
+    command = [sys.executable, "-c", asked]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["15W", "MAXN"]
+    assert "this process may not gain rights (NoNewPrivileges in its systemd unit)" in ended.stderr
+    assert "have systemd set the mode (docs/guides/jetson.md, Power mode)" in ended.stderr
+    assert read_power_mode() == "MAXN"
