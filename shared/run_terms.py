@@ -185,15 +185,20 @@ class RunTerms:
         return self.rounds - self.clustering_rounds
 
     @classmethod
-    def decode(cls, identity: bytes) -> Self:
-        """Read the terms from the settings that are part of a run id, a JSON object; see `of`."""
+    def decode(cls, identity: bytes, owners: Mapping[str, Any] | None = None) -> Self:
+        """Read the terms from the settings that are part of a run id, a JSON object; see `of`.
+
+        Args:
+            identity: the settings.
+            owners: settings that the owner of a device has decided in their place, by dotted key.
+        """
         try:
             settings = json.loads(identity)
         except (ValueError, RecursionError):
             settings = None
         if not isinstance(settings, dict):
             raise ScenarioError("the run's settings are not a JSON object")
-        return cls.of(settings)
+        return cls.of(settings | dict(owners or {}))
 
     @property
     def interval(self) -> int:

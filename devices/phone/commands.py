@@ -5,9 +5,12 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from shared.settings import Scalar
 
 app = typer.Typer(
     help="Export programs for phones and run the reference phone.", no_args_is_help=True
@@ -167,6 +170,10 @@ def up(
     scalars_per_example: Annotated[
         float, typer.Option(min=0, help="Most scalars a round, per example of a step; 0: no limit.")
     ] = 0.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="personal.when or personal.retrain, in place of the run's."),
+    ] = None,
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
 
@@ -177,10 +184,11 @@ def up(
     from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
     from devices.phone.reference_client.phone_process import up as run
 
+    owners = _read_owners_settings(settings or [])
     _configure_logging()
     limits = AnswerLimits(scalar_limit, least_batch, scalars_per_example)
     endpoint = GatewayEndpoint(gateway, certs, insecure)
-    run(program, rows, key, home, endpoint, limits, scenario)
+    run(program, rows, key, home, endpoint, limits, owners, scenario)
 
 
 @gateway.callback()
@@ -246,6 +254,27 @@ def gateway_up(
             tuple(trust or ()),
         )
     )
+
+
+def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
+    """Return the settings of ``--set`` that decide in place of a run's, by dotted key.
+
+    Raises:
+        ConfigError: if they are not valid, or not for the owner of a phone to decide.
+    """
+    from shared.config import RunConfig
+    from shared.errors import ConfigError
+    from shared.settings import describe, parse_assignment
+
+    given = dict(map(parse_assignment, assignments))
+    theirs = [key for key, about in describe(RunConfig).items() if about.owner == "either"]
+    RunConfig.of(given, "phone up")
+    if others := given.keys() - set(theirs):
+        raise ConfigError(
+            f"phone up: {', '.join(sorted(others))}: not for the owner of a phone to decide; "
+            f"--set has {' and '.join(theirs)}"
+        )
+    return given
 
 
 def _configure_logging() -> None:

@@ -1,6 +1,7 @@
 """The phone as a client of a run: replies to frames with a program and the phone's examples."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
@@ -32,6 +33,7 @@ from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.run_terms import RunTerms
+from shared.settings import Scalar
 
 log = logging.getLogger("samara.phone")
 
@@ -48,13 +50,19 @@ class Phone(ClientHandler):
         home: folder of the phone's sessions, personal ledgers, counts, answers and signed
             scenarios; made if it does not exist.
         limits: limits that the phone's owner set.
+        owners: settings of a run that the owner has decided otherwise, by dotted key.
 
     Raises:
         ScenarioError: if the signed scenarios are damaged.
     """
 
     def __init__(
-        self, trainer: PhoneTrainer, client: int, home: Path, limits: AnswerLimits | None = None
+        self,
+        trainer: PhoneTrainer,
+        client: int,
+        home: Path,
+        limits: AnswerLimits | None = None,
+        owners: Mapping[str, Scalar] | None = None,
     ) -> None:
         self._folder, limits = SessionFolder(home), limits or AnswerLimits()
         size, limit = trainer.layout.size, limits.scalar_limit
@@ -64,7 +72,7 @@ class Phone(ClientHandler):
         signed_runs = _signed_runs(ScenarioFolder(home), trainer, answered)
         super().__init__(client, self._folder, guard, AnswerLog(home), size, signed_runs)
         self._trainer, self._learner = trainer, PhoneLearner(trainer, client)
-        self._settings = RunSettings(home, trainer.layout.hash, trainer.model_id)
+        self._settings = RunSettings(home, trainer.layout.hash, trainer.model_id, owners)
 
     def hello(self) -> bytes:
         """Return the hello with which this phone introduces itself; its round is always 0.

@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
@@ -21,6 +22,7 @@ from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
 from shared.frames.instructions import Split
+from shared.settings import Scalar
 from shared.signing import SigningKey
 
 log = logging.getLogger("samara.phone")
@@ -35,6 +37,7 @@ def up(
     home: Path,
     endpoint: GatewayEndpoint,
     limits: AnswerLimits,
+    owners: Mapping[str, Scalar],
     scenario: Path | None = None,
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
@@ -46,6 +49,7 @@ def up(
         home: folder of the phone's state.
         endpoint: address of the gateway, and how it is trusted.
         limits: limits that the phone's owner set.
+        owners: settings of a run that the owner has decided otherwise, by dotted key.
         scenario: signed scenario to keep; None leaves the phone with those that it has.
 
     Raises:
@@ -62,7 +66,7 @@ def up(
             take_scenario(scenario, home)
         for line in describe_scenarios(home):
             log.info("%s", line)
-        _up(program_file, rows_file, key_file, home, endpoint, limits)
+        _up(program_file, rows_file, key_file, home, endpoint, limits, owners)
 
 
 def _up(
@@ -72,6 +76,7 @@ def _up(
     home: Path,
     endpoint: GatewayEndpoint,
     limits: AnswerLimits,
+    owners: Mapping[str, Scalar],
 ) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -82,7 +87,7 @@ def _up(
     examples = read_examples(rows_file, program.manifest)
     warn_of_few_examples(len(examples[Split.TRAIN]), limits.least_batch)
     trainer = PhoneTrainer(program, examples)
-    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits))
+    phone = PhoneWorker(Phone(trainer, read_client_index(key_file), home, limits, owners))
     failures: list[SamaraError] = []
 
     def work() -> None:

@@ -4,12 +4,14 @@ The run id is a hash of them with the program's layout and model, so that nobody
 phone can change them.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from client.protocol.session_store import SessionFolder
 from shared.errors import ConfigError, SamaraError, TrainerError
 from shared.files import make_folder, write_durably
 from shared.run_terms import RunTerms, hash_identity
+from shared.settings import Scalar
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""
@@ -23,10 +25,17 @@ class RunSettings:
         home: folder of the phone.
         layout_hash: hash of the program's layout, 32 bytes.
         model_id: model id of its base model, 32 bytes.
+        owners: settings that the phone's owner has decided in place of a run's, by dotted key.
     """
 
-    def __init__(self, home: Path, layout_hash: bytes, model_id: bytes) -> None:
-        self._home, self._sessions = home, SessionFolder(home)
+    def __init__(
+        self,
+        home: Path,
+        layout_hash: bytes,
+        model_id: bytes,
+        owners: Mapping[str, Scalar] | None = None,
+    ) -> None:
+        self._home, self._sessions, self._owners = home, SessionFolder(home), owners
         self._layout_hash, self._model_id = layout_hash, model_id
 
     def take(self, run_id: bytes, settings: bytes) -> RunTerms:
@@ -66,7 +75,7 @@ class RunSettings:
     def _check(self, run_id: bytes, settings: bytes) -> RunTerms:
         if len(settings) > MAX_SETTINGS_BYTES:
             raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
-        terms = RunTerms.decode(settings)
+        terms = RunTerms.decode(settings, self._owners)
         named = hash_identity(settings, self._layout_hash, self._model_id)
         if run_id not in terms.federations(named):
             raise ConfigError(
