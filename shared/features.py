@@ -117,11 +117,6 @@ EXCLUSIONS = (
         "a phone's program moves all numbers or none; choose another method",
     ),
     Exclusion(
-        {"label bias": ("trained",), "adapter": ("inner",), "clients": ("phone",)},
-        "a phone's program has a label bias beside a readout only; set adapter.label-bias to "
-        "false, or adapter.layers to readout",
-    ),
-    Exclusion(
         {
             "method": ("partial",),
             "basis": ("informed",),

@@ -14,7 +14,7 @@ from shared.model.damping import Damping
 from shared.model.dual_forwarding import DualForwarding
 from shared.model.head import tiled_logits
 from shared.model.loading import BaseModel
-from shared.model.lora_fa import Adapter, PerturbedAdapters
+from shared.model.lora_fa import LABEL_BIAS, Adapter, PerturbedAdapters
 from shared.model.replay_torch import directions
 from shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
 from shared.normal_table import NORMAL_TABLE
@@ -71,7 +71,7 @@ class ScoresModule(nn.Module):
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores of the answers, and −log softmax of them at the label.
+        """Return the scores of the answers with the label bias, and −log softmax at the label.
 
         Args:
             perturbations: P perturbed adapters.
@@ -85,6 +85,9 @@ class ScoresModule(nn.Module):
         with self._adapter.using(perturbations):
             hidden = self._body.forward_padded(self.answers.sequences(ids), perturbations.count)
         scores = self.answers.scores(hidden, ids, positions, perturbations.count)
+        if any(tensor.name == LABEL_BIAS for tensor in perturbations.layout.tensors):
+            bias = perturbations.tensor(LABEL_BIAS).view(perturbations.count, 1, -1)
+            scores = (scores.view(perturbations.count, ids.shape[0], -1) + bias).flatten(0, 1)
         chosen = torch.log_softmax(scores, 1).gather(1, labels.repeat(perturbations.count)[:, None])
         shape = perturbations.count, ids.shape[0]
         return scores.view(*shape, -1), -chosen.view(shape)

@@ -14,6 +14,7 @@ from federations import Settings, config_of
 from helpers import History, delta_of, history_of
 from numpy.typing import NDArray
 from phones import assert_same_report, exported, use_torch_as_runtime
+from typer.testing import CliRunner
 
 from client.forward.turns import checked_passes
 from client.personal.columns import evaluate_personal_model
@@ -26,6 +27,7 @@ from client.protocol.idle_work import InterruptionError
 from client.training.client_data import ClientData
 from client.training.local_steps import take_local_steps
 from client.training.model_runtime import ModelRuntime, load_run
+from devices.phone.commands import app
 from devices.phone.reference_client.examples import read_examples
 from devices.phone.reference_client.phone import Phone
 from devices.phone.reference_client.phone_learner import PhoneLearner
@@ -34,7 +36,7 @@ from devices.phone.reference_client.readout_program import load_program
 from devices.phone.reference_client.run_settings import SETTINGS_FILE
 from devices.phone.tokenization import examples_as_jsonl
 from shared.config import RunConfig
-from shared.errors import RefusalCode
+from shared.errors import ConfigError, RefusalCode
 from shared.frames.evaluation import Evaluation
 from shared.frames.instructions import EvaluateInstruction, Split
 from shared.frames.refusal import Refusal
@@ -114,6 +116,7 @@ def moved_state(size: int) -> NDArray[np.int64]:
         {"adapter__label_bias": True, "personal__learning_rate": 0.3},
         {"adapter__layers": "top:1", "personal__learning_rate": 0.1},
         {"method": "readout", "adapter__label_bias": True},
+        {"method": "readout", "adapter__label_bias": True, "adapter__layers": "top:1"},
     ],
     ids=str,
 )
@@ -273,6 +276,34 @@ def test_private_rounds_every_two_rounds_are_taken_between_messages(
         phone.evaluate(frame, run.catch_up(number), run.settings)
         phone.take_private_rounds()
     assert finished(run, home) == [2, 4]
+
+
+def test_the_owner_of_a_phone_decides_when_its_private_rounds_are_taken(
+    asked: Callable[..., Asked], tmp_path: Path
+) -> None:
+    run, home = asked(rounds=4), tmp_path / "home"
+    owned = Phone(run.both.trainer, CLIENT, home, owners={"personal.when": "always"})
+    for number in range(1, 4):
+        frame = run.evaluation(number, Split.VALIDATION)
+        assert columns_of(owned.evaluate(frame, run.catch_up(number), run.settings)) == ["global"]
+        owned.take_private_rounds()
+    assert finished(run, home) == [1, 2, 3]
+    assert (home / "runs" / run.both.run_id.hex() / SETTINGS_FILE).read_bytes() == run.settings
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("rounds=3", "rounds: not for the owner of a phone to decide; --set has personal.when and"),
+        ("personal.when=every day", "phone up: 1 mistake"),
+        ("personal.wen=end", "personal.wen"),
+    ],
+)
+def test_what_the_owner_of_a_phone_may_not_decide_is_refused(assignment: str, said: str) -> None:
+    required = [f"--{name}=x" for name in ("program", "rows", "gateway", "key", "home")]
+    called = CliRunner().invoke(app, ["up", *required, "--set", assignment])
+    assert isinstance(called.exception, ConfigError)
+    assert said in str(called.exception)
 
 
 def test_a_message_interrupts_private_rounds_and_no_finished_step_is_repeated(

@@ -200,6 +200,7 @@ def test_a_4_bit_program_has_scores_and_features_of_its_own(pair: Any, delegate:
         {"label_bias": True},
         {"label_bias": True, "start": "random"},
         {"layers": "top:1", "start": "random"},
+        {"layers": "top:1", "label_bias": True, "start": "random"},
     ],
     ids=" ".join,
 )

@@ -187,10 +187,6 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
             {"method": "partial", "adapter.label-bias": True},
             "method partial with clients phone",
         ),
-        (
-            {"adapter.label-bias": True, "adapter.layers": "top:1"},
-            "label bias trained with adapter inner with clients phone",
-        ),
         ({"adapter.layers": "readout,top:1"}, "adapter both with clients phone"),
     ],
 )
