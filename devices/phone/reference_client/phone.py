@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from client.personal.columns import evaluate_global_model, evaluate_personal_model
 from client.personal.methods import composition
@@ -33,7 +34,6 @@ from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.frames.report import Report
 from shared.ledger.catch_up import CatchUp
 from shared.run_terms import RunTerms
-from shared.settings import Scalar
 
 log = logging.getLogger("samara.phone")
 
@@ -62,7 +62,7 @@ class Phone(ClientHandler):
         client: int,
         home: Path,
         limits: AnswerLimits | None = None,
-        owners: Mapping[str, Scalar] | None = None,
+        owners: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, limits = SessionFolder(home), limits or AnswerLimits()
         size, limit = trainer.layout.size, limits.scalar_limit

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
 from client.protocol.idle_work import InterruptionError
@@ -22,7 +23,6 @@ from devices.phone.reference_client.readout_program import load_program
 from shared.errors import DeviceError, SamaraError
 from shared.files import make_folder
 from shared.frames.instructions import Split
-from shared.settings import Scalar
 from shared.signing import SigningKey
 
 log = logging.getLogger("samara.phone")
@@ -37,7 +37,7 @@ def up(
     home: Path,
     endpoint: GatewayEndpoint,
     limits: AnswerLimits,
-    owners: Mapping[str, Scalar],
+    owners: Mapping[str, Any],
     scenario: Path | None = None,
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until SIGINT or SIGTERM.
@@ -76,7 +76,7 @@ def _up(
     home: Path,
     endpoint: GatewayEndpoint,
     limits: AnswerLimits,
-    owners: Mapping[str, Scalar],
+    owners: Mapping[str, Any],
 ) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -6,12 +6,12 @@ phone can change them.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from client.protocol.session_store import SessionFolder
 from shared.errors import ConfigError, SamaraError, TrainerError
 from shared.files import make_folder, write_durably
 from shared.run_terms import RunTerms, hash_identity
-from shared.settings import Scalar
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""
@@ -33,7 +33,7 @@ class RunSettings:
         home: Path,
         layout_hash: bytes,
         model_id: bytes,
-        owners: Mapping[str, Scalar] | None = None,
+        owners: Mapping[str, Any] | None = None,
     ) -> None:
         self._home, self._sessions, self._owners = home, SessionFolder(home), owners
         self._layout_hash, self._model_id = layout_hash, model_id
