@@ -37,7 +37,6 @@ from devices.hardware.offload_estimate import (
     FirstOrderWorkload,
     estimate_first_order,
     estimate_host_memory,
-    trained_parameters,
 )
 from devices.hardware.profile import load_device
 from shared.files import write_durably
@@ -130,9 +129,12 @@ class Experiment:
         return simulate_schedule(seconds, order, VIRTUAL_STEPS)
 
     def predicted_bytes(
-        self, method: FirstOrderMethod, order: Order | None, subspace: int
+        self, method: FirstOrderMethod, order: Order | None, subspace: int, timeline: Timeline
     ) -> tuple[int, int]:
-        """The estimate of the peaks on accelerator, without its runtime, and host."""
+        """The estimate of the peaks on accelerator, without its runtime, and host.
+
+        What waits on the host follows from the seconds of the stages, which are those of the run.
+        """
         shape = llama_shape(self.shape, {"max_position_embeddings": 2_048, **SHAPES[self.shape]})
         work = FirstOrderWorkload(
             method,
@@ -144,11 +146,17 @@ class Experiment:
             layerwise=order == "layer-wise",
         )
         memory = estimate_first_order(shape, load_device("rtx-4090-workstation"), work).memory
-        sent = trained_parameters(shape, work)
-        update = self.compute * UPDATE / COMPUTE * sent / self.parameters
-        transfer = 4 * sent / self.bandwidth
-        passes = self.compute / 4, self.compute * 3 / 4
-        stages = StageSeconds(*passes, transfer, update, transfer, len(shape.blocks))
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for each in timeline.intervals:
+            seconds[each.work] += (each.end - each.start) / self.steps
+        stages = StageSeconds(
+            seconds["forward"],
+            seconds["backward"],
+            seconds["offload"],
+            seconds["update"],
+            seconds["upload"],
+            len(shape.blocks),
+        )
         host = estimate_host_memory(shape, work, stages)
         return memory.total - memory.runtime, host.total
 
@@ -218,7 +226,7 @@ def measure(experiment: Experiment, plots: Path | None) -> list[dict[str, Any]]:
     for name, method, order, subspace in runs:
         seconds, timeline, accelerator = experiment.run(order, subspace)
         timelines[name] = timeline
-        predicted, on_host = experiment.predicted_bytes(method, order, subspace or hidden)
+        predicted, on_host = experiment.predicted_bytes(method, order, subspace or hidden, timeline)
         busy = {lane: timeline.busy_seconds(lane) / experiment.steps / seconds for lane in LANES}
         row: dict[str, Any] = {
             "shape": experiment.shape,
