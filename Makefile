@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Two processes, each with whole files, so that a file's fixtures are made once.
-TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
+# In the order of the folders: whole runs first, so that neither process waits for the other at the end.
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export FLWR_TELEMETRY_ENABLED ?= 0
