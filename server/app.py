@@ -181,7 +181,7 @@ def _await_layout(
     """
     wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
-    next_log = 0.0
+    next_log, logged = 0.0, -1
     while True:
         connected = len(grid.connected_nodes())
         quorum.is_late = time.monotonic() > end
@@ -198,11 +198,11 @@ def _await_layout(
             if not patient and roster.refusal_reasons and not roster.undecided_hellos:
                 reasons = "; ".join(roster.refusal_reasons)
                 raise SamaraError(f"no client can take part: {reasons}")
-        if time.monotonic() > next_log:
+        if connected != logged or time.monotonic() > next_log:
             log.info("waiting for %d clients; %d are connected", wanted, connected)
             if roster.undecided_hellos:
                 log.info("the run is not decided: %s", undecided)
-            next_log = time.monotonic() + _LOG_SECONDS
+            next_log, logged = time.monotonic() + _LOG_SECONDS, connected
         time.sleep(_POLL_SECONDS)
 
 

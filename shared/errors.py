@@ -37,6 +37,7 @@ class RefusalCode(IntEnum):
     EVALUATION = 19
     KEY = 20
     INDEX = 21
+    REVOKED = 22
 
 
 class SamaraError(Exception):
@@ -228,6 +229,12 @@ class ClientKeyError(SamaraError):
     """A client's key is not registered in a run, was revoked, or is another client's."""
 
     refusal_code = RefusalCode.KEY
+
+
+class RevokedKeyError(ClientKeyError):
+    """A client's key was revoked, which is for good."""
+
+    refusal_code = RefusalCode.REVOKED
 
 
 class TakenIndexError(SamaraError):

@@ -173,6 +173,7 @@ class _ClientSupervisor:
     def _await_trainer(self) -> None:
         """Wait until the trainer is ready or a signal arrives."""
         start = time.monotonic()
+        log.info("%s: loading model and data", self._settings.name)
         self._settings.socket.unlink(missing_ok=True)
         self._trainer.start()
         while not self._stop.is_set():

@@ -1,12 +1,14 @@
 """The process of Flower's SuperNode, which ends when its parent process ends.
 
-If the server turns it away, it ends at once with a status that says why. Flower would log lines of
-its own that do not, or interrupt itself as if a person had.
+If the server turns it away, it ends at once with a status that says why; if the server does not
+answer, one line says so. Flower would log lines of its own that do not, or interrupt itself as if a
+person had.
 """
 
 import logging
 import os
 import sys
+import threading
 
 import httpx
 import uvicorn
@@ -14,15 +16,56 @@ import uvicorn
 from devices.live.processes import exit_with_parent, status_of_rejection
 from shared.rejection import HEADER, rejection_in
 
+log = logging.getLogger("samara.device")
 
-def end_when_rejected() -> None:
-    """Have this process end as soon as an answer says that the server turns it away."""
+_FOREIGN_LINES = "EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"
+_SERVER_ERROR = 500
+"""The least status of HTTP with which a server says that it cannot answer now."""
+
+
+class Reachability:
+    """Whether the server answers, said once each time that it changes."""
+
+    def __init__(self) -> None:
+        self._is_reachable, self._lock = True, threading.Lock()
+
+    def note(self, address: str, problem: str) -> None:
+        """Note how a request went.
+
+        Args:
+            address: host:port of the server.
+            problem: why there was no answer; empty if there was one.
+        """
+        with self._lock:
+            if self._is_reachable == (not problem):
+                return
+            self._is_reachable = not problem
+        if problem:
+            log.warning(
+                "the server %s does not answer: %s; trying again until it does. It may have "
+                "finished its run: its operator knows",
+                address,
+                problem,
+            )
+        else:
+            log.info("the server %s answers again", address)
+
+
+def watch_requests(reachability: Reachability) -> None:
+    """Have this process say when the server does not answer, and end when it is turned away."""
     handle = httpx.HTTPTransport.handle_request
 
     def watched(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        response = handle(transport, request)
+        address = f"{request.url.host}:{request.url.port}"
+        try:
+            response = handle(transport, request)
+        except httpx.TransportError as error:
+            reachability.note(address, str(error) or type(error).__name__)
+            raise
         if (code := rejection_in(response.headers.get(HEADER))) is not None:
             os._exit(status_of_rejection(code))
+        status = response.status_code
+        reachability.note(address, f"HTTP status {status}" if status >= _SERVER_ERROR else "")
         return response
 
     httpx.HTTPTransport.handle_request = watched  # type: ignore[assignment, method-assign]
@@ -33,14 +76,17 @@ def silence_foreign_lines() -> None:
     for settings in uvicorn.config.LOGGING_CONFIG["loggers"].values():
         settings["level"] = "WARNING"
     flower = logging.getLogger("flwr")
-    flower.addFilter(lambda record: "EXPERIMENTAL" not in record.getMessage())
+    flower.addFilter(lambda record: not record.getMessage().startswith(_FOREIGN_LINES))
 
 
 def main() -> None:
     """Run ``flower-supernode`` with the arguments after the parent's process id."""
     parent, *arguments = sys.argv[1:]
     exit_with_parent(int(parent))
-    end_when_rejected()
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    log.setLevel(logging.INFO)
+    logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    watch_requests(Reachability())
     silence_foreign_lines()
     from shared.flower_compat import flower_supernode
 

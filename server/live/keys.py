@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.client_index import MAX_CLIENT, client_index_of_key, index_line
-from shared.errors import ClientKeyError, DeviceError, SamaraError
+from shared.errors import ClientKeyError, DeviceError, RevokedKeyError, SamaraError
 from shared.files import make_folder, write_durably, write_secret
 from shared.signing import normalize_public_key
 
@@ -182,14 +182,21 @@ class ClientKeys:
         """Return a number that changes whenever a key is registered or revoked."""
         return sum(file.stat().st_mtime_ns for file in self._folder.glob("*.json"))
 
-    def refusal_reason(self, public_key: bytes) -> str:
-        """Return why the holder of a key may not take part; empty if it may."""
+    def refusal(self, public_key: bytes) -> ClientKeyError | None:
+        """Return why the holder of a key may not take part; None if it may."""
         key = self._find(public_key)
         if key is None:
-            return f"its key {fingerprint_of(public_key)[:16]} is not registered here"
+            fingerprint = fingerprint_of(public_key)[:16]
+            return ClientKeyError(f"its key {fingerprint} is not registered here")
         if key.gateway:
-            return f"its key {key.name} is a gateway's, which takes no part itself"
-        return f"its key {key.name} was revoked on {key.revoked}" if key.revoked else ""
+            return ClientKeyError(f"its key {key.name} is a gateway's, which takes no part itself")
+        if key.revoked:
+            return RevokedKeyError(f"its key {key.name} was revoked on {key.revoked}")
+        return None
+
+    def refusal_reason(self, public_key: bytes) -> str:
+        """Return the text of `refusal`; empty if the holder of the key may take part."""
+        return str(self.refusal(public_key) or "")
 
     def name_of(self, client: int) -> str:
         """Return the name of the key of a client; empty if there is none."""
@@ -206,8 +213,8 @@ class ClientKeys:
         Raises:
             SamaraError: if it may not, or the key is that of another client.
         """
-        if reason := self.refusal_reason(public_key):
-            raise ClientKeyError(reason)
+        if error := self.refusal(public_key):
+            raise error
         key = self._find(public_key)
         if key is None or client != key.client:
             holder = key.client if key else "nobody"

@@ -88,10 +88,13 @@ def read_status(run: Path) -> RunStatus:
     """
     ledger = ledger_of(run)
     if not ledger.is_dir():
-        refusals = "".join(f"\n  {line['message']}" for line in _refusals(run)[-_SHOWN_REFUSALS:])
+        log = list(EventFollower(run / LOG_FILE).read_new())
+        shown = [line for line in log if line.get("event") == REFUSED_EVENT][-_SHOWN_REFUSALS:]
+        shown += [line for line in log[-1:] if line not in shown]
+        lines = "".join(f"\n  {line['message']}" for line in shown)
         raise SamaraError(
-            f"{run}: there is no ledger; it begins when the first client has introduced itself"
-            + (f"; its log has{refusals}" if refusals else "")
+            f"{run}: there is no ledger; it begins when the clients have introduced themselves"
+            + (f"; the server's log has{lines}" if lines else "")
         )
     records = deque(read_ledger(ledger), maxlen=1)
     last = records[0] if records else None

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -31,17 +30,16 @@ from server.transport.messages import (
     decode_foreign,
     make_message,
 )
+from server.transport.phone_answers import read_answers
+from server.transport.refusal_notices import PhoneNotices
 from shared.client_index import client_index_of_key
 from shared.errors import SamaraError
 from shared.flower_compat import ErrorCode, set_message_id
 from shared.ledger.catch_up import CatchUp
-from shared.signing import answer_bytes, is_signed_by
-from shared.wire import CLIENTS, FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from shared.wire import CLIENTS, FRAMES, RECORD
 
 log = logging.getLogger("samara.server")
 
-MAX_PHONES = 10_000
-"""Most phones of one gateway."""
 HELLO_SECONDS = 300.0
 """Time that a node has to answer a hello request before it is sent again."""
 REFRESH_SECONDS = 5.0
@@ -124,6 +122,7 @@ class PhoneGrid(DelegatingGrid):
         # When the phones of each gateway are requested again, monotonic seconds.
         self._gateways: dict[int, float] = {}
         self._phones: dict[int, _Phone] = {}
+        self._notices = PhoneNotices()
         # Hello requests to phones whose hello is out of date, by node.
         self._waiting_hellos: dict[int, Message] = {}
         self._relayed: dict[str, _RelayedMessage] = {}
@@ -239,9 +238,9 @@ class PhoneGrid(DelegatingGrid):
             self._warn(reply.metadata.src_node_id, f"it failed: {reply.error.reason}")
             reason = "its gateway failed"
         else:
-            signed, dropped = self._signed_frames(reply, relayed.frame)
-            frames = {_node_of_key(public_key): frame for public_key, frame in signed}
-            self._warn(reply.metadata.src_node_id, _describe_dropped(dropped))
+            answers = read_answers(reply, relayed.frame, self._keys)
+            frames = {_node_of_key(key): frame for key, frame in answers.signed.items()}
+            self._warn(reply.metadata.src_node_id, answers.describe_dropped())
         error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         for message in relayed.messages:
             self._relayed_ids.pop(message.metadata.message_id, None)
@@ -259,6 +258,7 @@ class PhoneGrid(DelegatingGrid):
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway in connected}
         self._waiting_hellos = {n: m for n, m in self._waiting_hellos.items() if n in self._phones}
         self._logged = {n: text for n, text in self._logged.items() if n in connected}
+        self._notices.forget(connected)
         self._hello_requests = {
             i: request
             for i, request in self._hello_requests.items()
@@ -309,19 +309,21 @@ class PhoneGrid(DelegatingGrid):
         """Replace the phones of a gateway by those in its reply to a hello request."""
         gateway = request.node
         self._phones = {n: phone for n, phone in self._phones.items() if phone.gateway != gateway}
-        signed, dropped = self._signed_frames(reply, request.nonce)
-        for public_key, frame in signed:
+        answers = read_answers(reply, request.nonce, self._keys)
+        for public_key, frame in answers.signed.items():
             try:
                 self._check_client(public_key, decode_foreign(client_of_hello, frame))
             except SamaraError as error:
-                dropped[f"the hello of a phone is refused: {error}"] += 1
+                answers.refused[client_index_of_key(public_key)] = error
+                answers.dropped[f"the hello of a phone is refused: {error}"] += 1
                 continue
             phone = _Phone(gateway, public_key, frame)
             self._phones[phone.node] = phone
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
                 reply_of_phone = _make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
-        self._warn(gateway, _describe_dropped(dropped))
+        self._notices.send(self._grid, gateway, answers.refused)
+        self._warn(gateway, answers.describe_dropped())
 
     def _check_client(self, public_key: bytes, client: int) -> None:
         """Raise a `SamaraError` if the holder of a key is not the client with this index."""
@@ -329,33 +331,6 @@ class PhoneGrid(DelegatingGrid):
             self._keys.check(public_key, client)
         elif client != client_index_of_key(public_key):
             raise SamaraError(f"its key is not that of client {client}")
-
-    def _signed_frames(
-        self, reply: Message, instruction: bytes
-    ) -> tuple[list[tuple[bytes, bytes]], Counter[str]]:
-        """Return public keys, with the frames in a gateway's reply that are signed with them.
-
-        Returns:
-            Keys and frames, at most one of each phone that may take part, and the number of parts
-            of the reply that are dropped by reason.
-        """
-        record = reply.content.config_records.get(RECORD, ConfigRecord())
-        parts = [record.get(name) for name in (PUBLIC_KEYS, FRAMES, SIGNATURES)]
-        lists = [part for part in parts if isinstance(part, list)]
-        if len(lists) < len(parts) or len({len(part) for part in lists} | {0}) > 2:
-            return [], Counter(["its lists have different lengths"])
-        signed: dict[bytes, bytes] = {}
-        dropped = Counter[str]()
-        for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
-            if not all(isinstance(part, bytes) for part in (public_key, frame, signature)):
-                dropped["a phone's answer is not bytes"] += 1
-            elif public_key in signed or (self._keys and self._keys.refusal_reason(public_key)):
-                dropped["a phone's key is not registered, was revoked, or answers twice"] += 1
-            elif is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
-                signed[public_key] = frame
-            else:
-                dropped["a phone's signature is not valid"] += 1
-        return list(signed.items()), dropped
 
     def _warn(self, gateway: int, text: str) -> None:
         """Log a warning about a reply of a gateway in one line, unless it was the last one."""
@@ -390,8 +365,3 @@ def _frame_of(message: Message) -> bytes:
 
 def _make_reply(frame: bytes, message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)
-
-
-def _describe_dropped(dropped: Mapping[str, int]) -> str:
-    """Return what is dropped of a gateway's reply as one line; empty if nothing is."""
-    return "; ".join(f"{reason} ({count} times)" for reason, count in dropped.items())

@@ -147,8 +147,8 @@ class Roster:
         nodes = _connected_nodes(grid)
         self._discard_old_entries(nodes)
         for node, public_key in nodes.items():
-            if reason := self._key_refusal(public_key):
-                self._refuse(node, ClientKeyError(reason))
+            if error := self._key_refusal(public_key):
+                self._refuse(node, error)
         self._send_blobs(grid, nodes)
         known = self.entries.keys() | self._introduced.keys() | self._refused.keys()
         known |= set(self._hello_requests.values())
@@ -199,7 +199,7 @@ class Roster:
 
     def refusal_reason(self, entry: RosterEntry) -> str:
         """Return why a client may no longer take part; empty if it may."""
-        return self._key_refusal(entry.public_key)
+        return str(self._key_refusal(entry.public_key) or "")
 
     def _discard_old_entries(self, nodes: Mapping[int, bytes]) -> None:
         """Discard what belongs to nodes that are not connected, and refusals that are over.
@@ -321,9 +321,9 @@ class Roster:
             )
         return None
 
-    def _key_refusal(self, public_key: bytes) -> str:
-        """Return why the holder of a key may not take part; empty if it may."""
-        return self._keys.refusal_reason(public_key) if self._keys else ""
+    def _key_refusal(self, public_key: bytes) -> ClientKeyError | None:
+        """Return why the holder of a key may not take part; None if it may."""
+        return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
         """Refuse a node for some minutes; it is told why, unless it was told the same before."""

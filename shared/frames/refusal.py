@@ -32,6 +32,7 @@ _SENTENCES: dict[int, str] = {
     "state of a run",
     RefusalCode.KEY: "its key is not valid in this run",
     RefusalCode.INDEX: "another node is the same client",
+    RefusalCode.REVOKED: "its key was revoked",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
@@ -56,6 +57,8 @@ _BY_THE_SERVER: dict[int, str] = {
     "client's; ask the operator for a key (samara server keys create)",
     RefusalCode.INDEX: "another node is connected as the same client; stop the other one, or give "
     "this one a key of its own",
+    RefusalCode.REVOKED: "this client's key was revoked; ask the operator to register another one "
+    "(samara server keys)",
 }
 
 

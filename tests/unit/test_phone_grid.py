@@ -357,8 +357,7 @@ def test_phones_without_a_registered_key_are_left_out_with_one_line(
         assert len(grid.connected_nodes()) == 3
     lines = [record.getMessage() for record in caplog.records if record.name == "samara.server"]
     assert lines == [
-        f"gateway {GATEWAY}: a phone's key is not registered, was revoked, or answers twice "
-        "(20 times)"
+        f"gateway {GATEWAY}: a phone's key is not registered, or was revoked (20 times)"
     ]
 
 

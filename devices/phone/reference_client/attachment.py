@@ -12,7 +12,8 @@ import grpc
 
 from devices.phone.reference_client.gateway_endpoint import GatewayEndpoint
 from devices.phone.reference_client.phone_worker import PhoneWorker
-from shared.errors import DeviceError
+from shared.errors import DeviceError, FrameError, RefusalCode, RejectedError
+from shared.frames.refusal import Refusal, describe_servers_refusal
 from shared.ledger.catch_up import CatchUp
 from shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
 from shared.proto.trainer_pb2_grpc import GatewayStub
@@ -38,6 +39,7 @@ def attach(
 
     Raises:
         DeviceError: if the gateway does not admit this phone, or speaks another protocol.
+        RejectedError: if the server says that this phone's key was revoked.
     """
     failures = 0
     while not stop.is_set():
@@ -73,19 +75,37 @@ def answer_tasks(phone: PhoneWorker, key: SigningKey, stub: Any) -> Iterator[int
 
     Raises:
         DeviceError: if the gateway speaks another protocol.
+        RejectedError: if the server says that this phone's key was revoked.
         grpc.RpcError: when the stream breaks.
     """
     outgoing: SimpleQueue[FromPhone | None] = SimpleQueue()
     stream = stub.Attach(iter(outgoing.get, None))
+    is_revoked = False
     try:
         for message in stream:
+            if is_revoked:
+                break
             reply, number = _reply(message, phone, key)
             outgoing.put(reply)
+            if is_revoked := _says_revoked(message.task):
+                outgoing.put(None)  # the gateway reads the reply, and ends the stream
             if number:
                 yield number
     finally:
         outgoing.put(None)
         stream.cancel()
+    if is_revoked:
+        raise RejectedError(describe_servers_refusal(RefusalCode.REVOKED))
+
+
+def _says_revoked(task: Task) -> bool:
+    """Return whether a task is the server's notice that this phone's key was revoked."""
+    if task.kind != TaskKind.REFUSED:
+        return False
+    try:
+        return Refusal.decode(task.instruction).code == RefusalCode.REVOKED
+    except FrameError:
+        return False
 
 
 def _reply(message: ToPhone, phone: PhoneWorker, key: SigningKey) -> tuple[FromPhone, int]:

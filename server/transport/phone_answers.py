@@ -1,0 +1,64 @@
+"""The answers of phones in a gateway's reply: whose they are, and which of them count."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message
+
+from server.live.keys import ClientKeys
+from shared.client_index import client_index_of_key
+from shared.errors import SamaraError
+from shared.signing import answer_bytes, is_signed_by
+from shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+
+MAX_PHONES = 10_000
+"""Most phones of one gateway."""
+
+
+@dataclass(frozen=True)
+class PhoneAnswers:
+    """The answers of phones in a gateway's reply.
+
+    Attributes:
+        signed: frames by public key (PEM), of phones that may take part.
+        refused: reasons by the phone's number, of those that have signed and may not.
+        dropped: number of the other parts of the reply, and of the refused, by reason.
+    """
+
+    signed: dict[bytes, bytes] = field(default_factory=dict)
+    refused: dict[int, SamaraError] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def describe_dropped(self) -> str:
+        """Return what is dropped as one line; empty if nothing is."""
+        return "; ".join(f"{reason} ({count} times)" for reason, count in self.dropped.items())
+
+
+def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) -> PhoneAnswers:
+    """Return the answers in a gateway's reply, each signed by its phone.
+
+    Args:
+        reply: the gateway's reply; nothing of it is believed.
+        instruction: what the phones answer, which they sign with their frames.
+        keys: client keys of the run, which say which phones may take part; None admits all.
+    """
+    answers = PhoneAnswers()
+    record = reply.content.config_records.get(RECORD, ConfigRecord())
+    parts = [record.get(name) for name in (PUBLIC_KEYS, FRAMES, SIGNATURES)]
+    lists = [part for part in parts if isinstance(part, list)]
+    if len(lists) < len(parts) or len({len(part) for part in lists} | {0}) > 2:
+        answers.dropped["its lists have different lengths"] += 1
+        return answers
+    for public_key, frame, signature in list(zip(*lists, strict=True))[:MAX_PHONES]:
+        if not all(isinstance(part, bytes) for part in (public_key, frame, signature)):
+            answers.dropped["a phone's answer is not bytes"] += 1
+        elif public_key in answers.signed:
+            answers.dropped["a phone answers twice"] += 1
+        elif not is_signed_by(public_key, signature, answer_bytes(instruction, frame)):
+            answers.dropped["a phone's signature is not valid"] += 1
+        elif keys and (error := keys.refusal(public_key)):
+            answers.refused[client_index_of_key(public_key)] = error
+            answers.dropped["a phone's key is not registered, or was revoked"] += 1
+        else:
+            answers.signed[public_key] = frame
+    return answers
