@@ -19,6 +19,7 @@ from shared.rejection import HEADER, rejection_in
 log = logging.getLogger("samara.device")
 
 _FOREIGN_LINES = "EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"
+_NOT_DELIVERED = "Failed to send message"
 _SERVER_ERROR = 500
 """The least status of HTTP with which a server says that it cannot answer now."""
 
@@ -72,11 +73,20 @@ def watch_requests(reachability: Reachability) -> None:
 
 
 def silence_foreign_lines() -> None:
-    """Leave out the lines in which libraries tell that they start and what they try out."""
+    """Leave out the lines in which libraries tell that they start and what they try out.
+
+    An answer that was not delivered, which Flower names by its ids, is said in our words.
+    """
+
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text.startswith(_NOT_DELIVERED):
+            log.warning("an answer did not reach the server, which may ask for it again")
+        return not text.startswith((*_FOREIGN_LINES, _NOT_DELIVERED))
+
     for settings in uvicorn.config.LOGGING_CONFIG["loggers"].values():
         settings["level"] = "WARNING"
-    flower = logging.getLogger("flwr")
-    flower.addFilter(lambda record: not record.getMessage().startswith(_FOREIGN_LINES))
+    logging.getLogger("flwr").addFilter(keep)
 
 
 def main() -> None:

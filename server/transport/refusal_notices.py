@@ -67,7 +67,8 @@ class PhoneNotices:
             errors: the reasons by the phone's number, of all that are refused there now.
         """
         now, before = time.monotonic(), self._told.get(gateway, {})
-        self._told[gateway], due = {}, {}
+        self._told[gateway] = {}
+        due: dict[bytes, list[int]] = {}
         for number, error in errors.items():
             frame = Refusal.of_error(_NO_TOKEN, 0, 0, error).encode()
             told, at = before.get(number, (b"", now))

@@ -68,14 +68,18 @@ def test_a_server_that_cannot_answer_now_is_named_with_its_status(
     assert f"the server {ADDRESS} does not answer: HTTP status 503" in lines(caplog)[0]
 
 
-def test_flowers_lines_about_tries_are_left_out_and_others_are_not(flower: logging.Logger) -> None:
+def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
+    flower: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
     silence_foreign_lines()
     said = [
         "EXPERIMENTAL: SuperExec authentication is experimental",
         "Connection attempt failed, retrying in 6.91 seconds",
         "Giving up reconnection after 3.00 seconds and 2 tries.",
+        "Failed to send message 8e54: Failed to push object with ID '8e54' for run 3545.",
         "SSL/TLS handshake error detected.",
     ]
     records = [flower.makeRecord("flwr", logging.WARNING, "", 0, text, (), None) for text in said]
     kept = [record.getMessage() for record in records if flower.filter(record)]
     assert kept == ["SSL/TLS handshake error detected."]
+    assert lines(caplog) == ["an answer did not reach the server, which may ask for it again"]
