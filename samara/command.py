@@ -1,5 +1,6 @@
 """The command ``samara``: mounts the commands of each package and prints errors as one message."""
 
+import errno
 import sys
 from typing import Annotated
 
@@ -14,6 +15,19 @@ import simulations.commands
 import simulations.new_command
 import simulations.privacy_commands
 from shared.errors import SamaraError
+
+_RIGHTS = "give a path that you may use, or change its rights"
+_ROOM = "free space there, or give a path on another disk"
+_REMEDIES = {
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EEXIST: "it is in the way; give another path",
+    errno.ENOTDIR: "a file is in the way; give another path",
+}
+"""Remedies of what any command may meet where it writes, by number of the system's error."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,12 +78,11 @@ def run(commands: typer.Typer) -> None:
     except SamaraError as error:
         print(f"samara: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except PermissionError as error:
-        print(
-            f"samara: {error.filename}: {error.strerror}; give a path that you may use, or change "
-            "its rights",
-            file=sys.stderr,
-        )
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise
+        where = error.filename or "a file"
+        print(f"samara: {where}: {error.strerror}; {_REMEDIES[error.errno]}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.live.keys import keys_of_environment
+from server.live.keys import ClientKeys, keys_of_environment
 from server.live.server_log import write_server_log
 from server.live.superlink import LIVE_VARIABLE, RUN_ERROR
 from server.rounds.clustered_strategy import ClusteredStrategy
@@ -22,7 +22,7 @@ from server.rounds.clusters import cluster_folder
 from server.rounds.event_log import count_scalars
 from server.rounds.recorded_cohorts import RecordedCohorts
 from server.rounds.strategy import ScalarStrategy
-from server.store import LEDGER_FOLDER, RunStore, read_layout, write_result
+from server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
 from server.transport.blob_sender import BlobSender
 from server.transport.clock import Clock
 from server.transport.deadline_grid import DeadlineGrid, prepare_grid
@@ -104,7 +104,8 @@ def serve(
     late_exchanges = max(1, config.cohort.late_rounds)
     grid = DeadlineGrid(grid, late_exchanges, clock=clock)
     grid.while_waiting = partial(roster.send_blobs, grid)
-    layout = _await_layout(grid, config, roster, quorum, patient)
+    wanted = clients_to_await(config, keys)
+    layout = _await_layout(grid, config, wanted, roster, quorum, patient)
     config = config.among(roster.client_count) if roster.client_count else config
     run_id = run_id_of(config, layout, roster.model_id)
     folder = run_folder(config, run_id)
@@ -170,8 +171,24 @@ def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
         log.warning("%s is not written, so no run can begin with this one: %s", file, error)
 
 
+def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
+    """Return how many clients a run waits for before it begins, or goes on in its folder.
+
+    A run that goes on does not wait for more than still have a key: one may have been revoked.
+    """
+    wanted = min(config.cohort.available, config.data.clients)
+    if keys and config.out and (Path(config.out) / METRICS_FILE).exists():
+        return min(wanted, max(1, keys.count_clients()))
+    return wanted
+
+
 def _await_layout(
-    grid: DeadlineGrid, config: RunConfig, roster: Roster, quorum: Quorum, patient: bool
+    grid: DeadlineGrid,
+    config: RunConfig,
+    wanted: int,
+    roster: Roster,
+    quorum: Quorum,
+    patient: bool,
 ) -> Layout:
     """Wait until clients have decided what the run is; return the layout of those that take part.
 
@@ -179,7 +196,6 @@ def _await_layout(
         SamaraError: if no connected client can take part, or their hellos decide nothing until the
             deadline, unless `patient`.
     """
-    wanted = min(config.cohort.available, config.data.clients)
     end = time.monotonic() + config.cohort.timeout
     next_log, logged = 0.0, -1
     while True:

@@ -177,7 +177,7 @@ def first_seconds(said: str) -> dict[str, float]:
         return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
 
     begun = moment(" begins")
-    marks = {"trainer": "trainer ready", "hello": "answered: query", "report": "answered: train"}
+    marks = {"trainer": "trainer ready", "hello": "answered: hello", "report": "answered: train"}
     return {name: (moment(what) - begun).total_seconds() for name, what in marks.items()}
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from threading import Event
 
 import httpx
+from flwr.app import MessageType
 from flwr.clientapp import ClientApp
 
 from client.app import error_reply
@@ -109,7 +110,9 @@ class Executor:
         kind, group = message.metadata.message_type, message.metadata.group_id
         level = logging.DEBUG if (kind, group) == self._last else logging.INFO
         self._last = kind, group  # hellos are requested every few seconds
-        log.log(level, "answered: %s, round %s, %.2f s", kind, group, time.monotonic() - start)
+        is_query = kind.startswith(MessageType.QUERY)
+        what = group if is_query else f"{kind}, round {group}"
+        log.log(level, "answered: %s, %.2f s", what, time.monotonic() - start)
 
 
 @contextmanager

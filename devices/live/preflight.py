@@ -5,6 +5,7 @@ memory that they allocate should not stay beside the trainer.
 """
 
 import http.client
+import os
 import shutil
 import socket
 import ssl
@@ -37,6 +38,8 @@ _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
 """Share of the profile's bandwidth below which the check warns."""
 _CONNECT_SECONDS = 10.0
+_OF_OTHERS = 0o077
+"""The bits of a file's mode that let its group and others use it."""
 _MOST_AHEAD, _MOST_BEHIND, _NOTABLE_SKEW = 5.0, 300.0, 2.0
 """Seconds between a signed request's time and the server's. Flower refuses those outside."""
 
@@ -89,6 +92,8 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         telemetry.is_jetson(), read_power_mode() if telemetry.is_jetson() else ""
     )
     yield check_disk(shutil.disk_usage(settings.folder).free, settings.folder)
+    if settings.key:
+        yield check_key(settings.key)
     if not settings.insecure:
         yield check_scenario(settings.folder)
     connection, skew = check_superlink(settings)
@@ -239,12 +244,28 @@ def check_scenario(folder: Path) -> CheckResult:
     return CheckResult(Outcome.PASS, "scenario", finding)
 
 
+def check_key(file: Path) -> CheckResult:
+    """Check that nobody else on this machine may read the client's private key."""
+    if os.name == "posix" and file.stat().st_mode & _OF_OTHERS:
+        finding = f"other users of this machine may read {file}"
+        return CheckResult(Outcome.WARN, "key", finding, f"chmod 600 {file}")
+    return CheckResult(Outcome.PASS, "key", f"{file} is its owner's alone")
+
+
 def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:
     """Check that the server answers; also return the seconds by which this clock is ahead."""
     host, port = parse_address(settings.superlink)
     plain = settings.insecure
     try:
-        skew = _measure_clock_skew(host, port, None if plain else _context(settings.certificates))
+        context = None if plain else _context(settings.certificates)
+    except OSError as error:  # ssl.SSLError is one
+        finding = f"{settings.certificates}: not a certificate (PEM) that can be read"
+        remedy = (
+            f"copy certificates/ca.pem from the server's run, for --certs ({_first_line(error)})"
+        )
+        return CheckResult(Outcome.FAIL, "superlink", finding, remedy), None
+    try:
+        skew = _measure_clock_skew(host, port, context)
     except ssl.SSLCertVerificationError as error:
         finding = f"its certificate is not accepted: {error.verify_message}"
         remedy = "give the server's CA with --certs FILE, and the host name it is made for"

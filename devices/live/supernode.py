@@ -25,7 +25,7 @@ _SERVER_ERROR = 500
 
 
 class Reachability:
-    """Whether the server answers, said once each time that it changes."""
+    """A note of whether the server answers, which is said each time that it changes."""
 
     def __init__(self) -> None:
         self._is_reachable, self._lock = True, threading.Lock()

@@ -173,6 +173,10 @@ class ClientKeys:
         self._read_changes()
         return [key for _, key in self._files.values() if isinstance(key, ClientKey)]
 
+    def count_clients(self) -> int:
+        """Return how many clients may take part, phones among them."""
+        return sum(not key.revoked and not key.gateway for key in self.read_all())
+
     def find_damage(self) -> list[str]:
         """Return what is wrong with each damaged file of a key, with the remedy."""
         self._read_changes()

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -103,6 +104,7 @@ class SuperLinkProcess:
         """
         make_private_folder(self.folder)
         self.stop()
+        self._check_port()
         write_secret(self._secret_file, secrets.token_hex(32).encode())
         for file in self.folder.glob(f"{self._database.name}*"):
             file.chmod(0o600)  # of an earlier version
@@ -126,6 +128,25 @@ class SuperLinkProcess:
                     f"{self._last_log_line()}; see {self.log_file}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _check_port(self) -> None:
+        """Check that the address is free; another server there would answer in this one's place.
+
+        Raises:
+            SamaraError: if it is not, or is no address of this machine.
+        """
+        try:
+            [(family, *_, address), *_] = socket.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise SamaraError(
+                f"{self._host}:{self._port}: cannot be listened on: {error.strerror}; end the "
+                "process that listens there, or give another --port or --host"
+            ) from error
 
     def missing_process(self) -> str:
         """Return the name of a required process that is not running; empty if all are."""

@@ -152,7 +152,7 @@ def test_the_server_itself_uses_the_secret_of_the_superlinks_start(
     monkeypatch.setattr("server.live.superlink_process.subprocess.Popen", start)
     secrets = []
     for _ in range(2):
-        superlink = SuperLinkProcess(folder, "127.0.0.1", 1, None, 100)
+        superlink = SuperLinkProcess(folder, "127.0.0.1", 0, None, 100)
         with pytest.raises(_StartError):
             superlink.start()
         file = Path(environment["SAMARA_CONTROL_SECRET"])

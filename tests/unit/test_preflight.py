@@ -123,6 +123,18 @@ def test_tls_to_a_plain_server_says_so(certificate: Path) -> None:
     assert "does not speak TLS" in check.finding
 
 
+@pytest.mark.parametrize("content", [b"{}", None])
+def test_a_file_that_is_no_certificate_is_named(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    check, skew = check_superlink(reaching(1, file))
+    assert (check.outcome, skew) == (Outcome.FAIL, None)
+    assert check.finding == f"{file}: not a certificate (PEM) that can be read"
+    assert "copy certificates/ca.pem" in check.remedy
+    assert "--insecure" not in check.remedy
+
+
 def test_plain_text_is_warned_about_and_nobody_there_fails() -> None:
     with server() as port:
         check, _ = check_superlink(reaching(port, insecure=True))

@@ -1,0 +1,122 @@
+"""What commands say of folders that are files, full disks, open keys and taken ports."""
+
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+import typer
+from federations import config_of
+
+from devices.live.preflight import Outcome, check_key
+from samara.command import app, run
+from server.app import clients_to_await
+from server.live.keys import ClientKeys
+from server.live.superlink_process import SuperLinkProcess
+from server.store import METRICS_FILE
+from shared.errors import SamaraError
+
+
+def said_by(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> str:
+    """The one line of a command that fails."""
+    monkeypatch.setattr("sys.argv", ["samara", *words])
+    with pytest.raises(SystemExit) as ended:
+        run(app)
+    assert ended.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("words", [("up",), ("keys", "create", "kitchen")])
+def test_a_run_whose_folder_is_a_file_is_refused(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "run").touch()
+    line = said_by(capsys, monkeypatch, "server", *words, "--run", str(tmp_path / "run"))
+    assert line == f"samara: {tmp_path / 'run'}: File exists; it is in the way; give another path"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free space there, or give a path on another disk"),
+        (errno.EROFS, "give a path that you may use, or change its rights"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_named_with_a_remedy(
+    number: int, remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = typer.Typer()
+
+    @commands.command()
+    def write() -> None:
+        raise OSError(number, "cannot be written", "ledger")
+
+    monkeypatch.setattr("sys.argv", ["samara"])
+    with pytest.raises(SystemExit):
+        run(commands)
+    assert capsys.readouterr().err == f"samara: ledger: cannot be written; {remedy}\n"
+
+
+def test_an_error_of_the_system_without_a_remedy_is_a_defect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = typer.Typer()
+
+    @commands.command()
+    def write() -> None:
+        raise OSError(errno.EIO, "Input/output error", "ledger")
+
+    monkeypatch.setattr("sys.argv", ["samara"])
+    with pytest.raises(OSError, match="Input/output"):
+        run(commands)
+
+
+def test_a_key_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.key"
+    file.touch(0o600)
+    assert check_key(file).outcome is Outcome.PASS
+    file.chmod(0o640)
+    check = check_key(file)
+    assert (check.outcome, check.remedy) == (Outcome.WARN, f"chmod 600 {file}")
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        superlink = SuperLinkProcess(tmp_path / "flower", "127.0.0.1", port, None, 100)
+        with pytest.raises(
+            SamaraError, match=rf"127.0.0.1:{port}: cannot be listened on: .*--port"
+        ):
+            superlink.start()
+    assert not (tmp_path / "flower" / "superlink.log").exists()
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    superlink = SuperLinkProcess(tmp_path / "flower", "192.0.2.1", 8000, None, 100)
+    with pytest.raises(SamaraError, match=r"192\.0\.2\.1:8000: cannot be listened on"):
+        superlink.start()
+
+
+def test_a_run_that_goes_on_waits_for_no_revoked_client(tmp_path: Path) -> None:
+    keys = ClientKeys(tmp_path / "keys")
+    keys.create("gateway", gateway=True)
+    for name in ("kitchen", "garden", "hall"):
+        keys.create(name)
+    keys.revoke("hall")
+    config = config_of({"out": str(tmp_path), "data.clients": 3}, cohort__available=3)
+    # Before the first round the operator may still register others.
+    assert clients_to_await(config, keys) == 3
+    (tmp_path / METRICS_FILE).touch()
+    assert clients_to_await(config, keys) == 2
+    assert clients_to_await(config, None) == 3
+    keys.revoke("kitchen")
+    keys.revoke("garden")
+    assert clients_to_await(config, keys) == 1
